@@ -1,0 +1,11 @@
+// The one place where C++ meets Python: each bind_* lies beside the header it binds.
+// The contract, docstrings included, is src/holdfast/_core.pyi.
+#include "bindings.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "Native core of holdfast; see _core.pyi.";
+  holdfast::bind_checksum(module);
+  holdfast::bind_pool(module);
+  holdfast::bind_vfs(module);
+  holdfast::bind_queue(module);
+}

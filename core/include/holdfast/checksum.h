@@ -1,0 +1,47 @@
+// XXH3 of memory, alone or while copying. Pure functions, safe from any thread, no errors.
+// The caller owns all memory. The fastest instruction set of the machine is chosen once, at run
+// time; every choice gives the same numbers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace holdfast {
+
+using Hash128 = std::array<unsigned char, 16>;  // low 64 bits first, each half little-endian
+
+struct Digest {
+  std::uint64_t xxh3_64;  // seeded
+  Hash128 xxh3_128;       // seed 0
+};
+
+std::uint64_t xxh3_64(const void* data, std::size_t size, std::uint64_t seed);
+Hash128 xxh3_128(const void* data, std::size_t size);
+
+// Both hashes in one pass over memory.
+Digest hash_chunk(const void* data, std::size_t size, std::uint64_t seed);
+
+// Copies, and hashes the bytes as they lie in `target`; the two must not overlap.
+Digest copy_and_hash_chunk(void* target, const void* source, std::size_t size, std::uint64_t seed);
+
+// memcpy, about twice as fast for large copies between cold memory; the two must not overlap.
+void copy_chunk(void* target, const void* source, std::size_t size);
+
+bool is_zero(const void* data, std::size_t size);
+
+// One instruction set's implementation.
+struct ChecksumKernel {
+  const char* name;
+  std::uint64_t (*hash_64)(const void* data, std::size_t size, std::uint64_t seed);
+  Hash128 (*hash_128)(const void* data, std::size_t size);
+  // Copies first when `target` is not null.
+  Digest (*digest)(void* target, const void* source, std::size_t size, std::uint64_t seed);
+  void (*copy)(void* target, const void* source, std::size_t size);
+};
+
+// Those this machine can run, fastest first; the functions above use the first. Never empty.
+std::span<const ChecksumKernel> checksum_kernels();
+
+}  // namespace holdfast

@@ -1,0 +1,11 @@
+#include "checksum_variants.h"
+
+#ifdef __x86_64__
+#include "checksum_kernel.h"
+
+namespace holdfast {
+
+constinit const ChecksumKernel kAvx512Kernel = {"avx512", hash_64, hash_128, digest, copy};
+
+}  // namespace holdfast
+#endif

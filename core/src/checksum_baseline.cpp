@@ -1,0 +1,8 @@
+#include "checksum_kernel.h"
+#include "checksum_variants.h"
+
+namespace holdfast {
+
+constinit const ChecksumKernel kBaselineKernel = {"baseline", hash_64, hash_128, digest, copy};
+
+}  // namespace holdfast

@@ -1,0 +1,141 @@
+#include "holdfast/vfs.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "check.h"
+#include "files.h"
+
+namespace holdfast {
+namespace {
+
+bool failed_with(const Status& status, int error, const std::string& part) {
+  return CHECK_EQ(status.error(), error) && CHECK(status.text().find(part) != std::string::npos);
+}
+
+}  // namespace
+
+TEST(what_is_written_is_read_back) {
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::posix();
+  const std::string path = directory / "file";
+  auto fd = vfs->create(path, false);
+  if (!CHECK(fd.ok())) return;
+  CHECK(vfs->allocate(fd.value(), 1 << 20).ok());
+  CHECK(vfs->allocate(fd.value(), 0).ok());
+  CHECK_EQ(vfs->size(fd.value()).value(), 1u << 20);
+  CHECK(vfs->write(fd.value(), "holdfast", 8, 3).ok());
+  CHECK(vfs->truncate(fd.value(), 11).ok());
+  CHECK(vfs->sync(fd.value()).ok());
+  CHECK(vfs->sync_directory(directory.path()).ok());
+  char bytes[64];
+  auto done = vfs->read(fd.value(), bytes, sizeof bytes, 3);
+  CHECK_EQ(done.value(), 8u);
+  CHECK_EQ(std::string(bytes, 8), "holdfast");
+  CHECK_EQ(vfs->read(fd.value(), bytes, sizeof bytes, 11).value(), 0u);
+  CHECK_EQ(bytes_after(fd.value(), 3), 8u);
+  CHECK_EQ(bytes_after(fd.value(), 12), 0u);
+  CHECK_EQ(bytes_after(-1, 0), 0u);
+  CHECK(vfs->close(fd.value()).ok());
+  failed_with(vfs->close(fd.value()), EBADF, "close");
+}
+
+TEST(create_and_link_refuse_what_exists) {
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::posix();
+  write_file(directory / "a", "a");
+  write_file(directory / "b", "b");
+  failed_with(vfs->create(directory / "a", false).status(), EEXIST, directory / "a");
+  failed_with(vfs->link(directory / "a", directory / "b"), EEXIST, "to " + (directory / "b"));
+  CHECK_EQ(read_file(directory / "b"), "b");
+  CHECK(vfs->link(directory / "a", directory / "c").ok());
+  CHECK_EQ(read_file(directory / "c"), "a");
+  CHECK(vfs->rename(directory / "c", directory / "b").ok());
+  CHECK(vfs->unlink(directory / "a").ok());
+  failed_with(vfs->unlink(directory / "a"), ENOENT, "unlink");
+  ::symlink("nowhere", (directory / "link").c_str());
+  failed_with(vfs->create(directory / "link", false).status(), EEXIST, "create");
+}
+
+TEST(open_takes_nothing_but_regular_files) {
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::posix();
+  write_file(directory / "file", "x");
+  CHECK_EQ(::symlink("file", (directory / "link").c_str()), 0);
+  CHECK_EQ(::mkfifo((directory / "fifo").c_str(), 0600), 0);
+  const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  (directory / "socket").copy(address.sun_path, sizeof address.sun_path - 1);
+  const bool bound = ::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  failed_with(vfs->open(directory / "link", false).status(), ELOOP, directory / "link");
+  failed_with(vfs->open(directory / "fifo", false).status(), EINVAL, "fifo");
+  failed_with(vfs->open(directory.path(), false).status(), EINVAL, directory.path());
+  failed_with(vfs->open("/dev/null", false).status(), EINVAL, "/dev/null");
+  failed_with(vfs->open(directory / "none", false).status(), ENOENT, "none");
+  if (bound) failed_with(vfs->open(directory / "socket", false).status(), EINVAL, "socket");
+  failed_with(vfs->open(directory.path() + std::string("/file\0x", 7), false).status(), EINVAL, "");
+  ::close(listener);
+  auto fd = vfs->open(directory / "file", false);
+  if (!CHECK(fd.ok())) return;
+  CHECK_EQ(::fcntl(fd.value(), F_GETFL) & O_NONBLOCK, 0);
+  failed_with(vfs->write(fd.value(), "y", 1, 5), EBADF, "(1 bytes) at offset 5");
+  CHECK(vfs->close(fd.value()).ok());
+}
+
+TEST(directories_are_made_listed_and_removed) {
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::posix();
+  CHECK(vfs->make_directory(directory / "b").value());
+  CHECK(!vfs->make_directory(directory / "b").value());
+  write_file(directory / "a", "12345");
+  CHECK_EQ(::symlink("b", (directory / "c").c_str()), 0);
+  failed_with(vfs->make_directory(directory / "a").status(), EEXIST, "make_directory");
+  failed_with(vfs->make_directory(directory / "none" + "/x").status(), ENOENT, "none/x");
+  auto entries = vfs->list_directory(directory.path());
+  if (!CHECK_EQ(entries.value().size(), 3u)) return;
+  CHECK_EQ(entries.value()[0].name + entries.value()[0].kind, "afile");
+  CHECK_EQ(entries.value()[0].size, 5u);
+  CHECK_EQ(entries.value()[1].name + entries.value()[1].kind, "bdirectory");
+  CHECK_EQ(entries.value()[2].name + entries.value()[2].kind, "cother");
+  failed_with(vfs->remove_directory(directory.path()), ENOTEMPTY, "remove_directory");
+  CHECK(vfs->remove_directory(directory / "b").ok());
+  failed_with(vfs->list_directory(directory / "b").status(), ENOENT, "list_directory");
+  failed_with(vfs->sync_directory(directory / "b"), ENOENT, "sync_directory");
+}
+
+TEST(a_recording_logs_what_changes_the_disk_in_order) {
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::recording();
+  const std::string path = directory / "x";
+  CHECK(vfs->make_directory(path).ok());
+  const int fd = vfs->create(path + "/f", false).value();
+  CHECK(vfs->allocate(fd, 100).ok());
+  CHECK(vfs->write(fd, "abc", 3, 7).ok());
+  CHECK(vfs->sync(fd).ok());
+  CHECK(vfs->size(fd).ok());
+  CHECK(vfs->truncate(fd, 10).ok());
+  CHECK(vfs->close(fd).ok());
+  CHECK(!vfs->unlink(path + "/none").ok());
+  CHECK(vfs->link(path + "/f", path + "/g").ok());
+  CHECK(vfs->sync_directory(path).ok());
+  CHECK(vfs->rename(path + "/f", path + "/h").ok());
+  std::string log;
+  for (const TraceEntry& entry : vfs->trace()) {
+    log += std::string(name_of(entry.operation)) + " " + entry.path.substr(path.size());
+    if (!entry.second.empty()) log += " " + entry.second.substr(path.size());
+    log += " " + std::to_string(entry.number) + " " + std::to_string(entry.data.size()) + "\n";
+  }
+  CHECK_EQ(log,
+           "make_directory  0 0\ncreate /f 0 0\nallocate /f 100 0\nwrite /f 7 3\nsync /f 0 0\n"
+           "truncate /f 10 0\nlink /f /g 0 0\nsync_directory  0 0\nrename /f /h 0 0\n");
+  CHECK_EQ(vfs->calls()["unlink"], 1u);
+  CHECK_EQ(vfs->calls()["size"], 1u);
+  CHECK(Vfs::posix()->calls().empty());
+}
+
+}  // namespace holdfast

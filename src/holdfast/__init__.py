@@ -1,0 +1,54 @@
+"""Checkpoints that hold fast: saved at the speed of the disk, loaded on any layout, never torn."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import errors
+    from ._checkpoint import Checkpoint, open
+    from ._checkpointer import Checkpointer
+    from ._keep import Keep
+    from ._load import LoadReport, load
+    from ._save import save
+    from .options import Options
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Checkpoint",
+    "Checkpointer",
+    "Keep",
+    "LoadReport",
+    "Options",
+    "__version__",
+    "errors",
+    "load",
+    "open",
+    "save",
+]
+
+_HOME = {
+    "Checkpoint": "_checkpoint",
+    "Checkpointer": "_checkpointer",
+    "Keep": "_keep",
+    "LoadReport": "_load",
+    "Options": "options",
+    "errors": "errors",
+    "load": "_load",
+    "open": "_checkpoint",
+    "save": "_save",
+}
+
+
+# PEP 562: a name loads on first use, so `holdfast inspect` starts without importing torch.
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    module = import_module(f".{_HOME[name]}", __name__)
+    value = module if name == _HOME[name] else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,321 @@
+"""An open checkpoint: what is in it, and any part of it, verified, without reading the rest."""
+
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .engine.check import check_files, check_names, read_manifest
+from .engine.pool import lease
+from .engine.read import DataFileReader
+from .errors import CorruptError, MismatchError, VersionError
+from .format.names import display_names
+from .layout import Box, Path, Shape, whole
+from .options import SLOT_BYTES, Options
+from .plan.load_plan import plan_load
+from .stores.url import open_store
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a checkpoint says of one tensor.
+
+    Attributes:
+        name: dotted.
+        dtype: as in docs/format.md, such as ``bf16``.
+        shape: of the whole tensor, in elements.
+        size_bytes: decoded bytes.
+        stored_bytes: payload bytes in the data files.
+        shards: (offset, shape) of each stored box.
+        tied_to: the name it shares its elements with, or None.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    size_bytes: int
+    stored_bytes: int
+    shards: tuple[tuple[Shape, Shape], ...]
+    tied_to: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One fault that `Checkpoint.verify` found.
+
+    Attributes:
+        where: file or directory.
+        what: the whole text: file, bytes, tensor, chunk, found and expected, as far as they apply.
+        tensor: name of the tensor whose elements are hit, or None when none is.
+    """
+
+    where: str
+    what: str
+    tensor: str | None = None
+
+
+class Checkpoint:
+    """A committed checkpoint, open for reading; made by `holdfast.open`.
+
+    The MANIFEST has been read and checked; everything else is read when asked for, and verified.
+    Thread-safe.
+    """
+
+    def __init__(self, path: "str | os.PathLike[str]", options: Options | None = None) -> None:
+        self._store = open_store(path)
+        self._options = options or Options()
+        self._manifest = read_manifest(self._store)
+        header = self._manifest.table.header
+        self._tensors: dict[Path, int] = {t.path: i for i, t in enumerate(header.tensors)}
+        self._tensors |= dict(header.ties)
+        self._objects = dict(header.objects)
+        self._names = display_names([*self._tensors, *self._objects])
+        self._paths = {name: path for path, name in self._names.items()}
+        self._shards = self._manifest.shards_by_tensor()
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is held open between calls."""
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.location} step={self.step} tensors={len(self._tensors)}>"
+
+    @property
+    def location(self) -> str:
+        """Where it is."""
+        return self._store.location
+
+    @property
+    def step(self) -> int | None:
+        """The step it was saved at, if that was given."""
+        return self._manifest.table.header.step
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that wrote it."""
+        return self._manifest.table.header.world_size
+
+    @property
+    def mesh(self) -> dict[str, Any] | None:
+        """Shape and dimension names of the device mesh that wrote it, if there was one."""
+        return self._manifest.table.header.mesh
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers recorded with it."""
+        return dict(self._manifest.table.header.metrics)
+
+    @property
+    def save_id(self) -> str:
+        """The random identity of the save: 32 hexadecimal digits."""
+        return self._manifest.table.header.save_id
+
+    @property
+    def written_by(self) -> str:
+        """The holdfast that wrote it."""
+        return self._manifest.table.header.written_by
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Data files, relative to `location`."""
+        return self._manifest.file_names
+
+    @property
+    def file_bytes(self) -> tuple[int, ...]:
+        """Bytes of each data file."""
+        return tuple(self._manifest.table.file_bytes.tolist())
+
+    def names(self) -> list[str]:
+        """List the dotted names of all tensors, in the order of the state."""
+        return [self._names[path] for path in self._tensors]
+
+    def objects(self) -> dict[str, Any]:
+        """Return the values that are no tensors, by dotted name."""
+        return {self._names[path]: value for path, value in self._objects.items()}
+
+    def path_of(self, name: str) -> Path:
+        """Return the typed keys of a tensor or object (docs/format.md, Paths).
+
+        The same keys may have another name in a checkpoint where their dotted form is ambiguous.
+
+        Raises:
+            MismatchError: there is no such name.
+        """
+        return self._paths[name] if name in self._paths else self._path(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """Describe a tensor.
+
+        Raises:
+            MismatchError: there is no such tensor; the text names similar ones.
+        """
+        path = self._path(name)
+        index = self._tensors[path]
+        manifest, tensor = self._manifest, self._manifest.table.header.tensors[index]
+        boxes = [manifest.shard(i).box for i in self._shards[index]]
+        rows = [
+            slice(first := int(manifest.shard_first_row[i]), first + int(count))
+            for i in self._shards[index]
+            for count in [manifest.table.shard_chunks[i]]
+        ]
+        return TensorInfo(
+            name=name,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            size_bytes=tensor.size_bytes,
+            stored_bytes=sum(int(manifest.chunk_bytes[part].sum()) for part in rows),
+            shards=tuple((box.offset, box.shape) for box in boxes),
+            tied_to=None if tensor.path == path else self._names[tensor.path],
+        )
+
+    def tensor(self, name: str, box: "tuple[Shape, Shape] | None" = None) -> "torch.Tensor":
+        """Read a tensor, or a box of it: only the chunks that hold it, verified.
+
+        Args:
+            box: (offset, shape) in elements of the whole tensor; default: all of it.
+
+        Raises:
+            MismatchError: no such tensor, or the box leaves it.
+            CorruptError: a chunk fails its check.
+        """
+        path = self._path(name)
+        tensor = self._manifest.table.header.tensors[self._tensors[path]]
+        part = _checked_box(name, tensor.shape, box)
+        return self._read({path: part})[path]
+
+    def tensors(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
+        """Read several whole tensors at once, which costs less than one by one.
+
+        Raises:
+            MismatchError: no such tensor.
+            CorruptError: a chunk fails its check.
+        """
+        paths = {name: self._path(name) for name in names}
+        header = self._manifest.table.header
+        found = self._read(
+            {p: whole(header.tensors[self._tensors[p]].shape) for p in paths.values()}
+        )
+        return {name: found[path] for name, path in paths.items()}
+
+    def state(self) -> dict[Any, Any]:
+        """Read everything into a new nested state of ordinary tensors; tied names share one tensor.
+
+        Containers come back as dicts, lists and tuples; `holdfast.load` fills modules and
+        optimizers.
+        """
+        from .state.tree import rebuild
+
+        header = self._manifest.table.header
+        own = self._read({tensor.path: whole(tensor.shape) for tensor in header.tensors})
+        leaves: dict[Path, Any] = dict(own)
+        leaves |= {path: own[header.tensors[index].path] for path, index in header.ties}
+        result: dict[Any, Any] = rebuild(leaves | self._objects) if leaves or self._objects else {}
+        return result
+
+    def verify(self, report: Callable[[int], None] = lambda _: None) -> list[Damage]:
+        """Check every byte under the checkpoint's directory; return all faults, none if whole.
+
+        Args:
+            report: called with the number of payload bytes checked since the last call.
+
+        Raises:
+            StoreError: the disk or the network failed, which says nothing about the checkpoint.
+        """
+        store, manifest = self._store, self._manifest
+        found = _attempt(self.location, lambda: check_names(store, manifest))
+        header = manifest.table.header
+        wanted = {t.path: (i, whole(t.shape)) for i, t in enumerate(header.tensors)}
+        runs = plan_load(manifest, wanted, SLOT_BYTES)
+        for file, name in enumerate(manifest.file_names):
+            where = f"{self.location}/{name}"
+            found += _attempt(where, partial(check_files, store, manifest, [file]))
+            own = [run for run in runs if run.extent.file == file]
+            with (
+                lease(store.vfs, self.location, self._options) as leased,
+                DataFileReader(store, leased, manifest) as reader,
+            ):
+                for read, fault in reader.scan(own, report):
+                    tensor = self._names[read.chunk.shard.tensor.path] if read else None
+                    found.append(Damage(where, str(fault), tensor))
+        return found
+
+    def _path(self, name: str) -> Path:
+        path = self._paths.get(name)
+        if path is not None and path in self._tensors:
+            return path
+        raise MismatchError(f"{self.location} has no tensor {name!r}; {self._similar(name)}")
+
+    def _similar(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self.names(), 3)
+        shown = near or self.names()[:3]
+        return f"there are {', '.join(shown)}{' …' if len(self._tensors) > len(shown) else ''}"
+
+    def _read(self, parts: "dict[Path, Box]") -> "dict[Path, torch.Tensor]":
+        import torch
+
+        from .engine.pipeline import read_shards
+        from .state.tensors import TORCH_DTYPES
+
+        header = self._manifest.table.header
+        result = {
+            path: torch.empty(
+                box.shape, dtype=TORCH_DTYPES[header.tensors[self._tensors[path]].dtype]
+            )
+            for path, box in parts.items()
+        }
+        wanted = {path: (self._tensors[path], box) for path, box in parts.items()}
+        targets = {path: (tensor, parts[path]) for path, tensor in result.items()}
+        runs = plan_load(self._manifest, wanted, SLOT_BYTES)
+        with lease(self._store.vfs, self.location, self._options) as leased:
+            read_shards(self._store, leased, self._manifest, runs, targets)
+        return result
+
+
+def _attempt(where: str, check: Callable[[], None]) -> list[Damage]:
+    try:
+        check()
+    except (CorruptError, VersionError) as error:
+        return [Damage(where, str(error))]
+    return []
+
+
+def _checked_box(name: str, shape: Shape, box: "tuple[Shape, Shape] | None") -> Box:
+    if box is None:
+        return whole(shape)
+    offset, extent = (tuple(part) for part in box)
+    inside = len(offset) == len(extent) == len(shape) and all(
+        a >= 0 and n >= 0 and a + n <= s for a, n, s in zip(offset, extent, shape, strict=True)
+    )
+    if not inside:
+        raise MismatchError(
+            f"the box at {list(offset)} of shape {list(extent)} does not lie in {name}, "
+            f"which has shape {list(shape)}"
+        )
+    return Box(offset, extent)
+
+
+def open(path: "str | os.PathLike[str]", *, options: Options | None = None) -> Checkpoint:
+    """Open a committed checkpoint for reading any part of it.
+
+    Raises:
+        NotCommittedError: there is none at ``path``.
+        CorruptError: its MANIFEST fails a check.
+        VersionError: a newer holdfast wrote it.
+
+    Example:
+        ``with holdfast.open("runs/a/step-1000") as checkpoint: w = checkpoint.tensor("model.w")``
+    """
+    return Checkpoint(path, options)

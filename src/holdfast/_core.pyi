@@ -1,0 +1,164 @@
+"""Native core of holdfast: memory, checksums, and every system call that touches a file.
+
+Addresses are plain integers, sizes and offsets are bytes. Everything that moves bytes releases the
+GIL. A failed system call raises `holdfast.errors.StoreError` (`NoSpaceError` for ENOSPC, EDQUOT
+and EFBIG) with `.errno` set, an `OSError` as its cause, and the operation, path and offset in its
+text; an argument that cannot be raises `OptionError`, a pool that does not fit `MemoryError`.
+"""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
+
+def xxh3_64(data: Buffer, seed: int = 0) -> int:
+    """XXH3-64 of ``data``."""
+
+def xxh3_128(data: Buffer) -> bytes:
+    """XXH3-128 of ``data``: 16 bytes, little-endian."""
+
+def hash_chunk(address: int, size: int, seed: int) -> tuple[int, bytes]:
+    """(XXH3-64 with ``seed``, XXH3-128) of ``size`` bytes of memory, in one pass."""
+
+def copy_and_hash_chunk(target: int, source: int, size: int, seed: int) -> tuple[int, bytes]:
+    """Copy ``size`` bytes; return `hash_chunk` of the *copied* ones, in one pass.
+
+    Twice as fast, and past the cache, from 256 KiB on where ``target`` is a multiple of 64.
+    """
+
+def checksum(address: int, size: int, seed: int) -> int:
+    """XXH3-64 with ``seed`` of ``size`` bytes of memory."""
+
+def copy(target: int, source: int, size: int) -> None:
+    """memcpy without the GIL; past the cache from 256 KiB on."""
+
+def is_zero(address: int, size: int) -> bool:
+    """Whether all ``size`` bytes are zero."""
+
+class Pool:
+    """Page-touched, 4 KiB-aligned, huge-page-advised memory in equal slots; never moved.
+
+    ``slot_bytes`` is rounded up to 4 KiB. fork() does not hand the memory on: a child that touches
+    it dies, and in return no fork during a write moves pages under the device.
+    """
+
+    def __init__(self, slot_bytes: int, slots: int) -> None: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    def address(self, slot: int) -> int: ...
+    def view(self, slot: int) -> memoryview:
+        """The slot as writable bytes; keeps the pool alive."""
+
+class Vfs:
+    """The one seam to the operating system. Thread-safe."""
+
+    @staticmethod
+    def posix() -> Vfs: ...
+    @staticmethod
+    def recording() -> Vfs:
+        """A real one that logs every operation that changes the disk, in order, with its bytes."""
+
+    @staticmethod
+    def faulty(rules: list[tuple[str, int, bool, str, int]], base: Vfs | None = None) -> Vfs:
+        """A real one (or ``base``) that misbehaves.
+
+        A rule is (operation, nth, persistent, action, argument). Operation is a name below or "*";
+        nth counts its calls from 1 (0: never fires, only counts); a persistent rule fires at every
+        call from the nth on. Actions: "fail" (argument: errno), "short" (a write or read does at
+        most ``argument`` bytes), "torn" (writes the first ``argument`` bytes, then fails with
+        EIO), "lie" (skip the operation and report success), "delay" (milliseconds), "kill"
+        (SIGKILL to this process before the operation), "kill_after".
+
+        A call is one system call: each block of a queued request is one, and each resumption. On an
+        O_DIRECT file amounts are what a disk can do: short is at least 4 KiB, torn a multiple of
+        it. A "close" closes whatever the rule.
+        """
+
+    def calls(self) -> dict[str, int]:
+        """Calls so far by operation (recording and faulty only; empty otherwise)."""
+
+    def trace(self) -> list[tuple[str, str, str, int, bytes]]:
+        """The log: (operation, path, second path or "", offset or length, bytes written).
+
+        Of files opened through this Vfs; under `faulty` what was done, not what was reported.
+        """
+
+    # Operations; their names are the names of rules.
+    def create(self, path: str, direct: bool = False) -> int:
+        """Open a new file for reading and writing (O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC)."""
+
+    def open(self, path: str, direct: bool = False) -> int:
+        """Open a regular file for reading; anything else fails with ELOOP or EINVAL."""
+
+    def close(self, fd: int) -> None: ...
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
+        """Write all of ``data`` at ``offset``; resumes short writes and EINTR."""
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Read ``size`` bytes, fewer only at the end of the file."""
+
+    def size(self, fd: int) -> int: ...
+    def allocate(self, fd: int, size: int) -> None:
+        """fallocate [0, size); a file system that cannot (EOPNOTSUPP) is no error."""
+
+    def truncate(self, fd: int, size: int) -> None: ...
+    def sync(self, fd: int) -> None:
+        """fsync."""
+
+    def sync_directory(self, path: str) -> None: ...
+    def link(self, source: str, target: str) -> None:
+        """Hard link; fails with EEXIST when ``target`` exists."""
+
+    def rename(self, source: str, target: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def make_directory(self, path: str) -> bool:
+        """Whether it was made (False: it is there already, as a directory)."""
+
+    def remove_directory(self, path: str) -> None: ...
+    def list_directory(self, path: str) -> list[tuple[str, str, int]]:
+        """(name, "file" | "directory" | "other", size) of each entry, sorted; links are "other"."""
+
+class Queue:
+    """Reads and writes in flight on files of one `Vfs`; its own threads do the work.
+
+    One caller at a time. Backends: "io_uring" (O_DIRECT, registered pool where allowed), "direct"
+    (a thread pool of O_DIRECT pread and pwrite), "buffered" (the same without O_DIRECT). The file
+    must be opened to match (`direct=`), and stay open, and the memory stay, until `wait` hands the
+    request back. Where `direct`, addresses, sizes and offsets are multiples of 4096.
+    """
+
+    def __init__(
+        self, vfs: Vfs, backend: str, pool: Pool, depth: int = 16, block_bytes: int = 4 << 20
+    ) -> None:
+        """At most ``depth`` operations of ``block_bytes`` are in flight; larger ones are split."""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def direct(self) -> bool: ...
+    @property
+    def pending(self) -> int:
+        """Requests submitted and not yet handed back by `wait`."""
+
+    def submit_write(self, fd: int, address: int, size: int, offset: int, tag: int) -> None: ...
+    def submit_read(self, fd: int, address: int, size: int, offset: int, tag: int) -> None: ...
+    def wait(self) -> list[tuple[int, int, int]]:
+        """Block until a request is whole; return (tag, bytes done, errno) of each that is.
+
+        Short operations are resumed inside; bytes done is less than asked only at the end of a
+        file (reads) or with errno, and then counts from the request's beginning without a gap.
+        Empty only when none is pending.
+        """
+
+    def close(self) -> None:
+        """Finish what was submitted, end the threads. Idempotent; `wait` still hands back."""
+
+def probe(directory: str, vfs: Vfs | None = None) -> str:
+    """The fastest backend that works in ``directory``: an unnamed file is written and read back.
+
+    Tried in order: io_uring, direct, buffered. ``HOLDFAST_IO`` in the environment names one and
+    skips the probe. Remembered by device, unless ``vfs`` is another than `Vfs.posix`.
+    """

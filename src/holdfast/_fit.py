@@ -1,0 +1,112 @@
+"""Does a target fit a checkpoint? All differences, on all ranks, in one error. Reads no data."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import MismatchError
+from .format.manifest import Manifest
+from .format.names import display_names
+from .layout import Box, Path, Tensor
+from .state.target import Source, Target
+
+
+def source_of(manifest: Manifest) -> Source:
+    """Return what a checkpoint offers, tied names included."""
+    header = manifest.table.header
+    tensors = {tensor.path: tensor for tensor in header.tensors}
+    tensors |= {path: header.tensors[index] for path, index in header.ties}
+    return Source(tensors, dict(header.objects))
+
+
+def wanted_of(
+    manifest: Manifest, targets: Mapping[Path, tuple[Any, Box]]
+) -> dict[Path, tuple[int, Box]]:
+    """Return the index and the wanted box of the tensor behind each target."""
+    header = manifest.table.header
+    index = {tensor.path: i for i, tensor in enumerate(header.tensors)} | dict(header.ties)
+    return {path: (index[path], box) for path, (_, box) in targets.items()}
+
+
+def describe_fit(manifest: Manifest, target: Target, *, cast: bool) -> bytes:
+    """Tell the other ranks how this rank's target fits: faults, missing names, names it takes."""
+    used = np.packbits(np.array([path in target.used for path in _paths(manifest)], bool))
+    missing = sorted(display_names(target.missing).values())
+    values = {"faults": _faults(target, manifest, cast=cast), "missing": missing}
+    return json.dumps(values | {"used": used.tobytes().hex()}).encode()
+
+
+def check_fit(
+    where: str, manifest: Manifest, answers: Sequence[bytes], *, strict: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Join what all ranks said.
+
+    Returns:
+        (missing names, unexpected names).
+
+    Raises:
+        MismatchError: on every rank, with every difference of any rank.
+    """
+    said = [json.loads(answer) for answer in answers]
+    faults = sorted({fault for rank in said for fault in rank["faults"]})
+    missing = tuple(sorted({name for rank in said for name in rank["missing"]}))
+    unexpected = _unexpected(manifest, [bytes.fromhex(rank["used"]) for rank in said])
+    problems = []
+    if faults:
+        problems.append(
+            f"{len(faults)} do not fit: {'; '.join(faults)} (a target needs the checkpoint's "
+            "shapes, and its dtypes unless cast=True)"
+        )
+    if strict and missing:
+        problems.append(f"{len(missing)} are missing in the checkpoint: {', '.join(missing)}")
+    if strict and unexpected:
+        problems.append(f"{len(unexpected)} are missing in the target: {', '.join(unexpected)}")
+    if problems:
+        advice = "Make the names the same, or load with strict=False. " if not faults else ""
+        raise MismatchError(
+            f"{where} does not fit the target. Of its names, {'. And '.join(problems)}. "
+            f"{advice}Nothing was loaded"
+        )
+    return missing, unexpected
+
+
+def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
+    source = source_of(manifest).tensors
+    faults = list(target.conflicts)
+    names = display_names(source)
+    for path, leaf in target.tensors.items():
+        wanted, stored = leaf.shard.tensor, source[path]
+        converts = cast and _converts(stored.dtype, wanted.dtype)
+        if wanted.shape != stored.shape or not (wanted.dtype == stored.dtype or converts):
+            faults.append(f"{names[path]} is {_form(stored)} there and {_form(wanted)} here")
+        strides = zip(leaf.data.shape, leaf.data.stride(), strict=True)
+        if leaf.data.numel() and any(n > 1 and step == 0 for n, step in strides):
+            faults.append(f"{names[path]} is an expanded tensor here, which cannot be filled")
+    return faults
+
+
+def _converts(stored: str, wanted: str) -> bool:
+    """Whether ``cast`` may convert: never an imaginary part away, nor two numbers in a byte."""
+    complex_dtypes = ("c32", "c64", "c128")
+    packed = "f4_e2m1fn_x2" in (stored, wanted)
+    return not packed and (stored not in complex_dtypes or wanted in complex_dtypes)
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _paths(manifest: Manifest) -> list[Path]:
+    header = manifest.table.header
+    tensors = [tensor.path for tensor in header.tensors] + [path for path, _ in header.ties]
+    return tensors + [path for path, _ in header.objects]
+
+
+def _unexpected(manifest: Manifest, used: Sequence[bytes]) -> tuple[str, ...]:
+    paths = _paths(manifest)
+    bits = np.array([np.frombuffer(rank, np.uint8) for rank in used])
+    taken = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), count=len(paths))
+    names = display_names(paths)
+    return tuple(sorted(names[path] for path, bit in zip(paths, taken, strict=True) if not bit))

@@ -1,0 +1,138 @@
+"""The whole load, on one page: open → plan → read → decode → place."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ._fit import check_fit, describe_fit, source_of, wanted_of
+from .engine.check import check_share, read_manifest
+from .engine.pipeline import read_shards
+from .engine.pool import lease
+from .errors import StateError
+from .group.base import Phase
+from .group.torch import find_group
+from .layout import size_of
+from .options import SLOT_BYTES, Options
+from .plan.load_plan import plan_load
+from .state.target import bind
+from .stores.url import open_store
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from .group.base import Group
+    from .stores.base import Store
+
+logger = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did on this rank.
+
+    Attributes:
+        path: the checkpoint.
+        step: as recorded in it, or None.
+        tensors: number of tensors filled.
+        missing: names the target has and the checkpoint has not; left as they were.
+        unexpected: names the checkpoint has and no rank's target; not read.
+        bytes_needed: bytes of the elements this rank asked for.
+        bytes_read: bytes this rank read from the store for them, gaps included.
+        seconds: from call to return.
+    """
+
+    path: str
+    step: int | None
+    tensors: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    bytes_needed: int
+    bytes_read: int
+    seconds: float
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    into: Mapping[Any, Any],
+    strict: bool = True,
+    cast: bool = False,
+    group: "ProcessGroup | Group | None" = None,
+    options: Options | None = None,
+) -> LoadReport:
+    """Fill a state from a checkpoint, in place, whatever layout wrote it.
+
+    Every rank reads the chunks that its own shards need. Each is verified in host memory before a
+    byte of it reaches a tensor. With ``strict`` every byte under the checkpoint's directory is
+    checked, by one rank or another, and the names on both sides must be the same.
+
+    Args:
+        path: directory of the checkpoint.
+        into: as given to `save`: nested dicts of tensors, DTensors, modules, optimizers, values.
+            Values that are no tensors are replaced in their dict or list.
+        strict: raise when a name is missing or unexpected; otherwise only report it.
+        cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
+        group: ranks that load together; default: the default process group, or this process alone.
+
+    Raises:
+        NotCommittedError: there is no checkpoint at ``path``.
+        CorruptError: a check failed; what was filled before it holds verified values, and is
+            named in ``.filled``.
+        MismatchError: names, shapes or dtypes differ; the text lists all of them. Nothing was
+            changed.
+        VersionError: a newer holdfast wrote it.
+        StoreError: the disk or the network failed.
+        PeerError: another rank failed.
+
+    Example:
+        ``holdfast.load("runs/a/step-1000", into={"model": model, "optimizer": optimizer})``
+    """
+    started = time.perf_counter()
+    if not isinstance(into, Mapping):
+        raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
+    store = open_store(path)
+    report = _walk(store, find_group(group), into, strict, cast, options or Options())
+    report = replace(report, seconds=time.perf_counter() - started)
+    gigabytes = report.bytes_read / 1e9
+    logger.info("loaded %s: %.3f GB in %.2f s", report.path, gigabytes, report.seconds)
+    return report
+
+
+def _walk(
+    store: "Store",
+    ranks: "Group",
+    into: Mapping[Any, Any],
+    strict: bool,
+    cast: bool,
+    options: Options,
+) -> LoadReport:
+    """Walk all the way; the report lacks only the time."""
+    with Phase(ranks) as prepared:
+        manifest = read_manifest(store)
+        target = bind(into, source_of(manifest))
+        prepared.answer = describe_fit(manifest, target, cast=cast)
+
+    missing, unexpected = check_fit(store.location, manifest, prepared.answers, strict=strict)
+    targets = target.targets()
+    runs = plan_load(manifest, wanted_of(manifest, targets), SLOT_BYTES)
+
+    with Phase(ranks):
+        if strict:
+            check_share(store, manifest, ranks.rank, ranks.world_size)
+        with lease(store.vfs, store.location, options) as leased:
+            read_shards(store, leased, manifest, runs, targets)
+
+    target.finish()
+    return LoadReport(
+        path=store.location,
+        step=manifest.table.header.step,
+        tensors=len(targets),
+        missing=missing,
+        unexpected=unexpected,
+        bytes_needed=size_of(leaf.shard for leaf in target.tensors.values()),
+        bytes_read=sum(run.extent.size_bytes for run in runs),
+        seconds=0.0,
+    )

@@ -1,0 +1,1 @@
+"""Bytes ⇄ bytes, pure. A codec knows chunks and their context; no files, no ranks."""

@@ -1,0 +1,1 @@
+"""Moves bytes between tensors and stores. Knows plans and formats; decides nothing."""

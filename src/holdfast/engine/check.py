@@ -1,0 +1,198 @@
+"""Everything under a checkpoint's directory that is not a payload.
+
+Names, sizes, headers, footers, trailers.
+With the payloads and the gaps before them (`read`), that is every byte. Knows stores and the
+format; no tensors.
+"""
+
+import errno
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from .._core import xxh3_64
+from ..errors import CorruptError, NotCommittedError, StoreError, VersionError
+from ..format import spec
+from ..format.data_file import check_header, chunk_seed, decode_trailer
+from ..format.manifest import Manifest, check_tiling, decode_manifest
+from ..format.table import Header, Table, decode_table
+from ..stores.base import Entry, Store
+from .read import open_data_file
+
+
+def read_manifest(store: Store) -> Manifest:
+    """Read and check the MANIFEST: a checkpoint is there if and only if it is.
+
+    Raises:
+        NotCommittedError: there is none.
+        CorruptError: it fails a check.
+        VersionError: a newer holdfast wrote it.
+    """
+    where = f"{store.location}/{spec.MANIFEST_NAME}"
+    try:
+        data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+    except StoreError as error:
+        if not store.exists(spec.MANIFEST_NAME):
+            raise NotCommittedError(_why_not_committed(store)) from error
+        if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EFBIG):
+            raise CorruptError(f"{where} is not a regular file of at most 1 GiB") from error
+        raise
+    manifest = decode_manifest(data, where)
+    try:
+        check_tiling(manifest)
+    except CorruptError as error:
+        raise CorruptError(f"{where}: {error}") from error
+    return manifest
+
+
+def _why_not_committed(store: Store) -> str:
+    place = store.location
+    if not store.exists(""):
+        return f"{place} does not exist; expected the directory of a checkpoint"
+    try:
+        names = [entry.name for entry in store.list()]
+    except StoreError:
+        return f"{place} is not a directory; expected the directory of a checkpoint"
+    if spec.DATA_DIRECTORY in names:
+        return (
+            f"{place} has data files but no MANIFEST: it is being written, or a save died. "
+            "Wait, or use another checkpoint"
+        )
+    steps = sorted(name for name in names if name.startswith("step-"))
+    if steps:
+        return f"{place} is a run, not one checkpoint; give one of its steps, such as {steps[-1]}"
+    return f"{place} has no MANIFEST: it is not a checkpoint"
+
+
+def check_share(store: Store, manifest: Manifest, rank: int, world_size: int) -> None:
+    """Check this rank's share of what is no payload: every n-th file, and on rank 0 the names.
+
+    Raises:
+        CorruptError: the text names the file and what differs.
+    """
+    if rank == 0:
+        check_names(store, manifest)
+    check_files(store, manifest, range(rank, len(manifest.file_names), world_size))
+
+
+def check_names(store: Store, manifest: Manifest) -> None:
+    """Check that nothing lies under the directory that the format does not know.
+
+    Raises:
+        CorruptError: an unknown file; the text names it.
+    """
+    save_id = manifest.table.header.save_id
+    known = {spec.MANIFEST_NAME: "file", spec.DATA_DIRECTORY: "directory"}
+    for entry in store.list():
+        if not entry.name.startswith(spec.PENDING_MANIFEST_PREFIX):
+            _check_entry(store, "", entry.name, entry.kind, known.get(entry.name))
+    if not manifest.file_names:
+        return
+    for entry in _list_data(store, spec.DATA_DIRECTORY):
+        # Directories of saves that died belong to no checkpoint, and are never read.
+        _check_entry(store, f"{spec.DATA_DIRECTORY}/", entry.name, entry.kind, "directory")
+    below = f"{spec.DATA_DIRECTORY}/{save_id}/"
+    names = {name.removeprefix(below) for name in manifest.file_names}
+    for entry in _list_data(store, below.rstrip("/")):
+        expected = "file" if entry.name in names else None
+        _check_entry(store, below, entry.name, entry.kind, expected)
+
+
+def _list_data(store: Store, name: str) -> list[Entry]:
+    try:
+        return store.list(name)
+    except StoreError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise CorruptError(
+                f"{store.location}/{name} is missing, but MANIFEST names files in it"
+            ) from error
+        raise
+
+
+def _check_entry(store: Store, where: str, name: str, kind: str, expected: str | None) -> None:
+    if kind != expected:
+        found = {"file": "file", "directory": "directory"}.get(kind, "link or special file")
+        raise CorruptError(
+            f"{store.location}/{where}{name} is a {found} that does not belong to the checkpoint; "
+            "remove it if you put it there"
+        )
+
+
+def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
+    """Check size, header, footer and trailer of data files, and the gap before each footer.
+
+    Raises:
+        CorruptError: the text names the file and what differs.
+    """
+    for file in files:
+        name = manifest.file_names[file]
+        descriptor = open_data_file(store, name, direct=False)
+        try:
+            _check_file(store, manifest, file, descriptor)
+        except (CorruptError, VersionError) as error:
+            raise type(error)(f"{store.location}/{name}: {error}") from error
+        finally:
+            store.close(descriptor)
+
+
+def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) -> None:
+    table, vfs = manifest.table, store.vfs
+    size, expected = vfs.size(descriptor), int(table.file_bytes[file])
+    if size != expected:
+        raise CorruptError(f"it has {size} bytes, MANIFEST says {expected}")
+    header = vfs.read(descriptor, spec.DATA_HEADER_BYTES, 0)
+    rank, number = int(table.file_rank[file]), int(table.file_number[file])
+    check_header(header, table.header.save_id, rank, number)
+    trailer = vfs.read(descriptor, spec.TRAILER_BYTES, size - spec.TRAILER_BYTES)
+    offset, footer_bytes, checksum = decode_trailer(trailer, size)
+    end = int(manifest.payload_end[file])
+    if not end <= offset < end + spec.GAP_BYTES_LIMIT:
+        raise CorruptError(f"its footer begins at {offset}, its payloads end at {end}")
+    tail = vfs.read(descriptor, offset - end + footer_bytes, end)
+    if any(tail[: offset - end]):
+        raise CorruptError(f"the padding before its footer, from byte {end}, is not zero")
+    if checksum != int(table.file_footer_checksum[file]):
+        raise CorruptError("its trailer has another footer checksum than MANIFEST")
+    footer = tail[offset - end :]
+    seed = chunk_seed(table.header.save_id, rank, number, spec.FOOTER_CHUNK)
+    if xxh3_64(footer, seed) != checksum:
+        raise CorruptError(f"the checksum of its footer (at {offset}) does not match its bytes")
+    try:
+        _check_footer(decode_table(spec.FOOTER_MAGIC, footer), manifest, file)
+    except VersionError as error:
+        raise CorruptError(f"its footer is of another version than MANIFEST: {error}") from error
+
+
+def _check_footer(footer: Table, manifest: Manifest, file: int) -> None:
+    """Check that a footer says of its file what MANIFEST says."""
+    table = manifest.table
+    rows = slice(int(manifest.file_first_chunk[file]), int(manifest.file_first_chunk[file + 1]))
+    shards = np.flatnonzero(table.shard_file == file)
+    paths = [table.header.tensors[int(i)] for i in table.shard_tensor[shards]]
+    boxes = table.shard_box[_box_rows(manifest, shards)]
+    same = (
+        _common(footer.header) == _common(table.header)
+        and [footer.header.tensors[int(i)] for i in footer.shard_tensor] == paths
+        and np.array_equal(footer.shard_box, boxes)
+        and np.array_equal(footer.shard_digest, table.shard_digest[shards])
+        and np.array_equal(footer.shard_first_chunk, table.shard_first_chunk[shards])
+        and np.array_equal(footer.chunk_checksum, table.chunk_checksum[rows])
+        and np.array_equal(footer.chunk_size_mode, table.chunk_size_mode[rows])
+        and np.array_equal(footer.chunk_offset, table.chunk_offset[rows])
+        and footer.file_bytes.tolist() == [int(table.file_bytes[file])]
+    )
+    if not same:
+        raise CorruptError("its footer and MANIFEST say different things")
+
+
+def _common(header: Header) -> Header:
+    """Return what the headers of a MANIFEST and its footers have in common."""
+    return replace(header, tensors=(), ties=(), objects=())
+
+
+def _box_rows(manifest: Manifest, shards: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> slice:
+    """Return the numbers of consecutive shards' boxes; shards of one file follow each other."""
+    if not len(shards):
+        return slice(0, 0)
+    return slice(int(manifest.box_start[shards[0]]), int(manifest.box_start[int(shards[-1]) + 1]))

@@ -1,0 +1,139 @@
+"""One atomic step from nothing to a committed checkpoint.
+
+States: WRITING (data files, no manifest) → DURABLE (every rank has synced files and directories) →
+    COMMITTED
+(manifest present) → RETIRED (manifest removed first, data after).
+
+Invariants:
+  1. Every file that a manifest names is durable, with its directory entry and its parents', before
+  the
+     manifest exists.
+  2. The manifest appears by one atomic, exclusive step; a reader sees all of it or none.
+  3. Nothing that a committed manifest names is ever rewritten.
+  4. The base of a live delta is never retired.
+  5. One failed rank: nobody commits, and every rank raises.
+  6. No collectives in the background.
+  7. After a failed fsync nothing is re-synced: the file is dropped and rewritten under a new name,
+  once. 8. The coordinator checks before committing that the boxes tile every tensor exactly: no
+  gap, no overlap.
+"""
+
+import contextlib
+
+from .._core import xxh3_128
+from ..errors import AlreadyCommittedError, CorruptError, PeerError, StateError, StoreError
+from ..format import spec
+from ..format.manifest import check_tiling, decode_manifest, encode_manifest
+from ..format.rows import join_tables
+from ..format.table import Header, Table, decode_table, encode_table
+from ..stores.base import Store
+
+
+def commit(store: Store, header: Header, written: list[bytes]) -> None:
+    """Check what all ranks wrote, publish the manifest, return when it is durable.
+
+    Run by the coordinator alone. When no manifest names them in the end, every file of this save is
+    removed: from here on nobody else knows whether one does.
+
+    Args:
+        written: the `encode_tables` of every rank.
+
+    Raises:
+        AlreadyCommittedError: this checkpoint exists already.
+        StateError: the ranks' boxes do not tile every tensor.
+    """
+    data = b""
+    try:
+        data = _manifest_of(header, written)
+        pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
+        if not store.publish(spec.MANIFEST_NAME, pending, data):
+            _settle_race(store, data)
+    except BaseException:
+        if not data or _certainly_not_published(store, data):
+            _discard(store, header.save_id, "")
+        raise
+
+
+def discard(store: Store, save_id: str, rank: int, error: BaseException) -> None:
+    """Remove the files of one rank after writing failed, on this rank or another.
+
+    Told of a failure, nobody commits. A rank out of contact with the others cannot know whether
+    they do: then the files stay, and are swept when no manifest has named them for long.
+    """
+    if not (isinstance(error, PeerError) and error.rank < 0):
+        _discard(store, save_id, f"{rank:05d}-")
+
+
+def check_absent(store: Store) -> None:
+    """Check that no checkpoint is here yet.
+
+    Raises:
+        AlreadyCommittedError: there is one.
+    """
+    if store.exists(spec.MANIFEST_NAME):
+        raise AlreadyCommittedError(
+            f"{store.location} holds a committed checkpoint, which is never overwritten; "
+            "save under another step or path, or remove it first"
+        )
+
+
+def _manifest_of(header: Header, written: list[bytes]) -> bytes:
+    table = join_tables(header, [table for data in written for table in _decode_tables(data)])
+    data = encode_manifest(table)
+    try:
+        # As a reader will: what cannot be read must not be committed.
+        check_tiling(decode_manifest(data, spec.MANIFEST_NAME))
+    except CorruptError as error:
+        raise StateError(
+            f"the shards of all ranks do not make whole tensors: {error}. Give each rank its part "
+            "as a DTensor, or the same whole tensor on every rank"
+        ) from error
+    return data
+
+
+def _settle_race(store: Store, data: bytes) -> None:
+    """Find out whose MANIFEST is there: the reply to our own link may have been lost (NFS)."""
+    if _certainly_not_published(store, data):
+        raise AlreadyCommittedError(
+            f"{store.location} was committed by another save while this one was writing; that one "
+            "stands, the files of this one were removed"
+        )
+    store.sync_path(spec.MANIFEST_NAME)
+
+
+def _certainly_not_published(store: Store, data: bytes) -> bool:
+    """Return whether MANIFEST is absent or another save's; False when it cannot be read."""
+    try:
+        if not store.exists(spec.MANIFEST_NAME):
+            return True
+        found = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+    except StoreError:
+        return False
+    return xxh3_128(found) != xxh3_128(data)
+
+
+def _discard(store: Store, save_id: str, prefix: str) -> None:
+    """Remove files that no manifest names, and directories left empty; let errors be."""
+    below = f"{spec.DATA_DIRECTORY}/{save_id}"
+    with contextlib.suppress(StoreError):
+        for entry in store.list(below):
+            if entry.name.startswith(prefix):
+                store.remove(f"{below}/{entry.name}")
+    for directory in (below, spec.DATA_DIRECTORY, ""):
+        with contextlib.suppress(StoreError):
+            store.remove_directory(directory)
+
+
+def encode_tables(tables: list[Table]) -> bytes:
+    """Write the tables of one rank's data files as bytes for the coordinator."""
+    parts = [encode_table(spec.FOOTER_MAGIC, table) for table in tables]
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _decode_tables(data: bytes) -> list[Table]:
+    tables = []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        tables.append(decode_table(spec.FOOTER_MAGIC, data[8 : 8 + size]))
+        data = data[8 + size :]
+    return tables

@@ -1,0 +1,41 @@
+"""Checked bytes → tensors. Knows elements and boxes; no names, no files."""
+
+import torch
+
+from ..layout import Box, Chunk, boxes_of_range
+from ..state.tensors import TORCH_DTYPES
+
+
+def place(elements: torch.Tensor, chunk: Chunk, target: torch.Tensor, box: Box) -> None:
+    """Copy the elements of a chunk that lie in ``box`` into ``target``, which holds that box.
+
+    Args:
+        elements: the chunk's bytes (uint8, host memory).
+        target: any strides, any device; another dtype is converted to.
+    """
+    values = elements.view(TORCH_DTYPES[chunk.shard.tensor.dtype])
+    origin = chunk.shard.box.offset
+    for before, part in boxes_of_range(chunk.shard.box.shape, chunk.first, chunk.elements):
+        offset = tuple(a + b for a, b in zip(part.offset, origin, strict=True))
+        stored = Box(offset, part.shape)
+        common = stored.intersect(box)
+        if common is None:
+            continue
+        source = values[before : before + part.elements].view(part.shape)
+        source = source[common.relative_to(offset).slices()]
+        copy_elements(source, target[common.relative_to(box.offset).slices()])
+
+
+def copy_elements(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy a tensor's elements into another of its shape, converted where the dtypes differ."""
+    bits = _BITS.get(source.element_size())
+    views = source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg()
+    if bits is None or views or source.dtype != target.dtype:
+        target.copy_(source)
+    else:
+        # Bits, not numbers: NaN payloads survive, and dtypes with few operations are copied too.
+        target.view(bits).copy_(source.view(bits))
+
+
+# Complex numbers of 16 bytes have no integer of their size; plain copies of them keep every bit.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

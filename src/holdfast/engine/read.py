@@ -1,0 +1,156 @@
+"""Extents → checked payloads in the pool. Knows slots, descriptors and checksums; no tensors.
+
+Reads run ahead on the queue as far as the pool has slots. A payload is handed out only when its
+checksum and the zero gap before it have been checked in memory that nothing else writes.
+"""
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+
+from .._core import checksum, is_zero
+from ..codecs.base import Payload
+from ..errors import CorruptError, StoreError
+from ..format.data_file import chunk_seed
+from ..format.manifest import Manifest
+from ..format.names import dotted
+from ..plan.load_plan import ChunkRead, Run
+from ..stores.base import Store
+from .pool import Lease
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+
+
+class DataFileReader:
+    """Reads runs of a checkpoint's data files. Use it in one thread, as a context manager."""
+
+    def __init__(self, store: Store, lease: Lease, manifest: Manifest) -> None:
+        self._store, self._lease, self._manifest = store, lease, manifest
+        self._descriptors: dict[int, int] = {}
+
+    def __enter__(self) -> "DataFileReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for what is in flight, then close the files."""
+        while self._lease.queue.pending:
+            self._lease.queue.wait()
+        for descriptor in self._descriptors.values():
+            self._store.close(descriptor)
+
+    def stream(self, runs: Iterable[Run]) -> Iterator[tuple[Run, int]]:
+        """Read runs ahead; yield each with its slot, which is reused for a later one."""
+        queue, pool = self._lease.queue, self._lease.pool
+        free, flying, coming = list(range(pool.slots)), dict[int, Run](), iter(runs)
+        ready: deque[tuple[int, int, int]] = deque()
+        while True:
+            while free and (run := next(coming, None)) is not None:
+                slot, extent = free.pop(), run.extent
+                descriptor, address = self._descriptor(extent.file), pool.address(slot)
+                queue.submit_read(descriptor, address, extent.size_bytes, extent.offset, slot)
+                flying[slot] = run
+            if not flying:
+                return
+            if not ready:
+                ready.extend(queue.wait())
+            slot, done, code = ready.popleft()
+            run = flying.pop(slot)
+            self._check_read(run, done, code)
+            yield run, slot
+            free.append(slot)
+
+    def scan(
+        self, runs: Iterable[Run], report: Callable[[int], None]
+    ) -> Iterator[tuple[ChunkRead | None, CorruptError]]:
+        """Check every chunk of runs in one file; yield every fault, with the chunk that has it.
+
+        A file that is missing or cut short is a fault of no chunk, and ends it.
+        """
+        try:
+            for run, slot in self.stream(runs):
+                for read in run.chunks:
+                    try:
+                        self.check(run, read, slot)
+                    except CorruptError as error:
+                        yield read, error
+                report(run.extent.size_bytes)
+        except CorruptError as error:
+            yield None, error
+
+    def check(self, run: Run, read: ChunkRead, slot: int) -> Payload:
+        """Check one chunk of a run in its slot, and the gap before it.
+
+        Raises:
+            CorruptError: the text names file, extent, tensor and chunk.
+        """
+        manifest, row = self._manifest, read.row
+        table, base = manifest.table, self._lease.pool.address(slot) - run.extent.offset
+        start, size = int(manifest.chunk_start[row]), int(manifest.chunk_bytes[row])
+        file = run.extent.file
+        number = row - int(manifest.file_first_chunk[file])
+        seed = chunk_seed(
+            table.header.save_id, int(table.file_rank[file]), int(table.file_number[file]), number
+        )
+        found, expected = checksum(base + start, size, seed), int(table.chunk_checksum[row])
+        gap = int(manifest.chunk_gap_start[row])
+        what = (
+            f"{self._where(file)}[{start}:+{size}] (tensor {dotted(read.chunk.shard.tensor.path)}"
+        )
+        what = f"{what}, chunk {number})"
+        if found != expected:
+            raise CorruptError(
+                f"{what}: checksum {found:016x}, MANIFEST says {expected:016x}; the bytes were "
+                "damaged after they were written. Use another checkpoint; 'holdfast verify' lists "
+                "all damage"
+            )
+        if not is_zero(base + gap, start - gap):
+            raise CorruptError(f"{what}: the padding before it, from byte {gap}, is not zero")
+        return Payload(base + start, size, int(table.chunk_size_mode[row]) >> 24)
+
+    def _descriptor(self, file: int) -> int:
+        if file not in self._descriptors:
+            name, direct = self._manifest.file_names[file], self._lease.queue.direct
+            self._descriptors[file] = open_data_file(self._store, name, direct=direct)
+        return self._descriptors[file]
+
+    def _check_read(self, run: Run, done: int, code: int) -> None:
+        file = run.extent.file
+        if code:
+            error = StoreError(
+                f"read {self._where(file)}[{run.extent.offset}:]: {os.strerror(code)}"
+            )
+            error.errno = code
+            raise error
+        # The last page of a file is read only as far as the file goes.
+        if run.extent.offset + done < min(
+            run.extent.offset + run.extent.size_bytes, int(self._manifest.payload_end[file])
+        ):
+            raise CorruptError(
+                f"{self._where(file)} ends at byte {run.extent.offset + done}, within its payloads"
+            )
+
+    def _where(self, file: int) -> str:
+        return f"{self._store.location}/{self._manifest.file_names[file]}"
+
+
+def open_data_file(store: Store, name: str, *, direct: bool) -> int:
+    """Open a data file that the manifest names.
+
+    Raises:
+        CorruptError: it is missing or is not a regular file.
+    """
+    try:
+        return store.open(name, direct=direct)
+    except StoreError as error:
+        if error.errno in _NOT_THERE or (error.errno == errno.EINVAL and not direct):
+            raise CorruptError(
+                f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it"
+            ) from error
+        raise

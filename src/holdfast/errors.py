@@ -1,0 +1,74 @@
+"""Every error holdfast raises. Knows nothing else.
+
+HoldfastError
+├── StateError             the state cannot be saved as given (names the path of the leaf)
+├── MismatchError          the target does not fit the checkpoint (all differences, not the first)
+├── StoreError             disk, network, permission; cause chained, path and offset in the text
+│   └── NoSpaceError           the disk or the quota is full
+├── NotCommittedError      no MANIFEST here
+├── AlreadyCommittedError  this step exists, with other contents
+├── OptionError            an option or argument that cannot be (lists what there is)
+├── CorruptError           committed bytes fail a check (file, tensor, chunk, found, expected)
+├── VersionError           written by a newer holdfast
+└── PeerError              another rank failed; .rank, .cause
+"""
+
+
+class HoldfastError(Exception):
+    """Base of every error raised on purpose by holdfast."""
+
+
+class StateError(HoldfastError):
+    """The state cannot be saved as given."""
+
+
+class MismatchError(HoldfastError):
+    """The target does not fit the checkpoint; the text lists every difference."""
+
+
+class StoreError(HoldfastError):
+    """A store call failed; the cause is chained, ``errno`` is its number where there is one."""
+
+    errno: int | None = None
+
+
+class NoSpaceError(StoreError):
+    """The disk or the quota is full."""
+
+
+class NotCommittedError(HoldfastError):
+    """The directory holds no committed checkpoint."""
+
+
+class AlreadyCommittedError(HoldfastError):
+    """The step exists already, with other contents."""
+
+
+class OptionError(HoldfastError):
+    """An option or argument that cannot be."""
+
+
+class CorruptError(HoldfastError):
+    """Committed bytes fail a check.
+
+    ``filled`` names the tensors of a load's target that hold verified bytes of the checkpoint, in
+    whole or in part; all others are as they were.
+    """
+
+    filled: tuple[str, ...] = ()
+
+
+class VersionError(HoldfastError):
+    """The checkpoint was written by a newer holdfast."""
+
+
+class PeerError(HoldfastError):
+    """Another rank failed, so the operation failed on all.
+
+    ``rank`` is the first rank that failed; ``cause`` is the text of its error.
+    """
+
+    def __init__(self, message: str, *, rank: int, cause: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.cause = cause

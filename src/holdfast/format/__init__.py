@@ -1,0 +1,1 @@
+"""What the bytes mean (docs/format.md). No I/O, no torch."""

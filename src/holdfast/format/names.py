@@ -1,0 +1,68 @@
+"""Names: of files and steps, and the dotted form of paths that people read.
+
+Knows no file system.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from ..layout import Key, Path
+from .spec import DATA_DIRECTORY
+
+STEP_PATTERN = re.compile(r"step-(\d{8,})")
+_INTEGER = re.compile(r"-?[0-9]+")
+_SPECIAL = re.compile(r'[\\"\[\]()\x00-\x1f\x7f]')
+
+
+def step_name(step: int) -> str:
+    """Name the directory of a step: 1200 → ``step-00001200``."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step a directory name stands for, or None."""
+    match = STEP_PATTERN.fullmatch(name)
+    return int(match[1]) if match and step_name(int(match[1])) == name else None
+
+
+def data_file_name(save_id: str, rank: int, number: int) -> str:
+    """Name a data file relative to its checkpoint."""
+    return f"{DATA_DIRECTORY}/{save_id}/{rank:05d}-{number}.hf"
+
+
+def dotted(path: Path) -> str:
+    """Show a path to people: keys joined by dots; ambiguous keys are left as they are."""
+    return ".".join(_plain(key) for key in path)
+
+
+def escaped(path: Path) -> str:
+    """Show a path so that no other path looks the same."""
+    return ".".join(_escape(key) for key in path)
+
+
+def display_names(paths: Iterable[Path]) -> dict[Path, str]:
+    """Give each path of a checkpoint its dotted form, escaped where plain would be ambiguous."""
+    plain = {path: dotted(path) for path in paths}
+    count = Counter(plain.values())
+    return {
+        path: escaped(path) if count[name] > 1 or _SPECIAL.search(name) else name
+        for path, name in plain.items()
+    }
+
+
+def _plain(key: Key) -> str:
+    return str(key[1]) if isinstance(key, tuple) else str(key)
+
+
+def _escape(key: Key) -> str:
+    if isinstance(key, tuple):
+        return f"({key[1]})" if key[0] == "tuple" else f"[{key[1]}]"
+    if isinstance(key, int):
+        return str(key)
+    text = re.sub(
+        r'[\\."\[\]()\x00-\x1f\x7f]',
+        lambda m: f"\\{m[0]}" if m[0] >= " " and m[0] != "\x7f" else f"\\x{ord(m[0]):02x}",
+        key,
+    )
+    return f'"{text}"' if not key or _INTEGER.fullmatch(key) else text

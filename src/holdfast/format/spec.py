@@ -1,0 +1,41 @@
+"""Every number of docs/format.md, in its order. Change both or neither."""
+
+FORMAT_VERSION = 1
+
+# 1. A checkpoint is a directory
+MANIFEST_NAME = "MANIFEST"
+PENDING_MANIFEST_PREFIX = ".manifest-"
+DATA_DIRECTORY = "data"
+
+# 3. Tensors, shards, chunks
+DIMENSIONS_MAX = 64
+TENSOR_BYTES_MAX = (1 << 63) - 1
+CHUNK_ELEMENTS_MAX = 1 << 20
+PAYLOAD_BYTES_MAX = (1 << 24) - 1  # 24 bits of chunk.size_mode
+MODE_RAW = 0
+
+# 4. Data file
+DATA_MAGIC = b"\x89HFD\r\n\x1a\n"
+FOOTER_MAGIC = b"\x89HFF\r\n\x1a\n"
+TRAILER_MAGIC = b"\x89HFE\r\n\x1a\n"
+DATA_HEADER_BYTES = 64
+TRAILER_BYTES = 32
+SMALL_ALIGN_BYTES = 64  # one cache line; the unit of chunk.offset
+LARGE_ALIGN_BYTES = 4096  # O_DIRECT on 4 KiB-sector disks; ext4 refuses at write, not at open
+LARGE_PAYLOAD_BYTES = 1 << 16  # from here on, alignment wastes at most 1/16
+GAP_BYTES_LIMIT = LARGE_ALIGN_BYTES  # every gap is shorter: alignment never needs more
+DATA_FILE_BYTES_MAX = 1 << 38  # 2^32 units of 64 bytes
+FOOTER_CHUNK = (1 << 64) - 1  # the chunk number that seeds the footer's checksum
+
+# 5. MANIFEST, 6. Table
+MANIFEST_MAGIC = b"\x89HFM\r\n\x1a\n"
+PREAMBLE_BYTES = 72
+TABLE_CHECKSUM_BYTES = 16
+PATH_BYTES_MAX = 4096
+JSON_DEPTH_MAX = 64
+JSON_INTEGER_MAX = 1 << 53  # larger ones are tagged: many JSON readers hold them in a binary64
+CODEC_RAW = "raw"
+
+# 7. What a reader checks
+MANIFEST_BYTES_MAX = 1 << 30  # a larger one is an attack, not a checkpoint
+HEADER_BYTES_MAX = 256 << 20

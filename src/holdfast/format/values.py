@@ -1,0 +1,276 @@
+"""JSON-like leaves and paths ⇄ JSON, with tags for what JSON lacks. No pickle, no torch."""
+
+import base64
+import binascii
+import json
+import math
+import re
+import struct
+from typing import Any
+
+from ..errors import CorruptError, StateError
+from ..layout import Key, Path
+from .names import dotted
+from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX
+
+Json = Any  # null, bool, int, float, str, list of Json, dict of str to Json
+
+
+def encode_value(value: object, path: Path) -> Json:
+    """Turn a JSON-like leaf into tagged JSON; exact for every value and type it accepts.
+
+    ``(1, b"x", nan)`` → ``{"$tuple": [1, {"$bytes": "eA=="}, {"$float": "7ff8000000000000"}]}``
+
+    Raises:
+        StateError: the leaf, or something inside it, is of another type; the text names ``path``.
+    """
+    # What wraps the value takes at most four levels: the header, "objects", the entry, a tag.
+    return _encode(value, path, JSON_DEPTH_MAX - 4)
+
+
+def _encode(value: object, path: Path, depth: int) -> Json:
+    if depth <= 0:
+        raise StateError(f"{dotted(path)} is nested deeper than {JSON_DEPTH_MAX} levels of JSON")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        _check_text(value, path)
+        return str(value)
+    if isinstance(value, int):
+        return int(value) if abs(value) < JSON_INTEGER_MAX else {"$int": _digits(value, path)}
+    if isinstance(value, float):
+        bits = struct.pack(">d", value).hex()
+        return float(value) if math.isfinite(value) else {"$float": bits}
+    if isinstance(value, complex):
+        parts = (value.real, value.imag)
+        return {"$complex": [_encode(part, path, depth - 2) for part in parts]}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return [_encode(item, path, depth - 1) for item in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [_encode(item, path, depth - 2) for item in value]}
+    if isinstance(value, dict):
+        return _encode_dict(value, path, depth)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    raise StateError(
+        f"{dotted(path)} is a {kind}; a state holds tensors, JSON-like values (None, bool, int, "
+        "float, complex, str, bytes, list, tuple, dict) and objects with state_dict() and "
+        "load_state_dict(). Convert it, give it those two methods, or leave it out"
+    )
+
+
+def _encode_dict(value: dict[Any, Any], path: Path, depth: int) -> Json:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        for key in value:
+            _check_text(key, path)
+        return {str(key): _encode(item, path, depth - 1) for key, item in value.items()}
+    pairs = [[_encode(k, path, depth - 3), _encode(v, path, depth - 3)] for k, v in value.items()]
+    return {"$dict": pairs}
+
+
+def _digits(value: int, path: Path) -> str:
+    try:
+        return str(int(value))
+    except ValueError as error:  # Python bounds the conversion, which takes quadratic time
+        raise StateError(f"{dotted(path)} is an integer of {value.bit_length()} bits") from error
+
+
+def _check_text(text: str, path: Path) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = dotted(path).encode("ascii", "backslashreplace").decode()
+        raise StateError(f"{where}: the text {text!r:.80} is not valid Unicode") from error
+
+
+def decode_value(value: Json) -> Any:
+    """Turn tagged JSON back into the leaf.
+
+    Raises:
+        CorruptError: an unknown or malformed tag, or not the one form the value has.
+    """
+    decoded = _decode(value)
+    try:
+        canonical = encode_value(decoded, ("value",))
+    except StateError as error:
+        raise CorruptError(f"a value cannot be: {error}") from error
+    if json.dumps(canonical) != json.dumps(value):
+        raise CorruptError(f"the value {json.dumps(value):.80} is not in the form it has")
+    return decoded
+
+
+def _decode(value: Json) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        if isinstance(value, int) and abs(value) >= JSON_INTEGER_MAX:
+            raise CorruptError(f"an integer of {len(str(value))} digits has no $int tag")
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: _decode(item) for key, item in value.items()}
+    if len(value) != 1:
+        raise CorruptError(f"a tagged value has {len(value)} keys; expected one")
+    ((tag, content),) = value.items()
+    if tag not in _UNTAG:
+        raise CorruptError(f"the tag {tag!r} is unknown; there are {', '.join(_UNTAG)}")
+    try:
+        return _UNTAG[tag](content)
+    except (ValueError, TypeError, struct.error, binascii.Error, AttributeError) as error:
+        raise CorruptError(f"the content of the tag {tag} is malformed: {error}") from error
+
+
+def _untag_int(content: Json) -> int:
+    # int() refuses thousands of digits by default, to bound its quadratic time: so do we.
+    number = int(content, 10)
+    if str(number) != content or abs(number) < JSON_INTEGER_MAX:
+        raise CorruptError("the content of $int is not a large decimal integer")
+    return number
+
+
+def _untag_float(content: Json) -> float:
+    if not isinstance(content, str) or len(content) != 16 or content != content.lower():
+        raise CorruptError("the content of $float is not 16 lower-case hexadecimal digits")
+    number: float = struct.unpack(">d", bytes.fromhex(content))[0]
+    if math.isfinite(number):
+        raise CorruptError("the content of $float is finite")
+    return number
+
+
+def _untag_complex(content: Json) -> complex:
+    real, imaginary = (_decode(part) for part in content)
+    if not (isinstance(real, float) and isinstance(imaginary, float)):
+        raise CorruptError("the content of $complex is not two floats")
+    return complex(real, imaginary)
+
+
+def _untag_tuple(content: Json) -> tuple[Any, ...]:
+    if not isinstance(content, list):
+        raise CorruptError("the content of $tuple is not a list")
+    return tuple(_decode(item) for item in content)
+
+
+def _untag_dict(content: Json) -> dict[Any, Any]:
+    pairs = [(_decode(key), _decode(value)) for key, value in content]
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise CorruptError("the content of $dict repeats a key")
+    return result
+
+
+_UNTAG = {
+    "$int": _untag_int,
+    "$float": _untag_float,
+    "$complex": _untag_complex,
+    "$bytes": lambda content: base64.b64decode(content, validate=True),
+    "$tuple": _untag_tuple,
+    "$dict": _untag_dict,
+}
+
+
+def encode_path(path: Path) -> Json:
+    """Turn a path into JSON: string and integer keys as they are, positions as [kind, n].
+
+    Raises:
+        StateError: the path is too long, or a key is not valid Unicode.
+    """
+    encoded = [list(key) if isinstance(key, tuple) else key for key in path]
+    for key in path:
+        if isinstance(key, str):
+            _check_text(key, path)
+        if isinstance(key, int) and not _fits_i64(key):
+            raise StateError(f"{dotted(path)} has an integer key that does not fit 64 bits")
+        elif isinstance(key, int) and key.bit_length() > _KEY_BITS_MAX:
+            raise StateError(f"an integer key of {key.bit_length()} bits is too long for a path")
+    if (size_bytes := _path_bytes(encoded)) > PATH_BYTES_MAX:
+        shown = dotted(path)[:80]
+        raise StateError(f"the path {shown}… takes {size_bytes} bytes; at most {PATH_BYTES_MAX}")
+    return encoded
+
+
+# More bits make more digits than a path holds; Python refuses to write out that many.
+_KEY_BITS_MAX = PATH_BYTES_MAX * 10 // 3
+
+
+def _path_bytes(encoded: Json) -> int:
+    return len(json.dumps(encoded, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def decode_path(value: Json) -> Path:
+    """Turn JSON back into a path.
+
+    Raises:
+        CorruptError: it is not a path.
+    """
+    if not isinstance(value, list) or not value:
+        raise CorruptError(f"{value!r:.80} is not a path")
+    path = tuple(_decode_key(key) for key in value)
+    if (size_bytes := _path_bytes(value)) > PATH_BYTES_MAX:
+        raise CorruptError(f"a path takes {size_bytes} bytes; at most {PATH_BYTES_MAX}")
+    return path
+
+
+def _decode_key(key: Json) -> Key:
+    if isinstance(key, str) or (type(key) is int and _fits_i64(key)):
+        return key
+    if isinstance(key, list) and len(key) == 2:
+        kind, position = key
+        if kind in ("list", "tuple") and type(position) is int and position >= 0:
+            return (kind, position)
+    raise CorruptError(f"{key!r:.80} is not a key of a path")
+
+
+def _fits_i64(key: int) -> bool:
+    return -(1 << 63) <= key < 1 << 63
+
+
+def parse_json(data: bytes) -> Json:
+    """Parse untrusted JSON text strictly.
+
+    Raises:
+        CorruptError: not UTF-8, not JSON, a repeated key, NaN or Infinity, nested too deep.
+    """
+    try:
+        value = json.loads(
+            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"the JSON header does not parse: {error}") from error
+    _check_depth(value)
+    if re.search(rb"\\u[dD]", data):
+        _check_surrogates(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise CorruptError("the JSON header repeats a key")
+    return result
+
+
+def _refuse_constant(name: str) -> None:
+    raise CorruptError(f"the JSON header holds {name}")
+
+
+def _check_surrogates(value: Json) -> None:
+    """Refuse half a surrogate pair, which only an escape can bring in: it is not Unicode."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CorruptError("the JSON header holds text that is not Unicode") from error
+
+
+def _check_depth(value: Json) -> None:
+    """Bound the nesting level by level, without recursion."""
+    level = [value]
+    for _ in range(JSON_DEPTH_MAX + 1):
+        level = [
+            item
+            for parent in level
+            if isinstance(parent, (list, dict))
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return
+    raise CorruptError(f"the JSON header is nested deeper than {JSON_DEPTH_MAX} levels")

@@ -1,0 +1,1 @@
+"""Who else is here: the ranks that save or load together."""

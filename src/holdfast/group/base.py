@@ -1,0 +1,102 @@
+"""What a group is, and how its ranks fail together. Knows bytes, not what they mean."""
+
+from types import TracebackType
+from typing import Protocol
+
+from ..errors import HoldfastError, PeerError
+
+COORDINATOR = 0
+
+_GOOD, _BAD = b"+", b"-"
+
+
+class Group(Protocol):
+    """Ranks 0 … world_size - 1; every rank calls the same methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the group."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Give every rank the bytes of all, in rank order."""
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Give the coordinator the bytes of all; the others get None."""
+
+
+class SingleGroup:
+    """A group of one rank."""
+
+    rank = 0
+    world_size = 1
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Return the bytes of the only rank."""
+        return [data]
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Return the bytes of the only rank."""
+        return [data]
+
+
+class Phase:
+    """One step that all ranks take together, or none: used by every rank, as a context manager.
+
+    Inside the block a rank does its part and sets ``answer``; at its end all answers are exchanged.
+    When the block raised on any rank, it raises on all: there its own error, elsewhere a PeerError.
+
+    Attributes:
+        answer: this rank's bytes for the others.
+        answers: those of all, in rank order, after the block; with ``gather`` only the coordinator
+            gets them, and the others an empty list.
+    """
+
+    def __init__(self, group: Group, *, gather: bool = False) -> None:
+        self._group = group
+        self._gather = gather
+        self.answer = b""
+        self.answers: list[bytes] = []
+
+    def __enter__(self) -> "Phase":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Exchange; raise on this rank what another met."""
+        message = _GOOD + self.answer
+        if error is not None:
+            # Whatever it is: the peers must learn of a KeyboardInterrupt too, or wait for ever.
+            message = _BAD + f"{type(error).__name__}: {error}".encode(errors="replace")
+        try:
+            verdicts = self._exchange(message)
+        except HoldfastError:
+            if error is None:
+                raise
+            return  # this rank's own error says more than the loss of the others
+        for rank, verdict in enumerate(verdicts if error is None else ()):
+            if verdict[:1] == _BAD:
+                cause = verdict[1:].decode(errors="replace")
+                raise PeerError(f"rank {rank} failed: {cause}", rank=rank, cause=cause)
+
+    def _exchange(self, message: bytes) -> list[bytes]:
+        if not self._gather:
+            verdicts = self._group.all_gather(message)
+            self.answers = [verdict[1:] for verdict in verdicts]
+            return verdicts
+        gathered = self._group.gather(message)
+        self.answers = [data[1:] for data in gathered or ()]
+        return self._group.all_gather(message if message[:1] == _BAD else _GOOD)
+
+
+def lost_peer(error: Exception) -> HoldfastError:
+    """Turn the failure of a collective into the error that callers expect."""
+    cause = f"{type(error).__name__}: {error}"
+    return PeerError(f"lost contact with another rank: {cause}", rank=-1, cause=cause)

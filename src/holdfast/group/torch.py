@@ -1,0 +1,79 @@
+"""Ranks of torch.distributed. Bytes travel as uint8 tensors: no pickle."""
+
+import torch
+import torch.distributed as dist
+
+from ..errors import OptionError
+from .base import COORDINATOR, Group, SingleGroup, lost_peer
+
+
+def find_group(group: "Group | dist.ProcessGroup | None") -> Group:
+    """Return the given group, the default process group where there is one, or a group of one.
+
+    Raises:
+        OptionError: ``group`` is neither a process group nor a holdfast group.
+    """
+    if isinstance(group, dist.ProcessGroup):
+        return TorchGroup(group)
+    if group is None:
+        return TorchGroup(None) if dist.is_available() and dist.is_initialized() else SingleGroup()
+    if not hasattr(group, "all_gather"):
+        kind = type(group).__name__
+        raise OptionError(f"group is a {kind}; expected a torch.distributed process group or None")
+    return group
+
+
+class TorchGroup:
+    """See `holdfast.group.base.Group`; the coordinator is rank 0 of the process group."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        self._group = process_group
+        self.rank = dist.get_rank(process_group)
+        self.world_size = dist.get_world_size(process_group)
+        # Planning goes over the CPU where the group can (gloo); NCCL alone needs device memory.
+        backends = str(dist.get_backend_config(process_group))
+        on_cpu = "cpu" in backends or "gloo" in backends or "mpi" in backends
+        self._device = torch.device("cpu" if on_cpu else "cuda")
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Gather sizes, then padded bytes."""
+        try:
+            sizes = self._sizes(data)
+            parts = [self._empty(max(sizes)) for _ in sizes]
+            dist.all_gather(parts, self._padded(data, max(sizes)), group=self._group)
+        except RuntimeError as error:
+            raise lost_peer(error) from error
+        return [_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Gather sizes everywhere, then padded bytes on the coordinator."""
+        here = self.rank == COORDINATOR
+        try:
+            sizes = self._sizes(data)
+            parts = [self._empty(max(sizes)) for _ in sizes] if here else None
+            padded = self._padded(data, max(sizes))
+            dist.gather(padded, parts, group=self._group, group_dst=COORDINATOR)
+        except RuntimeError as error:
+            raise lost_peer(error) from error
+        if parts is None:
+            return None
+        return [_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+    def _sizes(self, data: bytes) -> list[int]:
+        sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self._device)
+        mine = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
+        dist.all_gather([sizes[i : i + 1] for i in range(self.world_size)], mine, group=self._group)
+        result: list[int] = sizes.tolist()
+        return result
+
+    def _empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def _padded(self, data: bytes, size: int) -> torch.Tensor:
+        padded = torch.zeros(size, dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return padded.to(self._device)
+
+
+def _bytes(part: torch.Tensor, size: int) -> bytes:
+    return part[:size].cpu().numpy().tobytes()

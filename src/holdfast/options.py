@@ -1,0 +1,45 @@
+"""The settings of a save or a load, in one frozen record. Knows nothing but its own bounds."""
+
+from dataclasses import dataclass
+
+from .errors import OptionError
+
+SLOT_BYTES = 16 << 20  # holds the largest chunk (2^24 - 1 bytes), page-rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What rarely needs changing.
+
+    Attributes:
+        chunk_elements: elements per chunk, the unit of checksum and ranged read; 1 to 2^20.
+        file_bytes: a data file that would grow past this goes on in the next; at most 256 GiB.
+        pool_bytes: host memory that a save or load streams through; at least two slots of 16 MiB.
+        block_bytes: size of one write or read; a multiple of 4 KiB.
+        queue_depth: writes or reads in flight.
+        io: "auto" probes; or one of "io_uring", "direct", "buffered".
+    """
+
+    chunk_elements: int = 1 << 20
+    file_bytes: int = 256 << 30
+    pool_bytes: int = 128 << 20
+    block_bytes: int = 4 << 20
+    queue_depth: int = 16
+    io: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Reject what cannot be."""
+        _within("chunk_elements", self.chunk_elements, 1, 1 << 20)
+        _within("file_bytes", self.file_bytes, 1 << 16, 256 << 30)
+        _within("pool_bytes", self.pool_bytes, 2 * SLOT_BYTES, 1 << 50)
+        _within("block_bytes", self.block_bytes, 4096, SLOT_BYTES)
+        _within("queue_depth", self.queue_depth, 1, 4096)
+        if self.block_bytes % 4096:
+            raise OptionError(f"block_bytes is {self.block_bytes}; it must be a multiple of 4096")
+        if self.io not in ("auto", "io_uring", "direct", "buffered"):
+            raise OptionError(f"io is {self.io!r}; there are auto, io_uring, direct and buffered")
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}")

@@ -1,0 +1,153 @@
+"""Who writes which shard of a save. Pure; knows no torch, no files.
+
+Each rank describes what it holds (`Request`); `plan_save` merges the requests of all into one
+`SavePlan`, the same on every rank.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import StateError
+from ..format.names import display_names, dotted
+from ..format.values import decode_path, decode_value, encode_path, encode_value, parse_json
+from ..layout import Box, Path, Shape, Shard, Tensor
+from .balance import assign, cut_shard
+from .dedup import merge_objects, merge_tensors, merge_ties
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one rank holds.
+
+    Attributes:
+        shards: one for each tensor, in the state's order; boxes may be empty.
+        ties: {further path: first path} on this rank.
+        digests: {path: digest} of small tensors that this rank holds whole.
+        save_id, step, mesh, metrics: those of the coordinator count.
+    """
+
+    save_id: str
+    step: int | None
+    mesh: dict[str, Any] | None
+    metrics: dict[str, float]
+    shards: tuple[Shard, ...]
+    ties: dict[Path, Path]
+    digests: dict[Path, str]
+    objects: dict[Path, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """One save, as every rank sees it.
+
+    Attributes:
+        shards: for each rank, the shards it writes, in order.
+    """
+
+    save_id: str
+    step: int | None
+    mesh: dict[str, Any] | None
+    metrics: dict[str, float]
+    tensors: tuple[Tensor, ...]
+    ties: tuple[tuple[Path, int], ...]
+    objects: tuple[tuple[Path, Any], ...]
+    shards: tuple[tuple[Shard, ...], ...]
+
+
+def plan_save(requests: list[Request], file_bytes: int) -> SavePlan:
+    """Merge what all ranks hold: every distinct box is written once, by one of its holders.
+
+    Args:
+        file_bytes: largest data file; larger boxes are cut, since a shard lies in one file.
+
+    Raises:
+        StateError: the ranks disagree about a tensor's dtype or shape, or about a value.
+    """
+    tensors = merge_tensors([request.shards for request in requests])
+    ties = merge_ties([(request.shards, request.ties) for request in requests])
+    objects = merge_objects([request.objects for request in requests])
+    both = sorted(dotted(path) for path in tensors.keys() & objects.keys())
+    if both:
+        raise StateError(f"some ranks have tensors where others have values: {', '.join(both)}")
+    shards = assign(
+        [[s for s in request.shards if s.tensor.path not in ties] for request in requests],
+        _forced_writers(requests),
+    )
+    kept = tuple(tensor for path, tensor in tensors.items() if path not in ties)
+    index = {tensor.path: i for i, tensor in enumerate(kept)}
+    first = requests[0]
+    return SavePlan(
+        first.save_id,
+        first.step,
+        first.mesh,
+        first.metrics,
+        kept,
+        tuple((path, index[target]) for path, target in ties.items()),
+        tuple(objects.items()),
+        tuple(
+            tuple(piece for shard in mine for piece in cut_shard(shard, file_bytes // 2))
+            for mine in shards
+        ),
+    )
+
+
+def _forced_writers(requests: list[Request]) -> dict[Path, int]:
+    """Find small replicas that differ: rank 0's statistics are kept, others are mistakes.
+
+    Floating-point ones are per-rank statistics (BatchNorm under DDP), of which training frameworks
+    keep rank 0's. Integers and bytes are counters and random states: to keep one of them silently
+    would be wrong.
+    """
+    holders: dict[Path, list[tuple[int, str]]] = {}
+    dtypes = {s.tensor.path: s.tensor.dtype for request in requests for s in request.shards}
+    for rank, request in enumerate(requests):
+        for path, digest in request.digests.items():
+            holders.setdefault(path, []).append((rank, digest))
+    differing = {p: found for p, found in holders.items() if len({d for _, d in found}) > 1}
+    exact = [path for path in differing if dtypes[path][0] not in "fbc" or dtypes[path] == "bool"]
+    if exact:
+        names = ", ".join(sorted(display_names(exact).values()))
+        raise StateError(
+            f"the ranks hold different values of {names}; a replicated tensor must be equal on "
+            "all. Give what belongs to one rank a name of its own, such as "
+            f'state[f"rng.{{rank}}"]'
+        )
+    return {path: found[0][0] for path, found in differing.items()}
+
+
+def encode_request(request: Request) -> bytes:
+    """Write a request as bytes for the other ranks."""
+    values = {
+        "save_id": request.save_id,
+        "step": request.step,
+        "mesh": request.mesh,
+        "metrics": encode_value(request.metrics, ("metrics",)),
+        "shards": [
+            [encode_path(s.tensor.path), s.tensor.dtype, s.tensor.shape, s.box.offset, s.box.shape]
+            for s in request.shards
+        ],
+        "ties": [[encode_path(p), encode_path(target)] for p, target in request.ties.items()],
+        "digests": [[encode_path(p), digest] for p, digest in request.digests.items()],
+        "objects": [[encode_path(p), encode_value(v, p)] for p, v in request.objects.items()],
+    }
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def decode_request(data: bytes) -> Request:
+    """Read the request of another rank."""
+    values = parse_json(data)
+    return Request(
+        values["save_id"],
+        values["step"],
+        values["mesh"],
+        decode_value(values["metrics"]),
+        tuple(_shard(*entry) for entry in values["shards"]),
+        {decode_path(p): decode_path(target) for p, target in values["ties"]},
+        {decode_path(p): digest for p, digest in values["digests"]},
+        {decode_path(p): decode_value(v) for p, v in values["objects"]},
+    )
+
+
+def _shard(path: Any, dtype: str, shape: Shape, offset: Shape, box: Shape) -> Shard:
+    return Shard(Tensor(decode_path(path), dtype, tuple(shape)), Box(tuple(offset), tuple(box)))

@@ -1,0 +1,263 @@
+"""A nested state → a flat map of paths to leaves. Knows no files and no other ranks.
+
+Dicts are opened; lists and tuples are opened only when a tensor or a stateful object is inside,
+else they are one JSON-like leaf. Modules and optimizers get canonical names (`modules`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import StateError
+from ..format.names import dotted
+from ..format.values import encode_path, encode_value
+from ..layout import Box, Key, Path
+from .modules import (
+    ParameterNames,
+    group_options,
+    group_tensors,
+    module_state,
+    optimizer_names,
+    parameter_names,
+)
+from .tensors import LocalTensor, local_tensor, mesh_of
+
+DEPTH_MAX = 100  # of containers and stateful objects; more is a cycle or a mistake
+
+
+@dataclass(slots=True)
+class Leaves:
+    """A state laid flat.
+
+    Attributes:
+        tensors: every tensor by path, in the state's order, tied ones included.
+        objects: every JSON-like leaf by path.
+        mesh: of the first DTensor, for people.
+    """
+
+    tensors: dict[Path, LocalTensor] = field(default_factory=dict)
+    objects: dict[Path, Any] = field(default_factory=dict)
+    mesh: dict[str, Any] | None = None
+
+    def ties(self) -> dict[Path, Path]:
+        """Return {further path: first path} for tensors that share one memory."""
+        first: dict[object, Path] = {}
+        result = {}
+        for path, tensor in self.tensors.items():
+            if tensor.tie is not None and first.setdefault(tensor.tie, path) != path:
+                result[path] = first[tensor.tie]
+        return result
+
+    def sources(self) -> dict[Path, tuple[torch.Tensor, Box]]:
+        """Return what this process holds of each tensor, and which box that is."""
+        return {path: (leaf.data, leaf.shard.box) for path, leaf in self.tensors.items()}
+
+
+def flatten(state: Mapping[Any, Any]) -> Leaves:
+    """Lay a state flat: ``{"model": {"w": t}, "step": 3}`` → tensors ``model.w``, objects ``step``.
+
+    Raises:
+        StateError: a leaf that cannot be saved; the text names its path.
+    """
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        raise StateError(f'the state is a {kind}; expected a dict, such as {{"model": model}}')
+    leaves = Leaves()
+    _Walk(leaves, parameter_names(dict(find_modules(state)))).visit(state, ())
+    leaves.objects.pop((), None)  # an empty state is a state
+    return leaves
+
+
+def find_modules(
+    value: object, path: Path = (), above: tuple[int, ...] = ()
+) -> Iterator[tuple[Path, nn.Module]]:
+    """Find the modules in a state, outermost only; ``above`` are the containers it is within."""
+    if isinstance(value, nn.Module):
+        yield path, value
+    elif id(value) in above or len(above) > DEPTH_MAX:
+        return
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in items_of(value):
+            yield from find_modules(item, (*path, key), (*above, id(value)))
+
+
+def items_of(value: Any) -> Iterator[tuple[Key, Any]]:
+    """Return the items of a dict, list or tuple with the keys that paths use."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+    else:
+        kind = "list" if isinstance(value, list) else "tuple"
+        for position, item in enumerate(value):
+            yield (kind, position), item  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One place in a state: what stands there, and what is below it when it is opened."""
+
+    kind: Literal["tensor", "module", "optimizer", "stateful", "container", "leaf"]
+    items: tuple[tuple[Key, Any], ...] = ()
+
+
+def open_node(value: Any, path: Path) -> Node:
+    """Tell what kind of thing a value is; dicts, and lists and tuples with tensors, are opened.
+
+    Raises:
+        StateError: a dict that holds tensors has a key that is neither text nor an integer.
+    """
+    if isinstance(value, torch.Tensor):
+        return Node("tensor")
+    if isinstance(value, nn.Module):
+        return Node("module")
+    if _is_plain_optimizer(value):
+        return Node("optimizer")
+    if _is_stateful(value):
+        return Node("stateful")
+    if isinstance(value, Mapping) and value:
+        if all(isinstance(key, (str, int)) and not isinstance(key, bool) for key in value):
+            return Node("container", tuple(items_of(value)))
+        if holds_tensors(value):
+            where = dotted(path) or "the state"
+            odd = next(k for k in value if isinstance(k, bool) or not isinstance(k, (str, int)))
+            raise StateError(f"{where} holds tensors and the key {odd!r}; use text or integers")
+    if isinstance(value, (list, tuple)) and holds_tensors(value):
+        return Node("container", tuple(items_of(value)))
+    return Node("leaf")
+
+
+def _is_plain_optimizer(value: object) -> bool:
+    """Return whether an optimizer keeps its state where torch.optim.Optimizer does.
+
+    One that overrides the protocol (to gather, to quantize) is treated like any object with
+    ``state_dict()`` and ``load_state_dict()``.
+    """
+    return (
+        isinstance(value, Optimizer)
+        and type(value).state_dict is Optimizer.state_dict
+        and type(value).load_state_dict is Optimizer.load_state_dict
+    )
+
+
+def _is_stateful(value: object) -> bool:
+    methods = [getattr(value, name, None) for name in ("state_dict", "load_state_dict")]
+    return not isinstance(value, type) and all(callable(method) for method in methods)
+
+
+def holds_tensors(value: object) -> bool:
+    """Whether a tensor or a stateful object is anywhere in a value."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, torch.Tensor) or _is_stateful(item):
+            return True
+        if isinstance(item, (Mapping, list, tuple)) and id(item) not in seen:
+            seen.add(id(item))
+            waiting += [child for _, child in items_of(item)]
+    return False
+
+
+class _Walk:
+    """One pass over a state; ``names`` are the parameters' names that optimizers use."""
+
+    def __init__(self, leaves: Leaves, names: dict[Path, ParameterNames]) -> None:
+        self.leaves = leaves
+        self.names = names
+        self.depth = 0
+
+    def visit(self, value: Any, path: Path) -> None:
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            raise StateError(f"{dotted(path)[:80]}… is nested deeper than {DEPTH_MAX}: a cycle?")
+        node = open_node(value, path)
+        if node.kind == "tensor":
+            self._tensor(value, path)
+        elif node.kind == "module":
+            for name, (_, item) in module_state(value, path).items():
+                self.visit(item, (*path, name))
+        elif node.kind == "optimizer":
+            self._optimizer(value, path)
+        elif node.kind == "stateful":
+            self.visit(value.state_dict(), path)
+        elif node.kind == "container":
+            for key, item in node.items:
+                self.visit(item, (*path, key))
+        else:
+            self._object(value, path)
+        self.depth -= 1
+
+    def _tensor(self, value: torch.Tensor, path: Path) -> None:
+        encode_path(path)
+        self._claim(path)
+        self.leaves.tensors[path] = local_tensor(value, path)
+        self.leaves.mesh = self.leaves.mesh or mesh_of(value)
+
+    def _object(self, value: Any, path: Path) -> None:
+        if path:
+            encode_path(path)
+        encode_value(value, path)  # fails here, with the path, rather than at the commit
+        self._claim(path)
+        self.leaves.objects[path] = value
+
+    def _claim(self, path: Path) -> None:
+        if path in self.leaves.tensors or path in self.leaves.objects:
+            raise StateError(f"two leaves of the state have the path {dotted(path)}")
+
+    def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        listed = optimizer_names(optimizer, self.names)
+        for parameter, name, group in listed:
+            options = optimizer.param_groups[group]
+            self._object(group_options(options), (*path, "param_groups", name))
+            for key, value in group_tensors(options).items():
+                self.visit(value, (*path, "param_group_tensors", name, key))
+            state = optimizer.state.get(parameter)
+            if state:
+                self.visit(state, (*path, "state", name))
+        if not listed:
+            self._object({}, path)
+
+
+def rebuild(leaves: Mapping[Path, Any], like: object = None) -> Any:
+    """Nest leaves by path again; containers of ``like`` at the same place lend their type.
+
+    ``{("a", 0): x, ("a", 1): y}`` → ``{"a": {0: x, 1: y}}``
+    """
+    if () in leaves:
+        return _typed(leaves[()], like)
+    below: dict[Key, dict[Path, Any]] = {}
+    for path, value in leaves.items():
+        below.setdefault(path[0], {})[path[1:]] = value
+    guide = dict(items_of(like)) if isinstance(like, (Mapping, list, tuple)) else {}
+    items = {key: rebuild(part, guide.get(key)) for key, part in below.items()}
+    first = next(iter(items), None)
+    if isinstance(first, tuple):
+        ordered = [items[key] for key in sorted(items, key=_position)]
+        return ordered if first[0] == "list" else tuple_like(like, ordered)
+    return _typed(items, like)
+
+
+def _typed(value: Any, like: object) -> Any:
+    """Give a plain dict or tuple the type that stands in its place."""
+    if isinstance(value, tuple):
+        return tuple_like(like, list(value))
+    if type(value) is dict and isinstance(like, dict) and type(like) is not dict:
+        filled = like.copy()  # a Counter stays one, a defaultdict keeps its factory
+        filled.clear()
+        filled.update(value)
+        return filled
+    return value
+
+
+def tuple_like(like: object, items: list[Any]) -> tuple[Any, ...]:
+    """Make a tuple, a named one where ``like`` is."""
+    fits = isinstance(like, tuple) and len(like) == len(items)
+    result: tuple[Any, ...] = (getattr(like, "_make", tuple) if fits else tuple)(items)
+    return result
+
+
+def _position(key: Key) -> int:
+    return key[1] if isinstance(key, tuple) else -1

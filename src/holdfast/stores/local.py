@@ -1,0 +1,210 @@
+"""A directory on a file system of this machine (or one that looks like it: NFS, Lustre).
+
+Knows only names and bytes.
+"""
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterator
+
+from .._core import Vfs
+from ..errors import StoreError
+from .base import Entry
+
+SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
+
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+
+# The seam that new stores use; `holdfast.testing` puts faulty and recording ones here.
+_current_vfs = Vfs.posix()
+
+
+@contextlib.contextmanager
+def use_vfs(vfs: Vfs) -> Iterator[Vfs]:
+    """Make stores opened inside the block go through ``vfs``."""
+    global _current_vfs
+    before, _current_vfs = _current_vfs, vfs
+    try:
+        yield vfs
+    finally:
+        _current_vfs = before
+
+
+class LocalStore:
+    """See `holdfast.stores.base.Store`."""
+
+    def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
+        self.location = os.path.abspath(os.fspath(root))
+        self.vfs = vfs or _current_vfs
+
+    def exists(self, name: str) -> bool:
+        """Return whether anything of this name is there; a broken link counts."""
+        try:
+            os.lstat(self._path(name))
+        except OSError as error:
+            # "Cannot tell" must not read as "is not there": a commit would remove its own files.
+            if error.errno in _GONE:
+                return False
+            raise self._failure("stat", name, error) from error
+        return True
+
+    def create(self, name: str, *, direct: bool) -> int:
+        """Open a new file for writing; make the directories above it."""
+        path = self._path(name)
+        self._make_directories(os.path.dirname(path))
+        return self.vfs.create(path, direct)
+
+    def open(self, name: str, *, direct: bool) -> int:
+        """Open a regular file for reading."""
+        return self.vfs.open(self._path(name), direct)
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor of `create` or `open`."""
+        self.vfs.close(descriptor)
+
+    def sync_path(self, name: str) -> None:
+        """Sync every directory from that of ``name`` up to the one that holds the root."""
+        directory = os.path.dirname(self._path(name))
+        top = os.path.dirname(self.location)
+        while True:
+            self.vfs.sync_directory(directory)
+            if directory == top:
+                return
+            directory = os.path.dirname(directory)
+
+    def get(self, name: str, bytes_max: int) -> bytes:
+        """Read a whole file; its size is checked before anything is allocated."""
+        descriptor = self.open(name, direct=False)
+        try:
+            size = self.vfs.size(descriptor)
+            if size > bytes_max:
+                error = StoreError(
+                    f"{self._path(name)} has {size} bytes; expected at most {bytes_max}"
+                )
+                error.errno = errno.EFBIG
+                raise error
+            return self.vfs.read(descriptor, size, 0)
+        finally:
+            self.vfs.close(descriptor)
+
+    def publish(self, name: str, pending_name: str, data: bytes) -> bool:
+        """Write, sync, link, sync the directories: the name appears whole or not at all."""
+        pending = self._path(pending_name)
+        try:
+            self._write_durably(pending, data)
+            self._sync_above()
+            made = self._link(pending, self._path(name))
+            if made:
+                self.sync_path(name)
+            return made
+        finally:
+            with contextlib.suppress(StoreError):
+                self.vfs.unlink(pending)
+
+    def replace(self, name: str, pending_name: str, data: bytes) -> None:
+        """Give ``name`` new contents atomically: for hints, never for what a manifest names."""
+        pending = self._path(pending_name)
+        try:
+            self._write_durably(pending, data)
+            self.vfs.rename(pending, self._path(name))
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self.vfs.unlink(pending)
+            raise
+        self.vfs.sync_directory(os.path.dirname(pending))
+
+    def list(self, name: str = "") -> list[Entry]:
+        """List a directory, sorted by name."""
+        return [Entry(*entry) for entry in self.vfs.list_directory(self._path(name))]
+
+    def remove(self, name: str) -> None:
+        """Remove a file; no error when it is not there."""
+        try:
+            self.vfs.unlink(self._path(name))
+        except StoreError as error:
+            if error.errno not in _GONE:
+                raise
+
+    def remove_directory(self, name: str = "") -> bool:
+        """Remove a directory when it is empty."""
+        try:
+            self.vfs.remove_directory(self._path(name))
+        except StoreError as error:
+            return error.errno in _GONE
+        return True
+
+    def sync_directory(self, name: str = "") -> None:
+        """Make the entries of one directory durable."""
+        self.vfs.sync_directory(self._path(name))
+
+    def modified_s(self, name: str) -> float:
+        """Return when something was last modified: seconds since 1970, by its server's clock."""
+        try:
+            return os.lstat(self._path(name)).st_mtime
+        except OSError as error:
+            raise self._failure("stat", name, error) from error
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.location, name) if name else self.location
+
+    def _failure(self, what: str, name: str, cause: OSError) -> StoreError:
+        error = StoreError(f"{what} {self._path(name)}: {cause.strerror}")
+        error.errno = cause.errno
+        return error
+
+    def _write_durably(self, path: str, data: bytes) -> None:
+        self._make_directories(os.path.dirname(path))
+        descriptor = self.vfs.create(path)
+        try:
+            self.vfs.write(descriptor, data, 0)
+            self.vfs.sync(descriptor)
+        finally:
+            self.vfs.close(descriptor)
+
+    def _link(self, source: str, target: str) -> bool:
+        try:
+            self.vfs.link(source, target)
+        except StoreError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            return False
+        return True
+
+    def _make_directories(self, path: str) -> None:
+        """Make a directory and those above it; `publish` makes them durable."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        if parent != path:
+            self._make_directories(parent)
+        self.vfs.make_directory(path)
+
+    def _sync_above(self) -> None:
+        """Sync the directories above those of `sync_path`, where an entry may be new.
+
+        Whoever made them, we or the user or a process that was killed, may not have done so.
+        """
+        for directory in _unsettled_above(os.path.dirname(self.location)):
+            try:
+                self.vfs.sync_directory(directory)
+            except StoreError as error:
+                # What is not ours to look into is not ours to have made.
+                if error.errno not in (errno.EACCES, errno.EPERM):
+                    raise
+
+
+def _unsettled_above(path: str) -> Iterator[str]:
+    """Yield the directories above one, of its file system, of which an entry is young."""
+    parent = os.path.dirname(path)
+    while parent != path:
+        try:
+            here, above = os.stat(path), os.stat(parent)
+        except OSError:
+            return  # what cannot be reached by its path was not made by it either
+        if above.st_dev != here.st_dev:
+            return
+        if time.time() - above.st_ctime < SETTLED_S:
+            yield parent
+        path, parent = parent, os.path.dirname(parent)

@@ -1,0 +1,80 @@
+"""Real ranks: processes with gloo over loopback, forked from a server that has torch loaded."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.queues import Queue
+from typing import Any
+
+TIMEOUT_S = 120
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run ``function(rank, *arguments)`` on each rank of a process group; return the results.
+
+    ``function`` lives at the top of a module. A rank that raises fails the call with its traceback.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.fsdp", "distributed.preloaded"])
+    port = _free_port()
+    answers: Queue[tuple[int, bool, Any]] = context.Queue()
+    processes = [
+        context.Process(target=_main, args=(rank, world_size, port, answers, function, arguments))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        results = dict(_checked(answers.get(timeout=TIMEOUT_S)) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    return [results[rank] for rank in range(world_size)]
+
+
+def _checked(answer: tuple[int, bool, Any]) -> tuple[int, Any]:
+    rank, good, value = answer
+    assert good, f"rank {rank}:\n{value}"
+    return rank, pickle.loads(value)
+
+
+def _main(
+    rank: int,
+    world_size: int,
+    port: int,
+    answers: "Queue[tuple[int, bool, Any]]",
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+        # As bytes: a queue would send tensors by descriptors that die with this process.
+        answers.put((rank, True, pickle.dumps(function(rank, *arguments))))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        answers.put((rank, False, traceback.format_exc()))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

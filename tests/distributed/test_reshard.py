@@ -1,0 +1,296 @@
+"""Any layout into any other, with real processes: FSDP2, DDP, tensor parallel, N → M."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import holdfast
+from holdfast.errors import HoldfastError, MismatchError
+
+from .ranks import run_ranks
+
+WIDTH = 13  # uneven over two, three and four ranks
+
+
+class Net(nn.Module):
+    """A net with a tied head, an uneven width and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.encoder = nn.Linear(WIDTH, 29)
+        self.decoder = nn.Linear(29, WIDTH, bias=False)
+        self.head = nn.Linear(29, WIDTH, bias=False)
+        self.head.weight = self.decoder.weight
+        self.scale = nn.Parameter(torch.tensor([1.5]))
+        self.register_buffer("seen", torch.arange(5))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.encoder(batch))
+        return (self.decoder(hidden) + self.head(hidden)) * self.scale
+
+
+def state_of(shard: bool) -> dict[str, Any]:
+    model = Net()
+    if shard:
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return {"model": model, "optimizer": optimizer, "step": 0}
+
+
+def train(state: dict[str, Any], steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        batch = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(step))
+        loss = (state["model"](batch) - batch).square().mean()
+        loss.backward()
+        state["optimizer"].step()
+        state["optimizer"].zero_grad()
+        state["step"] = step
+        losses.append(loss.item())
+    return losses
+
+
+def save_trained(rank: int, path: str, shard: bool) -> dict[str, torch.Tensor]:
+    state = state_of(shard)
+    train(state, range(1, 4))
+    holdfast.save(state, path, step=3)
+    full = {f"model.{k}": dense(v) for k, v in state["model"].state_dict().items()}
+    names = {p: n for n, p in state["model"].named_parameters()}
+    for parameter, values in state["optimizer"].state.items():
+        for key, value in values.items():
+            full[f"optimizer.state.{names[parameter]}.{key}"] = dense(value)
+    return {**full, "losses": torch.tensor(train(state, range(4, 7)))}
+
+
+def dense(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor().detach().clone() if isinstance(value, DTensor) else value.clone()
+
+
+def load_and_train(rank: int, path: str, shard: bool) -> dict[str, torch.Tensor]:
+    state = state_of(shard)
+    report = holdfast.load(path, into=state)
+    assert (report.missing, report.unexpected, state["step"]) == ((), (), 3)
+    full = {f"model.{k}": dense(v) for k, v in state["model"].state_dict().items()}
+    names = {p: n for n, p in state["model"].named_parameters()}
+    for parameter, values in state["optimizer"].state.items():
+        for key, value in values.items():
+            full[f"optimizer.state.{names[parameter]}.{key}"] = dense(value)
+    return {**full, "losses": torch.tensor(train(state, range(4, 7)))}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected.keys() - {"losses"}:
+        assert torch.equal(found[name], expected[name]), name
+    # Another layout adds up in another order: the same losses to float tolerance.
+    torch.testing.assert_close(found["losses"], expected["losses"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(2, 3), (4, 2), (1, 4), (3, 1), (2, 2)])
+def test_fsdp_reshards_bit_exact(tmp_path: Path, writers: int, readers: int) -> None:
+    path = str(tmp_path / "c")
+    expected = run_ranks(writers, save_trained, path, True)[0]
+    for found in run_ranks(readers, load_and_train, path, True):
+        assert_same(found, expected)
+    with holdfast.open(path) as checkpoint:
+        assert checkpoint.world_size == writers
+        for name in expected.keys() - {"losses"}:
+            assert torch.equal(checkpoint.tensor(name), expected[name]), name
+        assert checkpoint.info("model.head.weight").tied_to == "model.decoder.weight"
+        assert checkpoint.verify() == []
+
+
+def test_a_checkpoint_of_fsdp_loads_without_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    expected = run_ranks(2, save_trained, path, True)[0]
+    assert_same(load_and_train(0, path, False), expected)
+
+
+def test_a_checkpoint_of_one_process_loads_sharded(tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    expected = save_trained(0, path, False)
+    for found in run_ranks(3, load_and_train, path, True):
+        assert_same(found, expected)
+
+
+def save_ddp(rank: int, path: str) -> int:
+    torch.manual_seed(1)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    holdfast.save({"model": model}, path)
+    return sum(f.stat().st_size for f in Path(path).glob(f"data/*/{rank:05d}-*.hf"))
+
+
+def test_ddp_writes_each_replica_once_and_shares_the_writing(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    sizes = run_ranks(2, save_ddp, str(path))
+    stored = sum(holdfast.open(path).info(n).stored_bytes for n in holdfast.open(path).names())
+    assert stored == 4 * 2 * (64 * 64 + 64)
+    assert min(sizes) > stored / 4, "both ranks write"
+    torch.manual_seed(1)
+    plain = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(holdfast.open(path).tensor(f"model.{name}"), parameter)
+
+
+def two_dimensions(rank: int, path: str, shape: tuple[int, int], seed: int) -> None:
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+    values = torch.arange(7 * 10, dtype=torch.float32).reshape(7, 10)
+    layouts = [
+        [Shard(0), Shard(1)],
+        [Replicate(), Shard(0)],
+        [Shard(1), Replicate()],
+        [Replicate(), Replicate()],
+        [Shard(0), Shard(0)],
+    ]
+    state = {
+        f"w{i}": distribute_tensor(values + i, mesh, layout) for i, layout in enumerate(layouts)
+    }
+    if seed:
+        for value in state.values():
+            value.to_local().zero_()
+        holdfast.load(path, into=state)
+        for i, value in enumerate(state.values()):
+            assert torch.equal(value.full_tensor(), values + i)
+    else:
+        holdfast.save(state, path)
+
+
+@pytest.mark.parametrize("other", [(2, 2), (1, 3), (3, 1), (1, 1)])
+def test_meshes_of_two_dimensions_reshard(tmp_path: Path, other: tuple[int, int]) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(4, two_dimensions, path, (2, 2), 0)
+    run_ranks(other[0] * other[1], two_dimensions, path, other, 1)
+    checkpoint = holdfast.open(path)
+    assert checkpoint.mesh == {"shape": [2, 2], "names": ["dp", "tp"]}
+    stored = sum(checkpoint.info(name).stored_bytes for name in checkpoint.names())
+    assert stored == 5 * 7 * 10 * 4, "replicas are stored once"
+
+
+def strided(rank: int, path: str, loading: bool) -> None:
+    """FSDP over tensor parallel on one dimension: each rank's part lies in strides."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(3)
+    model = nn.Linear(8, 12, bias=False)
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    parallelize_module(model, mesh["tp"], ColwiseParallel())
+    fully_shard(model, mesh=mesh["dp"])
+    expected = dense(model.weight)
+    if loading:
+        with torch.no_grad():
+            model.weight.zero_()
+        holdfast.load(path, into={"model": model})
+        assert torch.equal(dense(model.weight), expected)
+    else:
+        holdfast.save({"model": model}, path)
+
+
+def test_strided_shards_of_fsdp_over_tensor_parallel(tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(4, strided, path, False)
+    torch.manual_seed(3)
+    expected = nn.Linear(8, 12, bias=False).weight
+    assert torch.equal(holdfast.open(path).tensor("model.weight"), expected)
+    run_ranks(4, strided, path, True)
+
+
+def raised(action: Any) -> tuple[str, str]:
+    try:
+        action()
+    except HoldfastError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def bad_saves(rank: int, path: str) -> list[tuple[str, str]]:
+    mesh = init_device_mesh("cpu", (2,))
+    partial = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+    part = torch.arange(4.0)
+    halves = distribute_tensor(part, mesh, [Shard(0)])
+    only_here = {"w": halves} if rank == 0 else {}
+    states = {
+        "one bad rank": {"x": object()} if rank else {"x": 1},
+        "a pending reduction": {"w": partial},
+        "shapes differ": {"w": torch.ones(3 + rank)},
+        "dtypes differ": {"w": torch.ones(3, dtype=[torch.float32, torch.int32][rank])},
+        "values differ": {"seed": rank},
+        "random states differ": {"rng": torch.tensor([rank], dtype=torch.uint8)},
+        "a shard is missing": only_here,
+    }
+    return [
+        raised(lambda what=what, state=state: holdfast.save(state, f"{path}/{what}"))
+        for what, state in states.items()
+    ]
+
+
+def test_every_rank_raises_when_one_fails(tmp_path: Path) -> None:
+    one, other = run_ranks(2, bad_saves, str(tmp_path))
+    names = [[name for name, _ in found] for found in (one, other)]
+    assert names[0] == ["PeerError", *["StateError"] * 6]
+    assert names[1] == ["StateError", *["StateError"] * 5, "PeerError"]
+    assert "rank 1 failed: StateError: x is a object" in one[0][1]
+    assert "pending reduction" in one[1][1]
+    assert "w is f32 [4] on rank 1, f32 [3]" in one[2][1]
+    assert "w is i32 [3] on rank 1, f32 [3]" in one[3][1]
+    assert "seed is 1 on rank 1, 0" in one[4][1]
+    assert "different values of rng" in one[5][1]
+    assert "cover 2 of 4 elements" in one[6][1] and "cover 2 of 4 elements" in other[6][1]
+    assert list(tmp_path.rglob("MANIFEST")) == []
+    assert list(tmp_path.rglob("*.hf")) == [], "nothing is left of a failed save"
+
+
+def disjoint(rank: int, path: str) -> tuple[str, str]:
+    """Pipeline stages: each rank has names of its own."""
+    mine = {f"stage{rank}": torch.full((3,), float(rank)), "shared": torch.ones(2)}
+    holdfast.save(mine, f"{path}/c")
+    target = {name: torch.zeros_like(value) for name, value in mine.items()}
+    report = holdfast.load(f"{path}/c", into=target)
+    assert report.unexpected == ()
+    assert all(torch.equal(target[name], mine[name]) for name in mine)
+    return raised(lambda: holdfast.load(f"{path}/c", into={"shared": torch.zeros(2), "odd": rank}))
+
+
+def test_ranks_may_have_names_of_their_own(tmp_path: Path) -> None:
+    for name, text in run_ranks(2, disjoint, str(tmp_path)):
+        assert name == MismatchError.__name__
+        assert "missing in the checkpoint: odd" in text
+        assert "missing in the target: stage0, stage1" in text
+
+
+def statistics(rank: int, path: str) -> None:
+    """BatchNorm's running statistics differ on every rank under DDP."""
+    holdfast.save({"mean": torch.tensor([1.0 + rank])}, path)
+
+
+def test_statistics_that_differ_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    run_ranks(2, statistics, str(tmp_path / "c"))
+    assert holdfast.open(tmp_path / "c").tensor("mean").item() == 1.0
+
+
+def damaged(rank: int, path: str) -> tuple[list[str], int | None]:
+    state = {"w": distribute_tensor(torch.arange(8.0), init_device_mesh("cpu", (2,)), [Shard(0)])}
+    with holdfast.Checkpointer(path) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state)
+        torch.distributed.barrier()
+        if rank == 0:
+            file = next(Path(checkpointer.path(2)).glob("data/*/00001-0.hf"))
+            data = bytearray(file.read_bytes())
+            data[64] ^= 1
+            file.write_bytes(data)
+        torch.distributed.barrier()
+        name, _ = raised(lambda: holdfast.load(checkpointer.path(2), into=state))
+        return [name], checkpointer.restore(state)
+
+
+def test_all_ranks_restore_the_same_older_step_when_one_finds_damage(tmp_path: Path) -> None:
+    found = run_ranks(2, damaged, str(tmp_path / "run"))
+    assert sorted(name for names, _ in found for name in names) == ["CorruptError", "PeerError"]
+    assert [step for _, step in found] == [1, 1]

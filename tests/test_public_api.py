@@ -1,0 +1,71 @@
+"""The public surface, whole: a new name here is a decision, not an accident."""
+
+import subprocess
+import sys
+
+import holdfast
+
+NAMES = [
+    "Checkpoint",
+    "Checkpointer",
+    "Keep",
+    "LoadReport",
+    "Options",
+    "__version__",
+    "errors",
+    "load",
+    "open",
+    "save",
+]
+ERRORS = {
+    "HoldfastError": "Exception",
+    "StateError": "HoldfastError",
+    "MismatchError": "HoldfastError",
+    "StoreError": "HoldfastError",
+    "NoSpaceError": "StoreError",
+    "NotCommittedError": "HoldfastError",
+    "AlreadyCommittedError": "HoldfastError",
+    "OptionError": "HoldfastError",
+    "CorruptError": "HoldfastError",
+    "VersionError": "HoldfastError",
+    "PeerError": "HoldfastError",
+}
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_public_names() -> None:
+    assert holdfast.__all__ == NAMES
+    assert dir(holdfast) == sorted(NAMES)
+    for name in NAMES:
+        if name != "__version__":
+            assert getattr(holdfast, name).__doc__, f"{name} has no docstring"
+
+
+def test_the_error_tree() -> None:
+    found = {
+        name: value.__base__.__name__
+        for name, value in vars(holdfast.errors).items()
+        if isinstance(value, type)
+    }
+    assert found == ERRORS
+
+
+def test_the_package_and_its_format_do_not_load_torch() -> None:
+    code = "import sys, holdfast.format.manifest; print('torch' in sys.modules)"
+    assert run(code) == "False"
+
+
+def test_the_format_costs_little_more_than_numpy() -> None:
+    """The bound is of imports counted, not of time: a loaded machine must not fail it."""
+    code = """
+import sys, numpy
+before = set(sys.modules)
+import holdfast.format.manifest
+print(len([m for m in set(sys.modules) - before if not m.startswith("holdfast")]))
+"""
+    assert int(run(code)) <= 20

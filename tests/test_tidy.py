@@ -1,0 +1,197 @@
+"""The style guide, as far as a machine can hold it. Each rule names the line that breaks it.
+
+`faults_of` is a function of source text, so that each rule is also shown to fail when it is broken.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "holdfast"
+FILES = sorted(SOURCE.rglob("*.py"))
+NATIVE = sorted([*(ROOT / "core").rglob("*.[ch]*"), *(ROOT / "bindings").rglob("*.[ch]*")])
+
+# A room may import rooms of lower layers and itself: never sideways, never up.
+LAYERS = [
+    {"errors", "_core"},
+    {"layout", "options"},
+    {"format", "codecs", "stores", "group"},
+    {"state", "plan"},
+    {"engine"},
+    {"_save", "_load", "_fit", "_keep", "_checkpoint", "_checkpointer"},
+    {"__init__"},
+    {"integrations", "tools", "cli", "testing", "__main__"},
+]
+LAYER_OF = {room: depth for depth, rooms in enumerate(LAYERS) for room in rooms}
+CORRIDOR, PUBLIC, EDGE = 5, 6, 7
+
+# Who may import torch, and which engine modules may know the group.
+TORCH_ROOMS = {"state", "integrations", "tools"}
+TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/pipeline.py"}
+TORCH_FILES |= {"group/torch.py", "_checkpoint.py", "_save.py", "_load.py", "_checkpointer.py"}
+GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
+EDGE_MAY_IMPORT = {
+    "tools": {"format", "stores", "errors", "options", "layout"},
+    "testing": {"format", "stores", "errors", "layout", "_core"},
+    "cli": {"tools", "errors"},
+    "__main__": {"cli"},
+}
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+LINE_COLUMNS_MAX = 100
+BUILTIN_ERRORS = {"Exception", "BaseException", "RuntimeError", "ValueError", "KeyError"}
+BUILTIN_ERRORS |= {"TypeError", "OSError", "IndexError", "NotImplementedError"}
+PICKLERS = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
+VAGUE = re.compile(r"\b(utils?|helpers?|manager|misc|ckpt|blob)\b", re.IGNORECASE)
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+
+
+def room_of(name: str) -> str:
+    """The folder under holdfast/, or the module's own name at the top level."""
+    parts = Path(name).parts
+    return parts[0] if len(parts) > 1 else Path(name).stem
+
+
+def imports_of(name: str, tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
+    """(line, room, whether it is ours) for each import; foreign ones by their top package."""
+    depth = len(Path(name).parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            modules = [node.module] if node.module else [alias.name for alias in node.names]
+            for module in modules:
+                first = (module or "").split(".")[0]
+                yield node.lineno, room_of(name) if node.level < depth else first, True
+        elif isinstance(node, ast.ImportFrom):
+            package, _, rest = (node.module or "").partition(".")
+            ours = package == "holdfast"
+            yield node.lineno, (rest.split(".")[0] or "__init__") if ours else package, ours
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                package, _, rest = alias.name.partition(".")
+                ours = package == "holdfast"
+                yield node.lineno, (rest.split(".")[0] or "__init__") if ours else package, ours
+
+
+def import_faults(name: str, tree: ast.Module) -> Iterator[str]:
+    here = room_of(name)
+    for line, room, ours in imports_of(name, tree):
+        if not ours:
+            torch_allowed = here in TORCH_ROOMS or name in TORCH_FILES
+            if room == "torch" and not torch_allowed:
+                yield f"{name}:{line}: torch is imported outside its rooms"
+            if room in PICKLERS:
+                yield f"{name}:{line}: {room} runs code from a file"
+            continue
+        if room == here or room not in LAYER_OF:
+            continue
+        allowed = LAYER_OF[room] < LAYER_OF[here]
+        if here in EDGE_MAY_IMPORT:
+            allowed = room in EDGE_MAY_IMPORT[here] or LAYER_OF[room] == PUBLIC
+        if here == "engine" and room == "group":
+            allowed = name in GROUP_FILES
+        if here in LAYERS[CORRIDOR] and room in LAYERS[CORRIDOR]:
+            allowed = True  # the corridor's own doors: Checkpointer saves and loads
+        if here in LAYERS[CORRIDOR] and room == "__init__":
+            allowed = True  # for the version number
+        if not allowed:
+            yield f"{name}:{line}: {here} imports {room}"
+
+
+def size_faults(name: str, text: str, tree: ast.Module) -> Iterator[str]:
+    lines = text.splitlines()
+    if len(lines) > FILE_LINES_MAX:
+        yield f"{name}: {len(lines)} lines, at most {FILE_LINES_MAX}"
+    for number, line in enumerate(lines, 1):
+        if len(line) > LINE_COLUMNS_MAX:
+            yield f"{name}:{number}: {len(line)} columns, at most {LINE_COLUMNS_MAX}"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                yield f"{name}:{node.lineno}: {node.name} has {length} lines"
+
+
+def word_faults(name: str, text: str, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            error = getattr(node.exc.func, "id", "")
+            if error in BUILTIN_ERRORS:
+                yield f"{name}:{node.lineno}: raises {error}; raise a HoldfastError"
+    if text and not ast.get_docstring(tree):
+        yield f"{name}: no module docstring"
+    if VAGUE.search(Path(name).stem):
+        yield f"{name}: a vague name"
+    for number, line in enumerate(text.splitlines(), 1):
+        if UNFINISHED.search(line):
+            yield f"{name}:{number}: unfinished: {line.strip()}"
+
+
+def faults_of(name: str, text: str) -> list[str]:
+    """Every fault of one module; ``name`` is its path under src/holdfast/."""
+    tree = ast.parse(text)
+    return [
+        *import_faults(name, tree),
+        *size_faults(name, text, tree),
+        *word_faults(name, text, tree),
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_module_keeps_the_style(path: Path) -> None:
+    assert faults_of(str(path.relative_to(SOURCE)), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_native_file_keeps_the_style(path: Path) -> None:
+    text = path.read_text()
+    lines = text.splitlines()
+    assert len(lines) <= FILE_LINES_MAX
+    assert [n for n, line in enumerate(lines, 1) if len(line) > LINE_COLUMNS_MAX] == []
+    assert not UNFINISHED.search(text)
+    if "core" in path.relative_to(ROOT).parts[0]:
+        assert "Python.h" not in text and "nanobind" not in text
+
+
+BROKEN = {
+    "an import that points up": ("format/a.py", '"""A."""\nfrom ..engine.read import x\n'),
+    "an import sideways": ("state/a.py", '"""A."""\nfrom ..plan.balance import assign\n'),
+    "torch outside its rooms": ("format/a.py", '"""A."""\nimport torch\n'),
+    "the group in a store": ("stores/a.py", '"""A."""\nfrom ..group.base import Group\n'),
+    "the group in the writer": ("engine/write.py", '"""A."""\nfrom ..group.base import Group\n'),
+    "the engine in a tool": ("tools/a.py", '"""A."""\nfrom ..engine.read import x\n'),
+    "the engine in a tool, absolutely": ("tools/a.py", '"""A."""\nimport holdfast.engine.read\n'),
+    "pickle": ("state/a.py", '"""A."""\nimport pickle\n'),
+    "a long file": ("layout.py", '"""A."""\n' + "x = 1\n" * 400),
+    "a long function": ("layout.py", '"""A."""\ndef f():\n' + "    x = 1\n" * 61),
+    "a long line": ("layout.py", '"""A."""\nx = "' + "x" * 100 + '"\n'),
+    "an error that is not ours": ("layout.py", '"""A."""\nraise ValueError("no")\n'),
+    "no docstring": ("layout.py", "x = 1\n"),
+    "a vague name": ("format/utils.py", '"""A."""\n'),
+    "unfinished work": ("layout.py", '"""A."""\nx = 1  # ' + "TO" + "DO: more\n"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_each_rule_fails_when_it_is_broken(what: str) -> None:
+    name, text = BROKEN[what]
+    assert len(faults_of(name, text)) == 1
+
+
+def test_the_stub_and_the_native_module_have_the_same_names() -> None:
+    import holdfast._core as core
+
+    def public(names: object) -> set[str]:
+        return {name for name in names if not name.startswith("_")}  # type: ignore[attr-defined]
+
+    stub = ast.parse((SOURCE / "_core.pyi").read_text())
+    functions = [n.name for n in stub.body if isinstance(n, ast.FunctionDef)]
+    classes = {n.name: n for n in stub.body if isinstance(n, ast.ClassDef)}
+    assert public(dir(core)) == public([*functions, *classes])
+    for name, node in classes.items():
+        members = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+        assert public(dir(getattr(core, name))) == public(members)

@@ -1,0 +1,99 @@
+"""The walk of one byte stays straight: a budget on the rooms one save and one load pass through.
+
+A *room* is a source file that acts: holds, moves, waits. Pure rooms (layout, options, errors, the
+format, codecs, plans, the fit: the same answer for the same arguments, and nobody called back) are the
+language the walk is told in, and are not counted. A *re-entry* is a call from one room into another
+that was entered before; the conductors (`_save`, `_load`, `engine/pipeline`), whose work is to call
+the rooms in turn, make none. *Depth* is how many rooms are nested.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+
+ROOT = Path(holdfast.__file__).parent
+ROOMS_MAX, REENTRIES_MAX, DEPTH_MAX = 14, 15, 7
+PURE = ("layout", "options", "errors", "__init__", "_fit", "stores/url")
+PURE += ("format/", "codecs/", "plan/")
+CONDUCTORS = ("_save.py", "_load.py", "engine/pipeline.py")
+
+
+def walk(action: Callable[[], object]) -> tuple[list[str], list[tuple[str, str]], int]:
+    """Run ``action``; return (rooms, re-entries as (from, into), deepest nesting of rooms)."""
+    rooms: list[str] = []
+    stack: list[str] = []
+    reentries: list[tuple[str, str]] = []
+    deepest = 0
+
+    def on_event(frame: FrameType, event: str, _: object) -> None:
+        nonlocal deepest
+        path = Path(frame.f_code.co_filename)
+        if event not in ("call", "return") or not path.is_relative_to(ROOT):
+            return
+        room = str(path.relative_to(ROOT))
+        if room.startswith(PURE) or frame.f_code.co_name.startswith("<"):
+            return
+        if event == "return":
+            stack.pop()
+            return
+        caller = stack[-1] if stack else ""
+        if room in rooms and caller not in ("", room, *CONDUCTORS):
+            reentries.append((caller, room))
+        if room not in rooms:
+            rooms.append(room)
+        stack.append(room)
+        nested = sum(1 for a, b in zip(["", *stack], stack, strict=False) if a != b)
+        deepest = max(deepest, nested)
+
+    sys.setprofile(on_event)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return rooms, reentries, deepest
+
+
+def faults(action: Callable[[], object]) -> list[str]:
+    """Say what of the budget an action overruns."""
+    rooms, reentries, deepest = walk(action)
+    found = []
+    if len(rooms) > ROOMS_MAX:
+        found.append(f"{len(rooms)} rooms: {' '.join(rooms)}")
+    if len(reentries) > REENTRIES_MAX:
+        found.append(f"{len(reentries)} re-entries: {reentries}")
+    if deepest > DEPTH_MAX:
+        found.append(f"rooms nested {deepest} deep")
+    return found
+
+
+@pytest.mark.parametrize("verb", ["save", "load"])
+def test_the_walk_is_straight(tmp_path: Path, verb: str) -> None:
+    state = {"model": {"w": torch.ones(8, 8)}}
+    holdfast.save(state, tmp_path / "a")
+    holdfast.load(tmp_path / "a", into=state)
+    if verb == "save":
+        assert faults(lambda: holdfast.save(state, tmp_path / "b")) == []
+    else:
+        assert faults(lambda: holdfast.load(tmp_path / "a", into=state)) == []
+
+
+def test_a_walk_that_turns_back_overruns_the_budget(tmp_path: Path) -> None:
+    holdfast.save({"w": torch.ones(8)}, tmp_path / "a")
+
+    class CallsBack:
+        """What a writer does that asks its planner for bytes."""
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"w": holdfast.open(tmp_path / "a").tensor("w")}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            """Nothing to load."""
+
+    assert faults(lambda: holdfast.save({"x": CallsBack()}, tmp_path / "b")) != []
