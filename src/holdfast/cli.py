@@ -1,0 +1,136 @@
+"""The command line: `holdfast VERB PATH`. What the verbs do is in `tools`.
+
+Exit codes: 0 good (the same), 1 a bad checkpoint (different), 2 usage and what cannot be read,
+130 Ctrl-C, 141 when the reader of a pipe has gone.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from . import __version__
+from .errors import CorruptError, HoldfastError, OptionError
+
+# Verbs import their module when they run: `inspect` and `verify` start without torch.
+
+GOOD, BAD, USAGE = 0, 1, 2
+INTERRUPTED = 128 + 2  # as shells report SIGINT
+PIPE_CLOSED = 128 + 13  # as shells report SIGPIPE
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what argparse prints over several lines and exits with."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; see '{self.prog} --help'")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code.
+
+    Args:
+        arguments: without the program's name; default: those of the process.
+    """
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
+    except HoldfastError as error:
+        return _report(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes at its end, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _report(error: HoldfastError) -> int:
+    from .tools.text import printable, write
+
+    write(sys.stderr, f"holdfast: {printable(str(error))}\n")
+    return BAD if isinstance(error, CorruptError) else USAGE
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["demo"]:
+        from .tools.demo import main as demo
+
+        return demo(arguments[1:])
+    parser = _make_parser()
+    try:
+        chosen = parser.parse_args(arguments)
+    except SystemExit as stop:  # after --help and --version
+        return int(stop.code or 0)
+    if chosen.verb is None:
+        parser.print_help()
+        return USAGE
+    verbs = {"inspect": _inspect, "verify": _verify, "diff": _diff}
+    return verbs[chosen.verb](chosen)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="holdfast",
+        description="Look at checkpoints, check them and compare them.",
+        epilog="Exit codes: 0 good or the same, 1 bad or different, 2 usage.",
+    )
+    parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    inspect = verbs.add_parser("inspect", help="what is in a checkpoint or a run")
+    inspect.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
+    inspect.add_argument(
+        "--all", action="store_true", help="all names, one by one; with --json all boxes too"
+    )
+    verify = verbs.add_parser("verify", help="check every byte of a checkpoint or a run")
+    verify.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
+    diff = verbs.add_parser("diff", help="compare two checkpoints, element by element")
+    diff.add_argument("a", metavar="A", help="directory of a checkpoint")
+    diff.add_argument("b", metavar="B", help="directory of another")
+    diff.add_argument("--all", action="store_true", help="all differences, however many")
+    verbs.add_parser("demo", help="a training run that is killed and goes on", add_help=False)
+    for verb in (inspect, verify, diff):
+        verb.add_argument("--json", action="store_true", help="for machines, with full names")
+    return parser
+
+
+def _inspect(chosen: argparse.Namespace) -> int:
+    from .tools import inspect
+    from .tools.text import write_json, write_lines
+
+    document = inspect.inspect(chosen.path, everything=chosen.all)
+    if chosen.json:
+        write_json(document)
+    else:
+        write_lines(inspect.render(document, everything=chosen.all))
+    return GOOD if inspect.is_good(document) else BAD
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    from .tools import verify
+    from .tools.text import write_json, write_lines
+
+    document = verify.verify(chosen.path)
+    if chosen.json:
+        write_json(document)
+    else:
+        write_lines(verify.render(document))
+    return verify.exit_code(document)
+
+
+def _diff(chosen: argparse.Namespace) -> int:
+    from .tools import diff
+    from .tools.text import write_json, write_lines
+
+    try:
+        document = diff.diff(chosen.a, chosen.b)
+    except CorruptError as error:
+        _report(error)
+        return USAGE  # 1 would say that they differ, which nobody knows
+    if chosen.json:
+        write_json(document)
+    else:
+        write_lines(diff.render(document, everything=chosen.all))
+    return GOOD if document["same"] else BAD

@@ -1,0 +1,304 @@
+"""`holdfast inspect`: what is in a checkpoint or a run, on one screen. Reads manifests alone."""
+
+import os
+import reprlib
+from collections.abc import Iterator
+from typing import Any
+
+from .. import Checkpoint
+from .. import open as open_checkpoint
+from ..errors import CorruptError, HoldfastError
+from ..format.values import decode_value, encode_value
+from .run import Run, Step, find_run
+from .text import columns, cut, printable, screen_size, show_bytes, show_count
+from .tree import Leaf, Node, Row, grow, rows_of
+
+Document = dict[str, Any]
+
+FORM_WIDTH = 28  # of a shape or a value; longer ones are cut
+FIGURE_WIDTH = 60  # of the metrics and the mesh
+TREE_ROWS_MIN = 8
+STEP_ROWS_MIN = 4
+FRAME_ROWS = 9  # headings, blank lines and totals around the tree, and the prompt after it
+
+
+def inspect(path: str | os.PathLike[str], *, everything: bool = False) -> Document:
+    """Describe the checkpoint or run at ``path``.
+
+    Args:
+        everything: the boxes of all shards too.
+
+    Raises:
+        NotCommittedError: there is none.
+        CorruptError, VersionError, StoreError: a checkpoint's MANIFEST cannot be read.
+    """
+    run = find_run(path)
+    if run is not None:
+        return _describe_run(run)
+    return _describe_checkpoint(open_checkpoint(path), boxes=everything)
+
+
+def is_good(document: Document) -> bool:
+    """Whether everything described could be read."""
+    steps = document.get("steps", [])
+    return not any(step["state"] == "damaged" for step in steps)
+
+
+def render(document: Document, *, everything: bool = False) -> list[str]:
+    """Show a description as lines for the terminal; all names with ``everything``."""
+    width, lines = screen_size()
+    if document["kind"] == "run":
+        limit = max(lines - 4, STEP_ROWS_MIN)
+        return _render_run(document, width, None if everything else limit)
+    heading = _heading(document, width)
+    room = max(lines - FRAME_ROWS - len(heading), TREE_ROWS_MIN)
+    root = grow(_leaves(document), join=not everything)
+    rows = rows_of(root, None if everything else room)
+    table = [("name", "type", "shape", "size", "shards"), *map(_cells, rows)]
+    body = columns(table, right=(3, 4), width=width)
+    return [*heading, "", *body, "", *_totals(document, width)]
+
+
+def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
+    tensors = list(_tensors(checkpoint, boxes=boxes))
+    objects = [
+        {"name": name, "type": type(value).__name__, "value": encode_value(value, (name,))}
+        for name, value in checkpoint.objects().items()
+    ]
+    own = [tensor for tensor in tensors if tensor["tied_to"] is None]
+    by_dtype: dict[str, int] = {}
+    for tensor in own:
+        by_dtype[tensor["dtype"]] = by_dtype.get(tensor["dtype"], 0) + tensor["size_bytes"]
+    return {
+        "kind": "checkpoint",
+        "path": checkpoint.location,
+        "step": checkpoint.step,
+        "world_size": checkpoint.world_size,
+        "mesh": checkpoint.mesh,
+        "metrics": encode_value(checkpoint.metrics, ("metrics",)),
+        "save_id": checkpoint.save_id,
+        "written_by": checkpoint.written_by,
+        "totals": {
+            "tensors": len(own),
+            "tied_names": len(tensors) - len(own),
+            "elements": sum(tensor["elements"] for tensor in own),
+            "size_bytes": sum(tensor["size_bytes"] for tensor in own),
+            "size_bytes_by_dtype": by_dtype,
+            "stored_bytes": sum(tensor["stored_bytes"] for tensor in own),
+            "shards": sum(tensor["shards"] for tensor in own),
+            "objects": len(objects),
+            "files": len(checkpoint.file_names),
+            "file_bytes": sum(checkpoint.file_bytes),
+        },
+        "files": [
+            {"name": name, "size_bytes": size}
+            for name, size in zip(checkpoint.file_names, checkpoint.file_bytes, strict=True)
+        ],
+        "tensors": tensors,
+        "objects": objects,
+    }
+
+
+def _tensors(checkpoint: Checkpoint, *, boxes: bool) -> Iterator[Document]:
+    for name in checkpoint.names():
+        info = checkpoint.info(name)
+        elements = 1
+        for size in info.shape:
+            elements *= size
+        entry = {
+            "name": name,
+            "dtype": info.dtype,
+            "shape": list(info.shape),
+            "elements": elements,
+            "size_bytes": info.size_bytes,
+            "stored_bytes": info.stored_bytes,
+            "shards": len(info.shards),
+            "tied_to": info.tied_to,
+        }
+        if boxes:
+            entry["boxes"] = [
+                {"offset": list(offset), "shape": list(shape)} for offset, shape in info.shards
+            ]
+        yield entry
+
+
+def _heading(document: Document, width: int) -> list[str]:
+    step, ranks = document["step"], document["world_size"]
+    parts = ["no step" if step is None else f"step {step}", show_count(ranks, "rank")]
+    if mesh := document["mesh"]:
+        sizes = zip(mesh["names"], mesh["shape"], strict=True)
+        text = " x ".join(f"{name} {size}" for name, size in sizes)
+        parts.append(f"mesh {cut(printable(text), FIGURE_WIDTH)}")
+    parts += [
+        f"save {document['save_id']}",
+        f"by {cut(printable(document['written_by']), FIGURE_WIDTH)}",
+    ]
+    lines = [printable(document["path"]), *_wrapped(parts, width)]
+    if document["metrics"]:
+        lines += _wrapped(list(_metrics(document["metrics"])), width)[:3]
+    return lines
+
+
+def _metrics(metrics: Document) -> Iterator[str]:
+    for name, number in decode_value(metrics).items():
+        yield f"{cut(printable(name), FIGURE_WIDTH // 2)} {number:g}"
+
+
+def _wrapped(parts: list[str], width: int) -> list[str]:
+    """Put parts on lines, as many as fit, three spaces apart."""
+    lines = [""]
+    for part in parts:
+        joined = f"{lines[-1]}   {part}" if lines[-1] else f"  {part}"
+        if len(joined) <= width or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines.append(f"  {part}")
+    return lines
+
+
+def _leaves(document: Document) -> Iterator[tuple[str, Leaf]]:
+    for tensor in document["tensors"]:
+        if tensor["tied_to"] is not None:
+            form = f"tied to {printable(tensor['tied_to'])}"
+            yield tensor["name"], Leaf(tensor["dtype"], cut(form, FORM_WIDTH), tensors=1)
+            continue
+        yield (
+            tensor["name"],
+            Leaf(
+                tensor["dtype"],
+                cut(str(tensor["shape"]), FORM_WIDTH),
+                tensors=1,
+                size_bytes=tensor["size_bytes"],
+                shards=tensor["shards"],
+            ),
+        )
+    for entry in document["objects"]:
+        value = printable(reprlib.repr(decode_value(entry["value"])))
+        yield entry["name"], Leaf(entry["type"], cut(value, FORM_WIDTH), objects=1)
+
+
+def _cells(row: Row) -> tuple[str, str, str, str, str]:
+    indent = "  " * row.depth
+    if row.hidden:
+        return (f"{indent}… {row.hidden:,} more; --all shows them", "", "", "", "")
+    node = row.node
+    leaves = list(node.leaves())
+    size = sum(leaf.size_bytes for leaf in leaves)
+    shards = sum(leaf.shards for leaf in leaves)
+    tensors = sum(leaf.tensors for leaf in leaves)
+    label = f"{indent}{printable(node.key) or repr('')}"
+    if node.alike > 1:
+        label += f" (x{node.alike:,})"
+    figures = (show_bytes(size), f"{shards:,}") if tensors else ("", "")
+    if node.leaf is not None and not node.children:
+        return (label, node.leaf.kind, node.leaf.form, *figures)
+    if row.is_open:
+        return (label, "", "", *figures)
+    return (label, _kinds(leaves), _content(node), *figures)
+
+
+def _kinds(leaves: list[Leaf]) -> str:
+    kinds = {leaf.kind: None for leaf in leaves if leaf.tensors}  # in order of appearance
+    return ", ".join(kinds) if len(kinds) <= 2 else f"{len(kinds)} types"
+
+
+def _content(node: Node) -> str:
+    tensors = sum(leaf.tensors for leaf in node.leaves())
+    objects = sum(leaf.objects for leaf in node.leaves())
+    counts = [show_count(n, what) for n, what in ((tensors, "tensor"), (objects, "object")) if n]
+    return ", ".join(counts)
+
+
+def _totals(document: Document, width: int) -> list[str]:
+    totals = document["totals"]
+    tied = totals["tied_names"]
+    counts = [
+        show_count(totals["tensors"], "tensor") + (f" (+{tied:,} tied)" if tied else ""),
+        show_count(totals["elements"], "element"),
+        show_count(totals["objects"], "object"),
+        show_count(totals["shards"], "shard"),
+        show_count(totals["files"], "file"),
+    ]
+    dtypes = sorted(totals["size_bytes_by_dtype"].items(), key=lambda item: (-item[1], item[0]))
+    sizes = [
+        f"{show_bytes(totals['size_bytes'])} of elements",
+        f"{show_bytes(totals['stored_bytes'])} stored",
+        f"{show_bytes(totals['file_bytes'])} in files",
+        *(f"{dtype} {show_bytes(size)}" for dtype, size in dtypes),
+    ]
+    return [*_wrapped(counts, width), *_wrapped(sizes, width)]
+
+
+def _describe_run(run: Run) -> Document:
+    return {
+        "kind": "run",
+        "path": run.location,
+        "latest": run.latest,
+        "steps": [_describe_step(step) for step in run.steps],
+    }
+
+
+def _describe_step(step: Step) -> Document:
+    found: Document = {"name": step.name, "state": "uncommitted", "disk_bytes": step.disk_bytes}
+    empty: Document = {
+        "step": None,
+        "world_size": None,
+        "metrics": {},
+        "tensors": None,
+        "error": None,
+    }
+    if not step.committed:
+        return found | empty
+    try:
+        checkpoint = open_checkpoint(step.location)
+    except HoldfastError as error:
+        state = "damaged" if isinstance(error, CorruptError) else "unreadable"
+        return found | empty | {"state": state, "error": str(error)}
+    return found | {
+        "state": "committed",
+        "step": checkpoint.step,
+        "world_size": checkpoint.world_size,
+        "metrics": encode_value(checkpoint.metrics, ("metrics",)),
+        "tensors": len(checkpoint.names()),
+        "error": None,
+    }
+
+
+def _render_run(document: Document, width: int, limit: int | None) -> list[str]:
+    steps = document["steps"]
+    states = [step["state"] for step in steps]
+    counts = ", ".join(
+        f"{states.count(state):,} {state}"
+        for state in ("committed", "uncommitted", "damaged", "unreadable")
+        if state in states
+    )
+    size = show_bytes(sum(step["disk_bytes"] for step in steps))
+    shown = steps if limit is None else steps[-limit:]  # the newest matter most
+    hidden = len(steps) - len(shown)
+    body = columns([_step_cells(step) for step in shown], right=(1,), width=width)
+    return [
+        printable(document["path"]),
+        f"  steps: {counts}   {size}   {_latest_text(document)}",
+        *([f"  … {hidden:,} earlier; --all shows them"] if hidden else []),
+        *(f"  {line}" for line in body),
+    ]
+
+
+def _latest_text(document: Document) -> str:
+    latest = document["latest"]
+    if latest is None:
+        return "no LATEST"
+    committed = {step["name"] for step in document["steps"] if step["state"] == "committed"}
+    doubt = "" if latest in committed else ", which is no committed step"
+    return f"LATEST says {cut(printable(latest), FIGURE_WIDTH)}{doubt}"
+
+
+def _step_cells(step: Document) -> tuple[str, str, str]:
+    size = show_bytes(step["disk_bytes"])
+    name = printable(step["name"])
+    if step["state"] == "uncommitted":
+        return (name, size, "uncommitted: it is being written, or a save died")
+    if step["error"] is not None:
+        return (name, size, f"{step['state']}: {printable(step['error'])}")
+    parts = [show_count(step["tensors"], "tensor"), show_count(step["world_size"], "rank")]
+    return (name, size, cut("   ".join([*parts, *_metrics(step["metrics"])]), FIGURE_WIDTH))

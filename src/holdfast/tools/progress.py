@@ -1,0 +1,132 @@
+"""A progress bar for what takes longer than two seconds. Knows bytes; not what is done to them."""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+from .text import show_bytes
+
+PATIENCE_S = 2.0  # what ends before needs no bar
+REDRAW_S = 0.1
+
+
+class Bar(Protocol):
+    """Something that draws how far a task has come."""
+
+    def draw(self, done_bytes: int) -> None:
+        """Show the state."""
+
+    def erase(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class Progress:
+    """Counts bytes, and after two seconds shows them on the standard error, if that is a terminal.
+
+    Use it as a context manager; `advance` fits `Checkpoint.verify`. At the end the bar is erased.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        total_bytes: int,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._verb, self._total_bytes, self._clock = verb, total_bytes, clock
+        self._stream = stream or sys.stderr
+        self._visible = self._stream.isatty()
+        self._started_s = clock()
+        self._next_draw_s = self._started_s + PATIENCE_S
+        self._done_bytes = 0
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.erase()
+
+    def advance(self, count_bytes: int) -> None:
+        """Count bytes that were done since the last call."""
+        self._done_bytes += count_bytes
+        if not self._visible or (now_s := self._clock()) < self._next_draw_s:
+            return
+        self._next_draw_s = now_s + REDRAW_S
+        if self._bar is None:
+            self._bar = _new_bar(self._verb, self._total_bytes, self._stream)
+        # Reads are rounded to pages and gaps: a little more may be read than there is.
+        self._bar.draw(min(self._done_bytes, self._total_bytes))
+
+
+def _new_bar(verb: str, total_bytes: int, stream: TextIO) -> Bar:
+    try:
+        return _RichBar(verb, total_bytes, stream)
+    except ImportError:
+        return PlainBar(verb, total_bytes, stream)
+
+
+class PlainBar:
+    """One line, written over itself."""
+
+    def __init__(self, verb: str, total_bytes: int, stream: TextIO) -> None:
+        self._verb, self._total_bytes, self._stream = verb, total_bytes, stream
+        self._width = 0
+
+    def draw(self, done_bytes: int) -> None:
+        """See `Bar`."""
+        percent = 100 * done_bytes // max(self._total_bytes, 1)
+        size = f"{show_bytes(done_bytes)} of {show_bytes(self._total_bytes)}"
+        line = f"{self._verb} {percent:3d} %  {size}"
+        self._stream.write("\r" + line.ljust(self._width))
+        self._stream.flush()
+        self._width = len(line)
+
+    def erase(self) -> None:
+        """See `Bar`."""
+        self._stream.write("\r" + " " * self._width + "\r")
+        self._stream.flush()
+
+
+class _RichBar:
+    """A bar with speed and remaining time, where rich is installed."""
+
+    def __init__(self, verb: str, total_bytes: int, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        self._progress: Any = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=stream),
+            transient=True,
+        )
+        self._task = self._progress.add_task(verb, total=total_bytes)
+        self._progress.start()
+
+    def draw(self, done_bytes: int) -> None:
+        """See `Bar`."""
+        self._progress.update(self._task, completed=done_bytes)
+
+    def erase(self) -> None:
+        """See `Bar`."""
+        self._progress.stop()

@@ -1,0 +1,99 @@
+"""What lies under the directory of a run: steps, committed or not, and the hint. Opens no step."""
+
+import contextlib
+import math
+import os
+from dataclasses import dataclass
+
+from ..errors import StoreError
+from ..format import spec
+from ..stores.base import Store
+from ..stores.url import open_store
+
+LATEST_NAME = "LATEST"
+LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
+STEP_PREFIX = "step-"  # users may name steps without the zeros that a Checkpointer writes
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A directory ``step-*`` of a run.
+
+    Attributes:
+        location: where it is.
+        committed: whether it has a MANIFEST.
+        disk_bytes: of everything in it that a save may have written.
+    """
+
+    name: str
+    location: str
+    committed: bool
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A directory of steps; ``latest`` is what its LATEST says, or None without one."""
+
+    location: str
+    steps: tuple[Step, ...]
+    latest: str | None
+
+    @property
+    def committed(self) -> list[Step]:
+        """The steps that are checkpoints."""
+        return [step for step in self.steps if step.committed]
+
+
+def find_run(path: str | os.PathLike[str]) -> Run | None:
+    """Return the run at ``path``, or None when there are no steps or it is a checkpoint itself.
+
+    Raises:
+        OptionError: ``path`` is no path.
+    """
+    store = open_store(path)
+    if store.exists(spec.MANIFEST_NAME):
+        return None
+    try:
+        entries = store.list()
+    except StoreError:
+        return None  # opening it as a checkpoint says why
+    names = [e.name for e in entries if e.kind == "directory" and e.name.startswith(STEP_PREFIX)]
+    if not names:
+        return None
+    steps = tuple(_step(store, name) for name in sorted(names, key=_order))
+    return Run(store.location, steps, _latest(store))
+
+
+def disk_bytes(store: Store, name: str) -> int:
+    """Sum the sizes of the files a save writes below a directory; what cannot be listed is 0."""
+    total = 0
+    with contextlib.suppress(StoreError):
+        total += sum(e.size_bytes for e in store.list(name) if e.kind == "file")
+    data = f"{name}/{spec.DATA_DIRECTORY}" if name else spec.DATA_DIRECTORY
+    with contextlib.suppress(StoreError):
+        for save in store.list(data):
+            if save.kind == "directory":
+                files = store.list(f"{data}/{save.name}")
+                total += sum(e.size_bytes for e in files if e.kind == "file")
+    return total
+
+
+def _step(store: Store, name: str) -> Step:
+    committed = store.exists(f"{name}/{spec.MANIFEST_NAME}")
+    return Step(name, f"{store.location}/{name}", committed, disk_bytes(store, name))
+
+
+def _order(name: str) -> tuple[float, str]:
+    """Sort numbers as numbers, whatever their zeros, and before everything else."""
+    digits = name.removeprefix(STEP_PREFIX)
+    is_number = digits.isascii() and digits.isdigit()
+    # A file name is short enough for int(), which refuses thousands of digits.
+    return (int(digits), name) if is_number else (math.inf, name)
+
+
+def _latest(store: Store) -> str | None:
+    try:
+        return store.get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace").strip()
+    except StoreError:
+        return None

@@ -1,0 +1,101 @@
+"""`holdfast verify`: every byte of a checkpoint, or of all the steps of a run. Changes nothing."""
+
+import os
+from typing import Any
+
+from .. import open as open_checkpoint
+from ..errors import CorruptError, HoldfastError, NotCommittedError
+from ..format import spec
+from ..stores.url import open_store
+from .progress import Progress
+from .run import disk_bytes, find_run
+from .text import printable, show_bytes, show_count
+
+Document = dict[str, Any]
+
+
+def verify(path: str | os.PathLike[str]) -> Document:
+    """Check every byte of the checkpoint at ``path``, or of each committed step of a run.
+
+    What one step of a run suffers from does not keep the others from being checked.
+
+    Raises:
+        NotCommittedError: there is nothing to check.
+        VersionError, StoreError: a lone checkpoint cannot be read, which says nothing about it.
+    """
+    run = find_run(path)
+    if run is None:
+        store = open_store(path)
+        with Progress("verify", disk_bytes(store, "")) as progress:
+            found = [_verify_one(store.location, progress)]
+        return _document(store.location, found)
+    if not run.committed:
+        raise NotCommittedError(
+            f"{run.location} has {show_count(len(run.steps), 'step')}, none of them committed; "
+            "there is nothing to verify"
+        )
+    found = []
+    with Progress("verify", sum(step.disk_bytes for step in run.committed)) as progress:
+        for step in run.committed:
+            try:
+                found.append(_verify_one(step.location, progress))
+            except HoldfastError as error:
+                found.append(_result(step.location) | {"error": str(error)})
+    return _document(run.location, found)
+
+
+def exit_code(document: Document) -> int:
+    """Return 0 when all is whole, 1 when something is damaged, 2 when a step cannot be read."""
+    if any(found["damage"] for found in document["checkpoints"]):
+        return 1
+    return 0 if document["good"] else 2
+
+
+def render(document: Document) -> list[str]:
+    """Show what was found as lines for the terminal; all damage, however much."""
+    lines = []
+    for found in document["checkpoints"]:
+        where = printable(found["path"])
+        if found["error"] is not None:
+            lines.append(f"?    {where}: {printable(found['error'])}")
+        elif found["damage"]:
+            lines.append(f"BAD  {where}: {show_count(len(found['damage']), 'fault')}")
+            lines += [f"     {printable(damage['what'])}" for damage in found["damage"]]
+        else:
+            size = f"{show_bytes(found['file_bytes'])} in {show_count(found['files'], 'file')}"
+            lines.append(f"good {where}: {size}, every byte checked")
+    return lines
+
+
+def _verify_one(location: str, progress: Progress) -> Document:
+    found = _result(location)
+    try:
+        checkpoint = open_checkpoint(location)
+    except CorruptError as error:
+        where = f"{location}/{spec.MANIFEST_NAME}"
+        return found | {"damage": [{"where": where, "tensor": None, "what": str(error)}]}
+    faults = dict.fromkeys(checkpoint.verify(progress.advance))  # a missing file is found twice
+    damage = [{"where": f.where, "tensor": f.tensor, "what": f.what} for f in faults]
+    return found | {
+        "good": not damage,
+        "step": checkpoint.step,
+        "files": len(checkpoint.file_names),
+        "file_bytes": sum(checkpoint.file_bytes),
+        "damage": damage,
+    }
+
+
+def _result(location: str) -> Document:
+    return {
+        "path": location,
+        "good": False,
+        "step": None,
+        "files": None,
+        "file_bytes": None,
+        "damage": [],
+        "error": None,
+    }
+
+
+def _document(location: str, found: list[Document]) -> Document:
+    return {"path": location, "good": all(f["good"] for f in found), "checkpoints": found}

@@ -1,0 +1,154 @@
+"""Exit codes, errors and pipes: what holds for every verb."""
+
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import cli
+
+from .conftest import Command, start_python
+
+NewPath = Callable[[], Path]
+
+
+@pytest.fixture
+def path(new_path: NewPath) -> Path:
+    path = new_path()
+    holdfast.save({"w": torch.zeros(10)}, path)
+    return path
+
+
+def check_usage_error(answer: object, pattern: str) -> None:
+    """One line on the standard error, nothing else, exit 2."""
+    assert (answer.code, answer.out) == (2, "")
+    assert re.fullmatch(r"holdfast: .+\n", answer.err), answer.err
+    assert re.search(pattern, answer.err), answer.err
+
+
+def test_the_version(holdfast_command: Command) -> None:
+    answer = holdfast_command("--version")
+    assert (answer.code, answer.out) == (0, f"holdfast {holdfast.__version__}\n")
+
+
+def test_alone_it_prints_help(holdfast_command: Command) -> None:
+    answer = holdfast_command()
+    assert answer.code == 2 and answer.out.startswith("usage: holdfast ")
+    for verb in ("inspect", "verify", "diff", "demo"):
+        assert re.search(rf"^ +{verb}  ", answer.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify", "diff"])
+def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
+    answer = holdfast_command(verb, "--help")
+    assert answer.code == 0 and answer.out.startswith(f"usage: holdfast {verb} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["inspect"], "required: PATH; see 'holdfast inspect --help'"),
+        (["inspect", "x", "--unknown"], "unrecognized arguments: --unknown"),
+        (["verify", "x", "y"], "unrecognized arguments: y"),
+        (["diff", "x"], "required: B"),
+        (["explode"], "invalid choice: 'explode'"),
+        (["inspect", "s3://bucket/x"], "no store for s3://"),
+        (["inspect", ""], "expected the path of a directory"),
+    ],
+)
+def test_usage_errors(holdfast_command: Command, arguments: list[str], pattern: str) -> None:
+    check_usage_error(holdfast_command(*arguments), pattern)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_a_path_that_is_no_checkpoint(
+    new_path: NewPath, holdfast_command: Command, verb: str
+) -> None:
+    nowhere = new_path()
+    check_usage_error(holdfast_command(verb, nowhere), "does not exist")
+    nowhere.mkdir()
+    check_usage_error(holdfast_command(verb, nowhere), "is not a checkpoint")
+    (nowhere / "file").write_text("x")
+    check_usage_error(holdfast_command(verb, nowhere / "file"), "is not a directory")
+    (nowhere / "data").mkdir()
+    check_usage_error(holdfast_command(verb, nowhere), "has data files but no MANIFEST")
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_a_newer_version(path: Path, holdfast_command: Command, verb: str) -> None:
+    with (path / "MANIFEST").open("r+b") as manifest:
+        manifest.seek(8)
+        manifest.write(b"\x02")
+    check_usage_error(holdfast_command(verb, path), "format version 2.*Upgrade holdfast")
+
+
+def test_inspect_of_a_broken_manifest(path: Path, holdfast_command: Command) -> None:
+    (path / "MANIFEST").write_bytes(b"x" * 200)
+    answer = holdfast_command("inspect", path)
+    assert (answer.code, answer.out) == (1, "")
+    assert re.fullmatch(r"holdfast: .+MANIFEST cannot be read: .+\n", answer.err)
+
+
+def test_interruption(
+    path: Path, holdfast_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import holdfast.tools.verify
+
+    def interrupted(path: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(holdfast.tools.verify, "verify", interrupted)
+    answer = holdfast_command("verify", path)
+    assert (answer.code, answer.out, answer.err) == (130, "", "")
+
+
+def test_demo_gets_its_arguments(
+    holdfast_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    demo = types.ModuleType("holdfast.tools.demo")
+    demo.main = lambda arguments: seen.append(arguments) or 7
+    monkeypatch.setitem(sys.modules, "holdfast.tools.demo", demo)
+    assert holdfast_command("demo", "--out", "x", "--help").code == 7
+    assert seen == [["--out", "x", "--help"]]
+
+
+def test_a_reader_that_goes_away_is_no_error(path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = start_python("-m", "holdfast", "inspect", path, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_installed_script_and_the_module_are_the_same(path: Path) -> None:
+    by_module = start_python("-m", "holdfast", "verify", path, capture_output=True)
+    script = Path(sys.executable).with_name("holdfast")
+    by_script = subprocess.run([script, "verify", path], capture_output=True, text=True, timeout=60)
+    assert by_module.returncode == by_script.returncode == 0
+    assert by_module.stdout == by_script.stdout != ""
+
+
+def test_a_latin_terminal_gets_what_it_can_show(new_path: NewPath) -> None:
+    path = new_path()
+    holdfast.save({"größe": torch.zeros(1), "大きさ": torch.zeros(1)}, path)
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "holdfast", "inspect", path]
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "größe".encode("latin-1") in done.stdout and rb"\u5927" in done.stdout
+
+
+def test_main_reads_the_arguments_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["holdfast", "--version"])
+    assert cli.main() == 0
+    assert capsys.readouterr().out.startswith("holdfast ")

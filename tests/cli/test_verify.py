@@ -1,0 +1,186 @@
+"""`holdfast verify`: damage is found, and named."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+
+from .conftest import Command, data_files, flip_bit, start_python
+
+NewPath = Callable[[], Path]
+
+
+def save(path: Path, step: int = 0) -> Path:
+    state = {"model": {"w": torch.arange(1, 101).float(), "v": torch.arange(101, 301).float()}}
+    holdfast.save(state, path, step=step)
+    return path
+
+
+def offset_of(file: Path, tensor: torch.Tensor) -> int:
+    """Where a tensor's bytes lie in a data file."""
+    data = file.read_bytes()
+    assert data.count(tensor.numpy().tobytes()) == 1
+    return data.index(tensor.numpy().tobytes())
+
+
+def flip_in_w(path: Path) -> Path:
+    (file,) = data_files(path)
+    flip_bit(file, offset_of(file, torch.arange(1, 101).float()) + 17)
+    return file
+
+
+def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None:
+    path = save(new_path())
+    answer = holdfast_command("verify", path)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith(f"good {path}: ") and "in 1 file, every byte checked" in answer.out
+    assert holdfast_command("verify", path, "--json").document == {
+        "path": str(path),
+        "good": True,
+        "checkpoints": [
+            {
+                "path": str(path),
+                "good": True,
+                "step": 0,
+                "files": 1,
+                "file_bytes": data_files(path)[0].stat().st_size,
+                "damage": [],
+                "error": None,
+            }
+        ],
+    }
+
+
+def test_a_flipped_bit_is_found_with_its_file_and_tensor(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    path = save(new_path())
+    file = flip_in_w(path)
+    answer = holdfast_command("verify", path)
+    assert answer.code == 1
+    first, fault = answer.out.splitlines()
+    assert first == f"BAD  {path}: 1 fault"
+    assert str(file) in fault and "tensor model.w, chunk 0" in fault
+    (found,) = holdfast_command("verify", path, "--json").document["checkpoints"]
+    (damage,) = found["damage"]
+    assert damage["where"] == str(file) and damage["tensor"] == "model.w"
+    assert "checksum" in damage["what"]
+
+
+def test_every_damage_is_listed(new_path: NewPath, holdfast_command: Command) -> None:
+    path = save(new_path())
+    file = flip_in_w(path)
+    flip_bit(file, offset_of(file, torch.arange(101, 301).float()))
+    flip_bit(file, 9)  # the version in the header
+    flip_bit(file, file.stat().st_size - 1)  # the magic of the trailer
+    (path / "data" / file.parent.name / "stray").write_bytes(b"")
+    (found,) = holdfast_command("verify", path, "--json").document["checkpoints"]
+    tensors = [damage["tensor"] for damage in found["damage"]]
+    assert {"model.w", "model.v"} < set(tensors) and tensors.count(None) >= 2
+    assert any("stray" in damage["what"] for damage in found["damage"])
+
+
+@pytest.mark.parametrize("position", range(0, 2000, 53))
+def test_no_flipped_bit_of_a_data_file_is_missed(
+    new_path: NewPath, holdfast_command: Command, position: int
+) -> None:
+    path = save(new_path())
+    (file,) = data_files(path)
+    flip_bit(file, position % file.stat().st_size)
+    assert holdfast_command("verify", path).code == 1
+
+
+def test_a_missing_file_is_listed_once(new_path: NewPath, holdfast_command: Command) -> None:
+    path = save(new_path())
+    (file,) = data_files(path)
+    file.unlink()
+    answer = holdfast_command("verify", path)
+    assert answer.code == 1 and answer.out.count(str(file)) == 1
+
+
+def test_missing_data_directories_are_damage(new_path: NewPath, holdfast_command: Command) -> None:
+    path = save(new_path())
+    (file,) = data_files(path)
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.parent.rmdir()
+    answer = holdfast_command("verify", path)
+    assert answer.code == 1 and f"{path}/data is missing" in answer.out
+
+
+def test_a_broken_manifest_is_damage(new_path: NewPath, holdfast_command: Command) -> None:
+    path = save(new_path())
+    flip_bit(path / "MANIFEST", 100)
+    answer = holdfast_command("verify", path, "--json")
+    assert answer.code == 1
+    (damage,) = answer.document["checkpoints"][0]["damage"]
+    assert damage["where"] == f"{path}/MANIFEST" and damage["tensor"] is None
+    assert "checksum" in damage["what"]
+
+
+def test_a_run_is_verified_step_by_step(new_path: NewPath, holdfast_command: Command) -> None:
+    root = new_path()
+    for step in (1, 2, 10):
+        save(root / f"step-{step}", step)
+    (root / "step-11" / "data").mkdir(parents=True)
+    assert holdfast_command("verify", root).code == 0
+    flip_in_w(root / "step-2")
+    answer = holdfast_command("verify", root)
+    words = [line.split()[0] for line in answer.out.splitlines() if not line.startswith(" ")]
+    assert (answer.code, words) == (1, ["good", "BAD", "good"])
+    document = holdfast_command("verify", root, "--json").document
+    assert not document["good"]
+    assert [(c["step"], c["good"]) for c in document["checkpoints"]] == [
+        *((1, True), (2, False), (10, True)),
+    ]
+
+
+def test_a_step_of_a_newer_version_does_not_hide_the_others(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    root = new_path()
+    for step in (1, 2):
+        save(root / f"step-{step}", step)
+    with (root / "step-1" / "MANIFEST").open("r+b") as manifest:
+        manifest.seek(8)
+        manifest.write(b"\x02")
+    answer = holdfast_command("verify", root)
+    assert answer.code == 2  # unread is not damaged
+    first, second = answer.out.splitlines()
+    assert first.startswith("?") and "Upgrade holdfast" in first
+    assert second.startswith("good")
+    flip_in_w(root / "step-2")
+    assert holdfast_command("verify", root).code == 1
+
+
+def test_a_run_without_a_committed_step_is_no_checkpoint(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    root = new_path()
+    (root / "step-1").mkdir(parents=True)
+    answer = holdfast_command("verify", root)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("holdfast: ") and "none of them committed" in answer.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take its rights away")
+def test_a_checkpoint_that_may_only_be_read_is_verified(tmp_path: Path) -> None:
+    path = save(tmp_path / "checkpoint")
+    nobody = 65534
+    for directory in (path, *path.parents[:3]):
+        directory.chmod(0o755)
+    # Python's own files may be out of reach afterwards, so everything is imported before.
+    code = f"""
+import os, sys
+import holdfast.tools.verify, holdfast._checkpoint
+from holdfast.cli import main
+main(["--version"])
+os.setuid({nobody})
+sys.exit(main())
+"""
+    done = start_python("-c", code, "verify", path, capture_output=True)
+    assert done.returncode == 0, done.stderr
