@@ -53,11 +53,16 @@ nb::object read_bytes(Vfs& vfs, int fd, std::size_t size, std::uint64_t offset) 
   return nb::bytes(data, done);
 }
 
+// Any bytes can be a name: those that are not UTF-8 come as os.fsdecode gives them.
+nb::object file_name(const std::string& name) {
+  return nb::steal(PyUnicode_DecodeFSDefaultAndSize(name.data(), Py_ssize_t(name.size())));
+}
+
 nb::list entries_of(Vfs& vfs, const std::string& path) {
   nb::list entries;
   const auto found = value_of(without_gil([&] { return vfs.list_directory(path); }));
   for (const auto& entry : found)
-    entries.append(nb::make_tuple(entry.name, entry.kind, entry.size));
+    entries.append(nb::make_tuple(file_name(entry.name), entry.kind, entry.size));
   return entries;
 }
 

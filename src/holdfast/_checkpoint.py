@@ -15,7 +15,7 @@ from .errors import CorruptError, MismatchError, VersionError
 from .format.names import display_names
 from .layout import Box, Path, Shape, whole
 from .options import SLOT_BYTES, Options
-from .plan.load_plan import plan_load
+from .plan.load_plan import Run, plan_load
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class Checkpoint:
         self._objects = dict(header.objects)
         self._names = display_names([*self._tensors, *self._objects])
         self._paths = {name: path for path, name in self._names.items()}
-        self._shards = self._manifest.shards_by_tensor()
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -165,10 +164,10 @@ class Checkpoint:
         path = self._path(name)
         index = self._tensors[path]
         manifest, tensor = self._manifest, self._manifest.table.header.tensors[index]
-        boxes = [manifest.shard(i).box for i in self._shards[index]]
+        boxes = [manifest.shard(i).box for i in self._manifest.tensor_shards[index]]
         rows = [
             slice(first := int(manifest.shard_first_row[i]), first + int(count))
-            for i in self._shards[index]
+            for i in self._manifest.tensor_shards[index]
             for count in [manifest.table.shard_chunks[i]]
         ]
         return TensorInfo(
@@ -238,16 +237,17 @@ class Checkpoint:
         found = _attempt(self.location, lambda: check_names(store, manifest))
         header = manifest.table.header
         wanted = {t.path: (i, whole(t.shape)) for i, t in enumerate(header.tensors)}
-        runs = plan_load(manifest, wanted, SLOT_BYTES)
+        runs: dict[int, list[Run]] = {}
+        for run in plan_load(manifest, wanted, SLOT_BYTES):
+            runs.setdefault(run.extent.file, []).append(run)
         for file, name in enumerate(manifest.file_names):
             where = f"{self.location}/{name}"
             found += _attempt(where, partial(check_files, store, manifest, [file]))
-            own = [run for run in runs if run.extent.file == file]
             with (
                 lease(store.vfs, self.location, self._options) as leased,
                 DataFileReader(store, leased, manifest) as reader,
             ):
-                for read, fault in reader.scan(own, report):
+                for read, fault in reader.scan(runs.get(file, ()), report):
                     tensor = self._names[read.chunk.shard.tensor.path] if read else None
                     found.append(Damage(where, str(fault), tensor))
         return found

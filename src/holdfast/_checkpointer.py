@@ -6,12 +6,12 @@ import logging
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._keep import Keep
 from ._load import load
 from ._save import save
-from .engine.retire import retire, sweep
+from .engine.retire import retire, sweep, sweep_pending
 from .errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 LATEST_NAME = "LATEST"
+PENDING_LATEST_PREFIX = ".latest-"
 GRACE_S = (
     24 * 3600.0
 )  # longer than any save takes, shorter than a disk takes to fill with dead ones
@@ -67,7 +68,7 @@ class Checkpointer:
         every: int | None = None,
         keep: Keep | None = None,
         codec: str = "raw",
-        group: "ProcessGroup | Group | None" = None,
+        group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,
     ) -> None:
         """Prepare; nothing is written before the first save.
@@ -125,6 +126,8 @@ class Checkpointer:
 
     def path(self, step: int) -> str:
         """Return the directory of a step."""
+        if type(step) is not int or step < 0:
+            raise OptionError(f"step is {step!r}; expected an integer from 0")
         return f"{self._store.location}/{step_name(step)}"
 
     def step(
@@ -139,6 +142,7 @@ class Checkpointer:
             HoldfastError: as `holdfast.save`; older checkpoints are untouched.
         """
         self._check_open()
+        self.path(step)  # refuses what is no step, due or not
         if self._every is None or step % self._every:
             return False
         self.save(step, state, metrics=metrics)
@@ -242,7 +246,7 @@ class Checkpointer:
         """Move the hint, retire, sweep: none of it may fail a save that is committed."""
         try:
             hint = f"{step_name(step)}\n".encode()
-            self._store.replace(LATEST_NAME, f".latest-{os.urandom(8).hex()}", hint)
+            self._store.replace(LATEST_NAME, f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}", hint)
             # Steps found damaged are no reason to let go of good ones, nor may they be the one
             # kept.
             good = [s for s in self.steps() if s not in self._damaged and self._is_judged(s)]
@@ -251,6 +255,7 @@ class Checkpointer:
             for entry in self._store.list():
                 if step_of(entry.name) is not None:
                     self._sweep(entry.name)
+            sweep_pending(self._store, PENDING_LATEST_PREFIX, GRACE_S)
         except HoldfastError as error:
             logger.warning("step %d is saved, but tidying %s failed: %s", step, self.root, error)
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._fit import check_fit, describe_fit, source_of, wanted_of
 from .engine.check import check_share, read_manifest
@@ -60,7 +60,7 @@ def load(
     into: Mapping[Any, Any],
     strict: bool = True,
     cast: bool = False,
-    group: "ProcessGroup | Group | None" = None,
+    group: "ProcessGroup | Group | Literal['alone'] | None" = None,
     options: Options | None = None,
 ) -> LoadReport:
     """Fill a state from a checkpoint, in place, whatever layout wrote it.
@@ -75,7 +75,8 @@ def load(
             Values that are no tensors are replaced in their dict or list.
         strict: raise when a name is missing or unexpected; otherwise only report it.
         cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
-        group: ranks that load together; default: the default process group, or this process alone.
+        group: ranks that load together; default: the default process group, or this process.
+            ``"alone"``: this process by itself, whatever process group there is.
 
     Raises:
         NotCommittedError: there is no checkpoint at ``path``.

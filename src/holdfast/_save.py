@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
 from .codecs.registry import check_codec
@@ -39,7 +39,7 @@ def save(
     step: int | None = None,
     metrics: Mapping[str, float] | None = None,
     codec: str = "raw",
-    group: "ProcessGroup | Group | None" = None,
+    group: "ProcessGroup | Group | Literal['alone'] | None" = None,
     options: Options | None = None,
 ) -> None:
     """Save a state as one committed checkpoint, durable when this returns, on every rank.
@@ -54,7 +54,8 @@ def save(
         step: recorded in the checkpoint.
         metrics: numbers that judge the step, recorded too; the coordinator's count.
         codec: how chunks are stored.
-        group: ranks that save together; default: the default process group, or this process alone.
+        group: ranks that save together; default: the default process group, or this process.
+            ``"alone"``: this process by itself, whatever process group there is.
 
     Raises:
         StateError: the state cannot be saved as given; the text names the leaf.

@@ -1,21 +1,20 @@
 """One atomic step from nothing to a committed checkpoint.
 
-States: WRITING (data files, no manifest) → DURABLE (every rank has synced files and directories) →
-    COMMITTED
-(manifest present) → RETIRED (manifest removed first, data after).
+States: WRITING (data files, no manifest) → DURABLE (every rank has synced files and directories)
+→ COMMITTED (manifest present) → RETIRED (manifest removed first, data after).
 
 Invariants:
   1. Every file that a manifest names is durable, with its directory entry and its parents', before
-  the
-     manifest exists.
+     the manifest exists.
   2. The manifest appears by one atomic, exclusive step; a reader sees all of it or none.
   3. Nothing that a committed manifest names is ever rewritten.
   4. The base of a live delta is never retired.
   5. One failed rank: nobody commits, and every rank raises.
   6. No collectives in the background.
   7. After a failed fsync nothing is re-synced: the file is dropped and rewritten under a new name,
-  once. 8. The coordinator checks before committing that the boxes tile every tensor exactly: no
-  gap, no overlap.
+     once.
+  8. The coordinator checks before committing that the boxes tile every tensor exactly, with no gap
+     and no overlap, and that every file is where it will be looked for.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ import contextlib
 from .._core import xxh3_128
 from ..errors import AlreadyCommittedError, CorruptError, PeerError, StateError, StoreError
 from ..format import spec
-from ..format.manifest import check_tiling, decode_manifest, encode_manifest
+from ..format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
 from ..format.rows import join_tables
 from ..format.table import Header, Table, decode_table, encode_table
 from ..stores.base import Store
@@ -41,10 +40,11 @@ def commit(store: Store, header: Header, written: list[bytes]) -> None:
     Raises:
         AlreadyCommittedError: this checkpoint exists already.
         StateError: the ranks' boxes do not tile every tensor.
+        StoreError: the disk failed, or a rank wrote somewhere else.
     """
     data = b""
     try:
-        data = _manifest_of(header, written)
+        data = _manifest_of(store, header, written)
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
         if not store.publish(spec.MANIFEST_NAME, pending, data):
             _settle_race(store, data)
@@ -77,18 +77,34 @@ def check_absent(store: Store) -> None:
         )
 
 
-def _manifest_of(header: Header, written: list[bytes]) -> bytes:
-    table = join_tables(header, [table for data in written for table in _decode_tables(data)])
-    data = encode_manifest(table)
+def _manifest_of(store: Store, header: Header, written: list[bytes]) -> bytes:
+    """Join what the ranks wrote; check it as a reader will: what that refuses is not committed."""
+    tables = [table for data in written for table in _decode_tables(data)]
+    data = encode_manifest(join_tables(header, tables))
     try:
-        # As a reader will: what cannot be read must not be committed.
-        check_tiling(decode_manifest(data, spec.MANIFEST_NAME))
+        manifest = decode_manifest(data, spec.MANIFEST_NAME)
+        check_tiling(manifest)
     except CorruptError as error:
         raise StateError(
             f"the shards of all ranks do not make whole tensors: {error}. Give each rank its part "
             "as a DTensor, or the same whole tensor on every rank"
         ) from error
+    _check_present(store, manifest)
     return data
+
+
+def _check_present(store: Store, manifest: Manifest) -> None:
+    """Check that every file the manifest will name is here, at its size, whoever wrote it."""
+    below = f"{spec.DATA_DIRECTORY}/{manifest.table.header.save_id}"
+    entries = store.list(below) if manifest.file_names else []
+    found = {f"{below}/{entry.name}": entry.size_bytes for entry in entries}
+    for name, size in zip(manifest.file_names, manifest.table.file_bytes.tolist(), strict=True):
+        if found.get(name) != size:
+            seen = f"has {found[name]} bytes" if name in found else "is not there"
+            raise StoreError(
+                f"{store.location}/{name} was written by its rank, {size} bytes, but {seen} as "
+                "the coordinator sees it; do all ranks save to one directory of a shared disk?"
+            )
 
 
 def _settle_race(store: Store, data: bytes) -> None:

@@ -20,7 +20,9 @@ from ..plan.load_plan import ChunkRead, Run
 from ..stores.base import Store
 from .pool import Lease
 
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+# What the opening of a link, a directory, a socket, and of a pipe or device says.
+NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 
 class DataFileReader:

@@ -1,7 +1,7 @@
 """COMMITTED → RETIRED, and what dead saves left. Knows stores and names, no ranks.
 
-The manifest goes first, durably, and the data after it: at no moment does a manifest name what is
-    gone.
+The manifest goes first, durably, and the data after it: at no moment does a manifest name what
+is gone.
 """
 
 import contextlib
@@ -24,7 +24,12 @@ def retire(store: LocalStore) -> None:
     """
     store.remove(spec.MANIFEST_NAME)
     store.sync_directory()
-    _remove_data(store)
+    for save in _saves(store):
+        below = f"{spec.DATA_DIRECTORY}/{save}"
+        for file in store.list(below):
+            store.remove(f"{below}/{file.name}")
+        store.remove_directory(below)
+    store.remove_directory(spec.DATA_DIRECTORY)
     for entry in store.list():
         if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX):
             store.remove(entry.name)
@@ -40,32 +45,42 @@ def sweep(store: LocalStore, older_than_s: float) -> None:
     if store.exists(spec.MANIFEST_NAME):
         data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
         keep = decode_manifest(data, store.location).table.header.save_id
-    if not store.exists(spec.DATA_DIRECTORY):
-        return
-    now = time.time()
-    for entry in store.list(spec.DATA_DIRECTORY):
-        below = f"{spec.DATA_DIRECTORY}/{entry.name}"
-        if entry.kind != "directory" or entry.name == keep:
+    # Asked first: whatever is removed below makes it young again.
+    is_dead = not keep and _is_older(store, [""], older_than_s)
+    for save in _saves(store):
+        below = f"{spec.DATA_DIRECTORY}/{save}"
+        if save == keep:
             continue
         names = [f"{below}/{file.name}" for file in store.list(below)]
-        newest = max([store.modified_s(name) for name in [below, *names]])
-        if now - newest > older_than_s:
+        if _is_older(store, [below, *names], older_than_s):
             for name in names:
                 store.remove(name)
             store.remove_directory(below)
             logger.info("removed %s/%s, left by a save that died", store.location, below)
-    if not keep:
+    sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, older_than_s)
+    if is_dead:
         for name in (spec.DATA_DIRECTORY, ""):
             with contextlib.suppress(StoreError):
                 store.remove_directory(name)
 
 
-def _remove_data(store: LocalStore) -> None:
-    if not store.exists(spec.DATA_DIRECTORY):
-        return
-    for save in store.list(spec.DATA_DIRECTORY):
-        below = f"{spec.DATA_DIRECTORY}/{save.name}"
-        for file in store.list(below):
-            store.remove(f"{below}/{file.name}")
-        store.remove_directory(below)
-    store.remove_directory(spec.DATA_DIRECTORY)
+def sweep_pending(store: LocalStore, prefix: str, older_than_s: float) -> None:
+    """Remove files that were to get another name, but whose writer died."""
+    for entry in store.list():
+        if entry.name.startswith(prefix) and _is_older(store, [entry.name], older_than_s):
+            store.remove(entry.name)
+
+
+def _is_older(store: LocalStore, names: list[str], seconds: float) -> bool:
+    return time.time() - max(store.modified_s(name) for name in names) > seconds
+
+
+def _saves(store: LocalStore) -> list[str]:
+    """List the directories of saves; what is a link is left alone: it may lead anywhere."""
+    if spec.DATA_DIRECTORY not in _directories(store, ""):
+        return []
+    return sorted(_directories(store, spec.DATA_DIRECTORY))
+
+
+def _directories(store: LocalStore, name: str) -> set[str]:
+    return {entry.name for entry in store.list(name) if entry.kind == "directory"}

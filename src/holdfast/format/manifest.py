@@ -26,6 +26,7 @@ class Manifest:
         chunk_start: byte offset of each payload in its file.
         chunk_bytes: payload bytes.
         chunk_gap_start: where the zero gap before the payload begins.
+        tensor_shards: for each tensor, the indices of its shards.
         payload_end: where the payloads of each file end and the gap before its footer begins.
     """
 
@@ -38,6 +39,7 @@ class Manifest:
     chunk_bytes: I64
     chunk_gap_start: I64
     payload_end: I64
+    tensor_shards: tuple[tuple[int, ...], ...]
 
     def shard(self, index: int) -> Shard:
         """Return shard ``index`` as geometry."""
@@ -46,13 +48,6 @@ class Manifest:
         half = len(numbers) // 2
         tensor = self.table.header.tensors[int(self.table.shard_tensor[index])]
         return Shard(tensor, Box(tuple(numbers[:half]), tuple(numbers[half:])))
-
-    def shards_by_tensor(self) -> list[list[int]]:
-        """Return, for each tensor, the indices of its shards."""
-        result: list[list[int]] = [[] for _ in self.table.header.tensors]
-        for index, tensor in enumerate(self.table.shard_tensor.tolist()):
-            result[tensor].append(index)
-        return result
 
 
 def encode_manifest(table: Table) -> bytes:
@@ -112,6 +107,7 @@ def check_table(table: Table) -> Manifest:
         chunk_bytes,
         gap_start,
         payload_end,
+        _shards_by_tensor(table),
     )
     _check_payload_sizes(manifest)
     return manifest
@@ -123,9 +119,7 @@ def check_tiling(manifest: Manifest) -> None:
     Raises:
         CorruptError: they do not; the text names the tensor.
     """
-    for tensor, indices in zip(
-        manifest.table.header.tensors, manifest.shards_by_tensor(), strict=True
-    ):
+    for tensor, indices in zip(manifest.table.header.tensors, manifest.tensor_shards, strict=True):
         if fault := tiling_fault(tensor.shape, [manifest.shard(i).box for i in indices]):
             raise CorruptError(f"tensor {dotted(tensor.path)}: {fault}")
 
@@ -173,6 +167,13 @@ def _check_payload_sizes(manifest: Manifest) -> None:
         # Under raw the mode is 0, so size and mode together are the size.
         found = table.chunk_size_mode[first : first + rows]
         _require(bool(np.all(found == expected)), f"{what} has a payload of another size or mode")
+
+
+def _shards_by_tensor(table: Table) -> tuple[tuple[int, ...], ...]:
+    result: list[list[int]] = [[] for _ in table.header.tensors]
+    for index, tensor in enumerate(table.shard_tensor.tolist()):
+        result[tensor].append(index)
+    return tuple(map(tuple, result))
 
 
 def _starts(counts: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> I64:

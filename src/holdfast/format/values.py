@@ -175,21 +175,16 @@ def encode_path(path: Path) -> Json:
         StateError: the path is too long, or a key is not valid Unicode.
     """
     encoded = [list(key) if isinstance(key, tuple) else key for key in path]
-    for key in path:
+    for position, key in enumerate(path):
         if isinstance(key, str):
             _check_text(key, path)
-        if isinstance(key, int) and not _fits_i64(key):
-            raise StateError(f"{dotted(path)} has an integer key that does not fit 64 bits")
-        elif isinstance(key, int) and key.bit_length() > _KEY_BITS_MAX:
-            raise StateError(f"an integer key of {key.bit_length()} bits is too long for a path")
+        elif isinstance(key, int) and not _fits_i64(key):
+            where, bits = dotted(path[:position]) or "the state", key.bit_length()
+            raise StateError(f"{where} has an integer key of {bits} bits, which does not fit 64")
     if (size_bytes := _path_bytes(encoded)) > PATH_BYTES_MAX:
         shown = dotted(path)[:80]
         raise StateError(f"the path {shown}… takes {size_bytes} bytes; at most {PATH_BYTES_MAX}")
     return encoded
-
-
-# More bits make more digits than a path holds; Python refuses to write out that many.
-_KEY_BITS_MAX = PATH_BYTES_MAX * 10 // 3
 
 
 def _path_bytes(encoded: Json) -> int:

@@ -7,20 +7,27 @@ from ..errors import OptionError
 from .base import COORDINATOR, Group, SingleGroup, lost_peer
 
 
-def find_group(group: "Group | dist.ProcessGroup | None") -> Group:
+def find_group(group: "Group | dist.ProcessGroup | str | None") -> Group:
     """Return the given group, the default process group where there is one, or a group of one.
+
+    ``"alone"`` is this process by itself, whatever process group there is.
 
     Raises:
         OptionError: ``group`` is neither a process group nor a holdfast group.
     """
     if isinstance(group, dist.ProcessGroup):
         return TorchGroup(group)
+    if group == "alone":
+        return SingleGroup()
     if group is None:
         return TorchGroup(None) if dist.is_available() and dist.is_initialized() else SingleGroup()
     if not hasattr(group, "all_gather"):
         kind = type(group).__name__
-        raise OptionError(f"group is a {kind}; expected a torch.distributed process group or None")
-    return group
+        raise OptionError(
+            f"group is a {kind}; expected a process group of torch.distributed, 'alone' for this "
+            "process by itself, or None for the default process group"
+        )
+    return group  # type: ignore[return-value]
 
 
 class TorchGroup:

@@ -40,10 +40,9 @@ def plan_load(
     Returns:
         Runs ordered by file and offset; no chunk is in two.
     """
-    shards = manifest.shards_by_tensor()
     reads: dict[int, tuple[Chunk, list[Path]]] = {}
     for path, (tensor, box) in wanted.items():
-        for index in shards[tensor]:
+        for index in manifest.tensor_shards[tensor]:
             for row, chunk in _chunks_within(manifest, index, box):
                 reads.setdefault(row, (chunk, []))[1].append(path)
     chunks = [ChunkRead(row, chunk, tuple(paths)) for row, (chunk, paths) in reads.items()]

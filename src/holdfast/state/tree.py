@@ -109,6 +109,7 @@ def open_node(value: Any, path: Path) -> Node:
     Raises:
         StateError: a dict that holds tensors has a key that is neither text nor an integer.
     """
+    check_depth(len(path), path)
     if isinstance(value, torch.Tensor):
         return Node("tensor")
     if isinstance(value, nn.Module):
@@ -127,6 +128,16 @@ def open_node(value: Any, path: Path) -> Node:
     if isinstance(value, (list, tuple)) and holds_tensors(value):
         return Node("container", tuple(items_of(value)))
     return Node("leaf")
+
+
+def check_depth(depth: int, path: Path) -> None:
+    """Check that a walk is not endless.
+
+    Raises:
+        StateError: it is deeper than any state is meant to be.
+    """
+    if depth > DEPTH_MAX:
+        raise StateError(f"{dotted(path)[:80]}… is nested deeper than {DEPTH_MAX}: a cycle?")
 
 
 def _is_plain_optimizer(value: object) -> bool:
@@ -171,8 +182,7 @@ class _Walk:
 
     def visit(self, value: Any, path: Path) -> None:
         self.depth += 1
-        if self.depth > DEPTH_MAX:
-            raise StateError(f"{dotted(path)[:80]}… is nested deeper than {DEPTH_MAX}: a cycle?")
+        check_depth(self.depth, path)  # an object may save itself as an object that saves itself …
         node = open_node(value, path)
         if node.kind == "tensor":
             self._tensor(value, path)
