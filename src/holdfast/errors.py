@@ -13,6 +13,15 @@ HoldfastError
 └── PeerError              another rank failed; .rank, .cause
 """
 
+import errno
+
+_ADVICE = {
+    errno.ENOSPC: "free space or choose another directory",
+    errno.EDQUOT: "free space, have the quota raised or choose another directory",
+    errno.EROFS: "remount it writable or choose another directory",
+    errno.EACCES: "give this user access or choose another directory",
+}
+
 
 class HoldfastError(Exception):
     """Base of every error raised on purpose by holdfast."""
@@ -30,6 +39,11 @@ class StoreError(HoldfastError):
     """A store call failed; the cause is chained, ``errno`` is its number where there is one."""
 
     errno: int | None = None
+
+    def __str__(self) -> str:
+        """Return the text, and what to do where that is known."""
+        advice = _ADVICE.get(self.errno or 0)
+        return f"{super().__str__()}; {advice}" if advice else super().__str__()
 
 
 class NoSpaceError(StoreError):

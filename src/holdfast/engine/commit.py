@@ -48,9 +48,14 @@ def commit(store: Store, header: Header, written: list[bytes]) -> None:
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
         if not store.publish(spec.MANIFEST_NAME, pending, data):
             _settle_race(store, data)
-    except BaseException:
+    except BaseException as error:
         if not data or _certainly_not_published(store, data):
             _discard(store, header.save_id, "")
+        else:
+            error.add_note(
+                f"MANIFEST of {store.location} may be there nevertheless: then the checkpoint is "
+                "whole and loads, but whether it survives a power cut is not known"
+            )
         raise
 
 

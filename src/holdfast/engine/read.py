@@ -22,7 +22,6 @@ from .pool import Lease
 
 # What the opening of a link, a directory, a socket, and of a pipe or device says.
 NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 
 class DataFileReader:
@@ -151,7 +150,10 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
     try:
         return store.open(name, direct=direct)
     except StoreError as error:
-        if error.errno in _NOT_THERE or (error.errno == errno.EINVAL and not direct):
+        if direct and error.errno == errno.EINVAL:
+            # Said of what is no file, and by file systems that have no direct reads.
+            store.close(open_data_file(store, name, direct=False))
+        elif error.errno in (*NOT_A_FILE, errno.ENOENT, errno.ENOTDIR):
             raise CorruptError(
                 f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it"
             ) from error

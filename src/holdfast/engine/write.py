@@ -211,8 +211,7 @@ class DataFileWriter:
         where = f"{self._store.location}/{self._names[-1]}"
         why = os.strerror(code) if code else "the disk took no more"
         kind = NoSpaceError if code in _FULL or not code else StoreError
-        advice = "; free space or choose another directory" if kind is NoSpaceError else ""
-        error = kind(f"write {where}[{offset}:+{size}]: {why} after {done} bytes{advice}")
+        error = kind(f"write {where}[{offset}:+{size}]: {why} after {done} bytes")
         error.errno = code or errno.ENOSPC
         error.__cause__ = OSError(error.errno, why, where)
         return error

@@ -172,7 +172,7 @@ def decode_table(magic: bytes, data: bytes) -> Table:
     if xxh3_128(data[: -spec.TABLE_CHECKSUM_BYTES]) != data[-spec.TABLE_CHECKSUM_BYTES :]:
         raise CorruptError("its checksum (XXH3-128) does not match its bytes")
     end = spec.PREAMBLE_BYTES + header_bytes
-    header = _decode_header(parse_json(data[spec.PREAMBLE_BYTES : end]))
+    header = _decode_header(parse_json(_unpadded(data[spec.PREAMBLE_BYTES : end])))
     columns = {}
     for name, dtype, items, count in _COLUMNS:
         rows = counts[count] * items
@@ -180,6 +180,14 @@ def decode_table(magic: bytes, data: bytes) -> Table:
         end += rows * int(dtype[-1])
     columns["shard_digest"] = columns["shard_digest"].reshape(-1, 2)
     return Table(header=header, **columns)
+
+
+def _unpadded(text: bytes) -> bytes:
+    """Take the spaces off that make the JSON header a multiple of 8 bytes."""
+    bare = text.rstrip(b" ")
+    if len(text) - len(bare) > 7:
+        raise CorruptError(f"its JSON header is padded by {len(text) - len(bare)} spaces")
+    return bare
 
 
 def _decode_preamble(magic: bytes, data: bytes) -> tuple[int, dict[str, int]]:
@@ -240,15 +248,16 @@ def _check_known(values: dict[str, Any]) -> None:
     """Tell a newer checkpoint from a damaged one."""
     for feature in _entries(values, "features"):
         _keys(feature, {"name", "since"}, "feature")
+        name, since = (_text(feature[key], f"{key} of a feature") for key in ("name", "since"))
         raise VersionError(
-            f"it uses the feature {feature['name']!r}, which holdfast {feature['since']} and newer "
-            "read. Upgrade holdfast"
+            f"it uses the feature {name!r:.80}, which holdfast {since:.80} and newer read. "
+            "Upgrade holdfast"
         )
     for codec in _entries(values, "codecs"):
-        if codec.get("name") != spec.CODEC_RAW:
+        if (name := _text(codec.get("name"), "the name of a codec")) != spec.CODEC_RAW:
             raise VersionError(
-                f"it uses the codec {codec.get('name')!r}, which this holdfast does not know. "
-                f"It was written by {values.get('written_by')!r}; upgrade holdfast"
+                f"it uses the codec {name!r:.80}, which this holdfast does not know. "
+                f"It was written by {values.get('written_by')!r:.80}; upgrade holdfast"
             )
         _keys(codec, {"name"}, "codec")
 

@@ -67,9 +67,12 @@ def plan_save(requests: list[Request], file_bytes: int) -> SavePlan:
     tensors = merge_tensors([request.shards for request in requests])
     ties = merge_ties([(request.shards, request.ties) for request in requests])
     objects = merge_objects([request.objects for request in requests])
-    both = sorted(dotted(path) for path in tensors.keys() & objects.keys())
+    known = tensors.keys() | objects.keys()
+    both = tensors.keys() & objects.keys()
+    both |= {path[:n] for path in known for n in range(1, len(path)) if path[:n] in known}
     if both:
-        raise StateError(f"some ranks have tensors where others have values: {', '.join(both)}")
+        names = ", ".join(sorted(dotted(path) for path in both))
+        raise StateError(f"some ranks have values where others have tensors or more: {names}")
     shards = assign(
         [[s for s in request.shards if s.tensor.path not in ties] for request in requests],
         _forced_writers(requests),

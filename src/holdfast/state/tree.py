@@ -235,9 +235,15 @@ def rebuild(leaves: Mapping[Path, Any], like: object = None) -> Any:
     """Nest leaves by path again; containers of ``like`` at the same place lend their type.
 
     ``{("a", 0): x, ("a", 1): y}`` → ``{"a": {0: x, 1: y}}``
+
+    Raises:
+        StateError: one place holds a value and a container, or containers of two kinds.
     """
-    if () in leaves:
+    if () in leaves and len(leaves) == 1:
         return _typed(leaves[()], like)
+    if len({_kind_at(path) for path in leaves}) > 1:
+        where = ", ".join(sorted(dotted(path) for path in leaves))
+        raise StateError(f"no state has all of these in one place: {where:.200}")
     below: dict[Key, dict[Path, Any]] = {}
     for path, value in leaves.items():
         below.setdefault(path[0], {})[path[1:]] = value
@@ -245,9 +251,16 @@ def rebuild(leaves: Mapping[Path, Any], like: object = None) -> Any:
     items = {key: rebuild(part, guide.get(key)) for key, part in below.items()}
     first = next(iter(items), None)
     if isinstance(first, tuple):
-        ordered = [items[key] for key in sorted(items, key=_position)]
+        ordered = [items[key] for key in sorted(items, key=lambda key: key[1])]  # type: ignore[index]
         return ordered if first[0] == "list" else tuple_like(like, ordered)
     return _typed(items, like)
+
+
+def _kind_at(path: Path) -> str:
+    """Tell what stands where a path begins: a value, a dict, a list or a tuple."""
+    if not path:
+        return "value"
+    return path[0][0] if isinstance(path[0], tuple) else "dict"
 
 
 def _typed(value: Any, like: object) -> Any:
@@ -267,7 +280,3 @@ def tuple_like(like: object, items: list[Any]) -> tuple[Any, ...]:
     fits = isinstance(like, tuple) and len(like) == len(items)
     result: tuple[Any, ...] = (getattr(like, "_make", tuple) if fits else tuple)(items)
     return result
-
-
-def _position(key: Key) -> int:
-    return key[1] if isinstance(key, tuple) else -1
