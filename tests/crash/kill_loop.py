@@ -1,0 +1,282 @@
+"""Ranks that save again and again are killed at random; what they acknowledged must be there.
+
+Each round forks the ranks (gloo over loopback), which restore the run and save step after step.
+Then all of them, or one, are killed: at a random moment, or at the n-th call to the operating
+system. What is left is opened again and compared, bit by bit, with what was saved.
+
+    python tests/crash/kill_loop.py --kills 1000 --seed 1
+"""
+
+import argparse
+import dataclasses
+import gc
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from crash_content import OPTIONS, WrongContentError, digest, load_number, make_state
+
+import holdfast.options
+from holdfast.errors import HoldfastError, PeerError
+from holdfast.testing import Fault, faulty
+
+# Fresh memory is slow to touch, and each round has its own: 2 MiB of it instead of 32. The rooms
+# take the size over when they are imported, at the first save.
+assert "holdfast.engine.pool" not in sys.modules
+holdfast.options.SLOT_BYTES = 1 << 20
+OPTIONS = dataclasses.replace(OPTIONS, pool_bytes=2 << 20)
+
+MODES = ("group", "rank", "call")  # all ranks, or one, at a random moment; or one at its n-th call
+KEEP = 2  # the newest step that was acknowledged is still there when a newer one is committed
+WINDOW_S = 0.08  # a few saves long
+CALLS_MAX = 120  # of one rank in a few saves
+DEADLINE_S = 20.0  # for survivors to notice; far less than the timeout of the collectives
+COLLECTIVE_TIMEOUT_S = 120.0
+PEER_EXIT, FAILED_EXIT = 3, 4  # what a survivor says: PeerError, or anything else
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One round: who dies, and when."""
+
+    mode: str
+    victim: int
+    delay_s: float
+    call: int
+    before: bool
+
+    @staticmethod
+    def choose(rng: random.Random, world_size: int) -> "Kill":
+        """Choose at random."""
+        return Kill(
+            rng.choice(MODES),
+            rng.randrange(world_size),
+            rng.uniform(0, WINDOW_S),
+            rng.randint(1, CALLS_MAX),
+            rng.random() < 0.5,
+        )
+
+    def fault(self, rank: int) -> Fault:
+        """What is wrong with the disk of a rank: nothing, or that it kills."""
+        nth = self.call if self.mode == "call" and rank == self.victim else 0
+        return Fault("*", nth, action="kill" if self.before else "kill_after", argument=0)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was seen; anything in ``faults`` is a broken promise."""
+
+    kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
+    acknowledged: int = 0
+    unacknowledged: int = 0  # committed, but killed before it could say so
+    inside: int = 0  # rounds that ended inside a save or a removal
+    dead: set[Path] = field(default_factory=set)  # what such rounds left, until it is removed
+    peer_errors: int = 0
+    longest_wait_s: float = 0.0  # until a survivor had raised and was gone
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{number} of a {mode}" for mode, number in self.kills.items())
+        return (
+            f"{sum(self.kills.values())} kills ({kills}); {self.acknowledged} acknowledged saves, "
+            f"{self.unacknowledged} committed unacknowledged, {self.inside} rounds ended "
+            f"inside a save or removal; {self.peer_errors} survivors raised PeerError, the last "
+            f"after {self.longest_wait_s:.2f} s; {len(self.faults)} faults"
+        )
+
+
+def run(root: Path, kills: int, seed: int, world_size: int = 2) -> Tally:
+    """Kill ``kills`` times in the run at ``root``; stop at the first broken promise."""
+    torch.set_num_threads(1)  # threads do not survive a fork
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    _load_everything(root)
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    gc.freeze()  # what every rank shares is not copied by its collector
+    rng, tally, newest, seen = random.Random(seed), Tally(), 0, 0
+    for number in range(kills):
+        kill = Kill.choose(rng, world_size)
+        where = f"seed {seed}, round {number}, {kill}"
+        faults_before = len(tally.faults)
+        lines = _round(root, number, meeting.port, kill, world_size, tally)
+        newest = max([newest, *(step for _, step, _ in lines)])
+        _check_acknowledged(lines, tally)
+        seen = _check_run(root, newest, seen, tally)
+        tally.kills[kill.mode] += 1
+        if sys.stdout.isatty():
+            print(f"\r{number + 1} of {kills}", end="\n" if number + 1 == kills else "", flush=True)
+        if tally.faults[faults_before:]:
+            tally.faults.append(f"this was {where}")
+            break
+    return tally
+
+
+def _load_everything(root: Path) -> None:
+    """Import all that a save and a load need, before the first fork."""
+    holdfast.Checkpointer(root / "try", options=OPTIONS).save(1, make_state(1))
+    load_number(root / "try" / "step-00000001")
+    shutil.rmtree(root / "try")
+
+
+def _round(
+    root: Path, number: int, port: int, kill: Kill, world_size: int, tally: Tally
+) -> list[tuple[int, int, str]]:
+    """Fork the ranks, kill, wait for all to be gone; return what they acknowledged."""
+    reading, writing = os.pipe()
+
+    def rank_main(rank: int) -> None:
+        os.close(reading)
+        _join(number, port, rank, world_size)
+        _save_for_ever(root / "run", rank, writing, kill.fault(rank))
+
+    children = {_fork(rank_main, rank): rank for rank in range(world_size)}
+    os.close(writing)
+    text = _read_until(reading, lambda text: text.count("ready") == world_size)
+    if kill.mode != "call":
+        time.sleep(kill.delay_s)
+    victims = range(world_size) if kill.mode == "group" else [kill.victim]
+    for child, rank in children.items():
+        if kill.mode != "call" and rank in victims:
+            os.kill(child, signal.SIGKILL)
+    killed = time.monotonic()
+    for rank, status in _reap(children, tally).items():
+        expected = -signal.SIGKILL if rank in victims else PEER_EXIT
+        if status != expected:
+            tally.faults.append(f"rank {rank} ended with {status}, expected {expected}")
+        tally.peer_errors += status == PEER_EXIT
+    if kill.mode == "rank":
+        tally.longest_wait_s = max(tally.longest_wait_s, time.monotonic() - killed)
+    text += _read_until(reading, lambda _: False)
+    os.close(reading)
+    found = [line.split() for line in text.splitlines() if "ready" not in line]
+    return [(int(rank), int(step), content) for rank, step, content in found]
+
+
+def _fork(main: Callable[[int], None], rank: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = FAILED_EXIT
+    try:
+        main(rank)
+    except PeerError:
+        status = PEER_EXIT
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def _join(number: int, port: int, rank: int, world_size: int) -> None:
+    meeting = dist.PrefixStore(f"round-{number}", dist.TCPStore("127.0.0.1", port))
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    dist.init_process_group(
+        "gloo", store=meeting, rank=rank, world_size=world_size, timeout=timeout
+    )
+
+
+def _save_for_ever(root: Path, rank: int, writing: int, fault: Fault) -> None:
+    """Restore, then save; say so after each save, in one line that a pipe takes whole."""
+    state = make_state(-1)
+    with faulty(fault):
+        checkpointer = holdfast.Checkpointer(root, keep=holdfast.Keep.latest(KEEP), options=OPTIONS)
+        start = checkpointer.restore(state) or 0
+        os.write(writing, b"ready\n")
+        for step in count(start + 1):
+            state = make_state(step)
+            checkpointer.save(step, state)
+            os.write(writing, f"{rank} {step} {digest(state)}\n".encode())
+
+
+def _read_until(reading: int, enough: Callable[[str], bool]) -> str:
+    """Read until there is enough, or until all writers are gone."""
+    text = ""
+    deadline = time.monotonic() + DEADLINE_S
+    while not enough(text) and time.monotonic() < deadline:
+        if select.select([reading], [], [], 0.1)[0]:
+            part = os.read(reading, 1 << 16)
+            if not part:
+                break
+            text += part.decode()
+    return text
+
+
+def _reap(children: dict[int, int], tally: Tally) -> dict[int, int]:
+    """Wait for all children, at most until the deadline; return how each rank ended."""
+    ended: dict[int, int] = {}
+    deadline = time.monotonic() + DEADLINE_S
+    while len(ended) < len(children):
+        for child, rank in children.items():
+            if rank not in ended:
+                found, status = os.waitpid(child, os.WNOHANG)
+                if found:
+                    ended[rank] = os.waitstatus_to_exitcode(status)
+                elif time.monotonic() > deadline:
+                    tally.faults.append(f"rank {rank} still ran after {DEADLINE_S} s")
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    return ended
+
+
+def _check_acknowledged(lines: list[tuple[int, int, str]], tally: Tally) -> None:
+    for _, step, content in lines:
+        if content != digest(make_state(step)):
+            tally.faults.append(f"step {step} was saved with other content, {content}")
+    tally.acknowledged += len({step for _, step, _ in lines})
+
+
+def _check_run(root: Path, newest: int, seen: int, tally: Tally) -> int:
+    """Load every step that is visible; the newest acknowledged one must be among them.
+
+    Returns:
+        The newest step there is; ``seen`` is that of the round before.
+    """
+    checkpointer = holdfast.Checkpointer(root / "run", options=OPTIONS)
+    steps = checkpointer.steps()
+    for step in steps:
+        try:
+            if load_number(Path(checkpointer.path(step))) != step:
+                tally.faults.append(f"step {step} holds another step")
+        except (HoldfastError, WrongContentError) as error:
+            tally.faults.append(f"step {step} is visible, but: {error}")
+    if newest and newest not in steps:
+        tally.faults.append(f"step {newest} was acknowledged; there are {steps}")
+    tally.unacknowledged += len([step for step in steps if step > max(newest, seen)])
+    saves = (root / "run").glob("step-*/data/*")
+    dead = {save for save in saves if not (save.parent.parent / "MANIFEST").exists()}
+    tally.inside += bool(dead - tally.dead)
+    tally.dead = dead
+    return max([seen, *steps])
+
+
+def main() -> int:
+    """Kill as often as asked; exit 0 when every promise was kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--root", type=Path, help="an empty directory; default: a temporary one")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=arguments.root, prefix="holdfast-kill-") as root:
+        tally = run(Path(root), arguments.kills, arguments.seed, arguments.ranks)
+    rate = sum(tally.kills.values()) / (time.monotonic() - started)
+    print(f"{tally}; {rate:.1f} kills/s", *tally.faults, sep="\n")
+    return 1 if tally.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

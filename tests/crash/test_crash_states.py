@@ -1,0 +1,97 @@
+"""After a power cut at any moment: what was acknowledged is whole, nothing else is half there."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from crash_content import OPTIONS, load_number, make_state
+from crash_oracle import Record, assert_kept, checkpoint_states, record, run_states
+from crash_ranks import ThreadGroup, run_ranks
+from disk_model import crash_states, materialize
+
+import holdfast
+from holdfast.errors import AlreadyCommittedError, StoreError
+from holdfast.testing import Fault
+
+SEED = int(os.environ.get("CRASH_SEED", "1"))
+SUBSETS = int(os.environ.get("CRASH_SUBSETS", "6"))  # random states at each moment
+
+
+def two_rank_save(made: Record, place: str, number: int, order: tuple[int, ...]) -> None:
+    def save(group: ThreadGroup) -> None:
+        made.save(place, number, group)
+
+    assert run_ranks(save, order) == [None] * len(order)
+
+
+def test_a_save_of_one_rank_survives_a_power_cut_at_any_moment(scratch: Path, disk: Path) -> None:
+    with record(disk) as made:
+        made.save("older", 1)
+        made.save("runs/a/newer", 2)
+    count, faults = checkpoint_states(made, scratch, seed=SEED, subsets=SUBSETS)
+    assert count > 200
+    assert_kept(faults)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (2, 0, 1)])
+def test_a_save_of_several_ranks_survives_a_power_cut_at_any_moment(
+    scratch: Path, disk: Path, order: tuple[int, ...]
+) -> None:
+    with record(disk) as made:
+        made.save("older", 1)
+        two_rank_save(made, "newer", 2, order)
+    count, faults = checkpoint_states(made, scratch, seed=SEED, subsets=SUBSETS)
+    assert count > 200
+    assert_kept(faults)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_run_with_retention_survives_a_power_cut_at_any_moment(
+    scratch: Path, disk: Path, keep: int
+) -> None:
+    with record(disk) as made:
+        run = holdfast.Checkpointer(disk / "run", keep=holdfast.Keep.latest(keep), options=OPTIONS)
+        for step in range(1, 5):
+            run.save(step, make_state(step))
+            made.acknowledge("run", step)
+    count, faults = run_states(made, scratch, "run", keep=keep, seed=SEED, subsets=SUBSETS)
+    assert count > 500
+    assert_kept(faults)
+
+
+def test_a_save_into_directories_that_others_just_made_survives_a_power_cut(
+    scratch: Path, disk: Path
+) -> None:
+    with record(disk) as made:
+        for name in ("runs", "runs/a"):
+            made.disk.make_directory(str(disk / name))
+        made.save("runs/a/newer", 1)
+    _, faults = checkpoint_states(made, scratch, seed=SEED, subsets=SUBSETS)
+    assert_kept(faults)
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_a_save_after_one_whose_directory_sync_failed_survives_a_power_cut(
+    scratch: Path, disk: Path, nth: int
+) -> None:
+    with record(disk, Fault("sync_directory", nth)) as made:
+        with contextlib.suppress(StoreError):
+            made.save("runs/a/newer", 1)
+        # The sync after the manifest appeared may be the one that failed: then it is there, whole.
+        with contextlib.suppress(AlreadyCommittedError):
+            made.save("runs/a/newer", 2)
+        made.save("runs/a/newest", 3)
+    _, faults = checkpoint_states(made, scratch, seed=SEED, subsets=SUBSETS)
+    assert_kept(faults)
+
+
+def test_what_a_crash_leaves_is_no_obstacle_to_the_next_save(scratch: Path, disk: Path) -> None:
+    with record(disk) as made:
+        made.save("newer", 1)
+    for number, state in enumerate(crash_states(made.disk.trace(), disk, SEED, subsets=1)):
+        place = scratch / f"state-{number}"
+        materialize(state.tree, place)
+        with contextlib.suppress(AlreadyCommittedError):
+            holdfast.save(make_state(1), place / "newer", options=OPTIONS)
+        assert load_number(place / "newer") == 1

@@ -1,0 +1,189 @@
+"""Disks that are really full, and places that really cannot be written to."""
+
+import dataclasses
+import errno
+import os
+import shutil
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from crash_content import OPTIONS, load_number, make_state
+
+import holdfast
+from holdfast.errors import NoSpaceError, NotCommittedError, StoreError
+
+PAGE_BYTES = 4096
+NOBODY = 65534
+
+
+@pytest.fixture
+def small_disk(scratch: Path) -> Iterator[Path]:
+    """A file system of 1 MiB and 64 inodes, which holds an older checkpoint."""
+    path = scratch / "small"
+    path.mkdir()
+    if os.geteuid():
+        pytest.skip("only root may mount a small file system")
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "tmpfs", path]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr}")
+    try:
+        holdfast.save(make_state(1), path / "older", options=OPTIONS)
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def fill_bytes(place: Path, left: int) -> None:
+    """Take all space but ``left`` bytes."""
+    free = os.statvfs(place).f_bavail * PAGE_BYTES - left
+    (place / "filler").write_bytes(bytes(max(0, free)))
+
+
+def fill_inodes(place: Path, left: int) -> None:
+    """Take all inodes but ``left``."""
+    (place / "filler").mkdir()
+    while os.statvfs(place).f_ffree > left:
+        (place / "filler" / str(os.statvfs(place).f_ffree)).touch()
+
+
+def remove_filler(place: Path) -> None:
+    if (place / "filler").is_dir():
+        shutil.rmtree(place / "filler")
+    else:
+        (place / "filler").unlink(missing_ok=True)
+
+
+def names_below(place: Path) -> list[str]:
+    return sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+
+
+@pytest.mark.parametrize("io", ["auto", "buffered", "direct", "io_uring"])
+@pytest.mark.parametrize(
+    ("fill", "step", "enough"),
+    [(fill_bytes, 2 * PAGE_BYTES, 48 * PAGE_BYTES), (fill_inodes, 1, 8)],
+    ids=["bytes", "inodes"],
+)
+def test_a_full_disk_is_a_typed_error_and_nothing_is_left(
+    small_disk: Path, fill: Callable[[Path, int], None], step: int, enough: int, io: str
+) -> None:
+    options = dataclasses.replace(OPTIONS, io=io)
+    newer, failed = small_disk / "newer", 0
+    for left in range(0, enough, step):
+        fill(small_disk, left)
+        before = names_below(small_disk)
+        try:
+            holdfast.save(make_state(2), newer, options=options)
+        except NoSpaceError as error:
+            failed += 1
+            assert "free space or choose another directory" in str(error)
+            assert str(newer) in str(error)
+            assert names_below(small_disk) == before
+        else:
+            assert load_number(newer) == 2
+            shutil.rmtree(newer)
+        assert load_number(small_disk / "older", options) == 1
+        remove_filler(small_disk)
+        holdfast.save(make_state(2), newer, options=options)
+        assert load_number(newer) == 2
+        shutil.rmtree(newer)
+    assert 2 <= failed < enough // step  # from "nothing at all" to "just enough"
+
+
+def test_a_run_on_a_full_disk_goes_on_when_there_is_space(small_disk: Path) -> None:
+    run = holdfast.Checkpointer(small_disk / "run", keep=holdfast.Keep.latest(1), options=OPTIONS)
+    run.save(1, make_state(1))
+    fill_bytes(small_disk, 0)
+    for _ in range(3):
+        with pytest.raises(NoSpaceError):
+            run.save(2, make_state(2))
+        assert run.steps() == [1]
+        assert run.restore(make_state(-1)) == 1
+    remove_filler(small_disk)
+    run.save(2, make_state(2))
+    assert run.steps() == [2]
+    assert load_number(Path(run.path(2))) == 2
+
+
+def test_a_full_disk_does_not_stop_a_run_from_letting_go(small_disk: Path) -> None:
+    run = holdfast.Checkpointer(small_disk / "run", options=OPTIONS)
+    for step in (1, 2, 3):
+        run.save(step, make_state(step))
+    fill_bytes(small_disk, 0)
+    assert run.retire_after(1) == [2, 3]
+    assert run.restore(make_state(-1)) == 1
+
+
+def test_a_read_only_disk_can_be_loaded_from_and_says_so_to_a_save(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    before = names_below(small_disk)
+    for io in ("auto", "buffered"):
+        options = dataclasses.replace(OPTIONS, io=io)
+        with pytest.raises(StoreError, match="remount it writable") as caught:
+            holdfast.save(make_state(2), small_disk / "newer", options=options)
+        assert caught.value.errno == errno.EROFS
+        assert load_number(small_disk / "older", options) == 1
+    with pytest.raises(NotCommittedError):
+        load_number(small_disk / "newer")
+    assert names_below(small_disk) == before
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    holdfast.save(make_state(2), small_disk / "newer", options=OPTIONS)
+    assert load_number(small_disk / "newer") == 2
+
+
+def without_rights(function: Callable[[], None]) -> None:
+    """Run a function as a user without any rights, in a process of its own when we are root."""
+    if os.geteuid():
+        function()
+        return
+    child = os.fork()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return
+    status = 1
+    try:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        function()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+
+
+def test_a_directory_of_others_can_be_loaded_from_and_says_so_to_a_save(scratch: Path) -> None:
+    holdfast.save(make_state(1), scratch / "older", options=OPTIONS)
+    before = names_below(scratch)
+    scratch.chmod(0o555)
+
+    def load_and_save() -> None:
+        for io in ("auto", "buffered"):
+            options = dataclasses.replace(OPTIONS, io=io)
+            assert load_number(scratch / "older", options) == 1
+            with pytest.raises(StoreError, match="give this user access") as caught:
+                holdfast.save(make_state(2), scratch / "newer", options=options)
+            assert caught.value.errno == errno.EACCES
+
+    without_rights(load_and_save)
+    scratch.chmod(0o755)
+    assert names_below(scratch) == before
+    holdfast.save(make_state(2), scratch / "newer", options=OPTIONS)
+    assert load_number(scratch / "newer") == 2
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_an_absent_one(scratch: Path) -> None:
+    holdfast.save(make_state(1), scratch / "hidden" / "older", options=OPTIONS)
+    scratch.chmod(0o755)
+    (scratch / "hidden").chmod(0)
+
+    def load() -> None:
+        with pytest.raises(StoreError, match="give this user access"):
+            load_number(scratch / "hidden" / "older")
+
+    without_rights(load)
+    (scratch / "hidden").chmod(0o755)
+    assert load_number(scratch / "hidden" / "older") == 1

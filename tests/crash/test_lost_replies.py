@@ -1,0 +1,97 @@
+"""What was done is reported as failed, as NFS does when a reply is lost: the commit finds out."""
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from crash_content import OPTIONS, load_number, make_state
+
+import holdfast
+from holdfast.errors import AlreadyCommittedError, NotCommittedError, StoreError
+from holdfast.stores.local import LocalStore
+
+link = LocalStore._link
+
+
+def lost() -> StoreError:
+    error = StoreError("link: the reply was lost")
+    error.errno = errno.ETIMEDOUT
+    return error
+
+
+def names_below(place: Path) -> list[str]:
+    return sorted(path.name for path in place.rglob("*") if path.is_file())
+
+
+def test_a_link_that_was_made_twice_is_our_own(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link_again(self: LocalStore, source: str, target: str) -> bool:
+        return link(self, source, target) and link(self, source, target)
+
+    monkeypatch.setattr(LocalStore, "_link", link_again)
+    holdfast.save(make_state(1), scratch / "place", options=OPTIONS)
+    assert load_number(scratch / "place") == 1
+
+
+def test_a_link_whose_reply_was_lost_leaves_a_whole_checkpoint(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link_silently(self: LocalStore, source: str, target: str) -> bool:
+        link(self, source, target)
+        raise lost()
+
+    monkeypatch.setattr(LocalStore, "_link", link_silently)
+    with pytest.raises(StoreError, match="the reply was lost") as caught:
+        holdfast.save(make_state(1), scratch / "place", options=OPTIONS)
+    assert "whole and loads" in caught.value.__notes__[0]
+    assert load_number(scratch / "place") == 1
+
+
+@pytest.mark.parametrize("was_made", [True, False])
+def test_files_stay_while_nobody_can_tell_whether_a_manifest_names_them(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, was_made: bool
+) -> None:
+    def link_and_lose_contact(self: LocalStore, source: str, target: str) -> bool:
+        if was_made:
+            link(self, source, target)
+        monkeypatch.setattr(os, "lstat", lose_contact)
+        raise lost()
+
+    def lose_contact(path: str) -> os.stat_result:
+        raise OSError(errno.EIO, "the server does not answer", path)
+
+    look = os.lstat
+    monkeypatch.setattr(LocalStore, "_link", link_and_lose_contact)
+    with pytest.raises(StoreError, match="the reply was lost"):
+        holdfast.save(make_state(1), scratch / "place", options=OPTIONS)
+    monkeypatch.setattr(os, "lstat", look)
+    monkeypatch.setattr(LocalStore, "_link", link)
+    assert "00000-0.hf" in names_below(scratch / "place")
+    if was_made:
+        assert load_number(scratch / "place") == 1
+        return
+    with pytest.raises(NotCommittedError):
+        load_number(scratch / "place")
+    holdfast.save(make_state(2), scratch / "place", options=OPTIONS)
+    assert load_number(scratch / "place") == 2
+
+
+def test_the_manifest_of_another_save_is_not_taken_for_our_own(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = scratch / "place"
+
+    def link_too_late(self: LocalStore, source: str, target: str) -> bool:
+        monkeypatch.setattr(LocalStore, "_link", link)
+        holdfast.save(make_state(1), place, options=OPTIONS)
+        return link(self, source, target)
+
+    other = dataclasses.replace(OPTIONS, pool_bytes=48 << 20)  # a pool of its own
+    monkeypatch.setattr(LocalStore, "_link", link_too_late)
+    with pytest.raises(AlreadyCommittedError, match="another save while"):
+        holdfast.save(make_state(2), place, options=other)
+    assert load_number(place) == 1
+    assert names_below(place) == ["00000-0.hf", "MANIFEST"]

@@ -1,0 +1,259 @@
+"""The oracle of the crash states notices when the commit is broken: each planted fault is caught.
+
+Without a fault it reports nothing (`test_crash_states`, and the first test here).
+"""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crash_content import OPTIONS, make_state
+from crash_oracle import Record, checkpoint_states, record, run_states
+from crash_ranks import ThreadGroup, run_ranks
+
+import holdfast._checkpointer
+import holdfast._save
+from holdfast.engine import commit
+from holdfast.engine.write import DataFileWriter
+from holdfast.errors import PeerError, StateError
+from holdfast.group.base import Group
+from holdfast.stores.local import LocalStore
+from holdfast.testing import Fault
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def drop_a_file_fsync(patch: pytest.MonkeyPatch) -> None:
+    original = DataFileWriter._sync
+
+    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
+        if self._descriptor < 0:  # the directories; the file is closed by then
+            original(self, call)
+
+    patch.setattr(DataFileWriter, "_sync", sync)
+
+
+def drop_a_directory_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalStore, "sync_path", lambda self, name: None)
+
+
+def publish_before_durable(patch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], None]] = []
+    publish = LocalStore.publish
+
+    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
+        store, name = self._store, self._names[-1]
+
+        def sync_now() -> None:
+            descriptor = store.open(name, direct=False)
+            store.vfs.sync(descriptor)
+            store.close(descriptor)
+            store.sync_path(name)
+
+        late.append(sync_now)
+
+    def publish_first(self: LocalStore, name: str, pending_name: str, data: bytes) -> bool:
+        done = publish(self, name, pending_name, data)
+        while late:
+            late.pop()()
+        return done
+
+    patch.setattr(DataFileWriter, "_sync", sync)
+    patch.setattr(LocalStore, "publish", publish_first)
+
+
+def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
+    create = LocalStore.create
+
+    def create_again(self: LocalStore, name: str, *, direct: bool) -> int:
+        self.remove(name)
+        return create(self, name, direct=direct)
+
+    def publish_again(self: LocalStore, name: str, pending_name: str, data: bytes) -> bool:
+        self.replace(name, pending_name, data)
+        return True
+
+    patch.setattr(holdfast._save, "check_absent", lambda store: None)
+    patch.setattr(holdfast._save.secrets, "token_hex", lambda size: "ab" * size)
+    patch.setattr(LocalStore, "create", create_again)
+    patch.setattr(LocalStore, "publish", publish_again)
+
+
+def skip_the_tile_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commit, "check_tiling", lambda manifest: None)
+
+
+def acknowledge_early(patch: pytest.MonkeyPatch) -> None:
+    owed: list[Callable[[], None]] = []
+    commit_now, save = holdfast._save.commit, Record.save
+
+    def save_then_commit(self: Record, place: str, number: int, group: Group | None = None) -> None:
+        save(self, place, number, group)
+        while owed:
+            owed.pop()()
+
+    patch.setattr(holdfast._save, "commit", lambda *job: owed.append(lambda: commit_now(*job)))
+    patch.setattr(Record, "save", save_then_commit)
+
+
+def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
+    """Make the last rank forget a shard: no fault of the commit, but one that it has to notice."""
+    plan_save = holdfast._save.plan_save
+
+    def plan_with_a_gap(*arguments: object) -> object:
+        plan = plan_save(*arguments)
+        *others, last = plan.shards
+        return holdfast._save.SavePlan(
+            **{name: getattr(plan, name) for name in plan.__slots__ if name != "shards"},
+            shards=(*others, last[1:]),
+        )
+
+    patch.setattr(holdfast._save, "plan_save", plan_with_a_gap)
+
+
+def two_rank_save(made: Record, place: str, number: int) -> list[BaseException | None]:
+    # The coordinator comes last: a rank that does not wait for it is ahead of it.
+    def save(group: ThreadGroup) -> None:
+        made.save(place, number, group)
+
+    return run_ranks(save, order=(1, 0))
+
+
+def faults_found(scratch: Path, disk: Path, *rules: Fault) -> list[str]:
+    """Save on two ranks beside an older checkpoint, and again in its place; judge every state."""
+    with record(disk, *rules) as made:
+        two_rank_save(made, "runs/older", 1)
+        two_rank_save(made, "runs/newer", 2)
+        with contextlib.suppress(holdfast.errors.AlreadyCommittedError):
+            made.save("runs/older", 3)
+    return checkpoint_states(made, scratch, seed=1, subsets=4)[1]
+
+
+def test_no_fault_is_found_where_none_is_planted(scratch: Path, disk: Path) -> None:
+    assert faults_found(scratch, disk) == []
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        drop_a_file_fsync,
+        drop_a_directory_fsync,
+        publish_before_durable,
+        overwrite_in_place,
+        acknowledge_early,
+    ],
+)
+def test_a_planted_fault_is_found(
+    scratch: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
+    plant(monkeypatch)
+    assert faults_found(scratch, disk) != []
+
+
+def test_a_skipped_tile_check_is_found(
+    scratch: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_a_gap(monkeypatch)
+    skip_the_tile_check(monkeypatch)
+    with record(disk) as made:
+        assert two_rank_save(made, "newer", 1) == [None, None]
+    assert checkpoint_states(made, scratch, seed=1, subsets=4)[1] != []
+
+
+def test_the_tile_check_refuses_boxes_that_leave_a_gap_on_two_ranks(
+    scratch: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_a_gap(monkeypatch)
+    with record(disk) as made:
+        mine, other = two_rank_save(made, "newer", 1)
+    assert isinstance(mine, StateError)
+    assert isinstance(other, PeerError) and other.rank == 0
+    assert list(disk.iterdir()) == []
+    assert checkpoint_states(made, scratch, seed=1, subsets=4)[1] == []
+
+
+def test_each_fsync_of_a_save_is_needed_but_one(scratch: Path) -> None:
+    def faults_without(operation: str, nth: int) -> tuple[Record, list[str]]:
+        here = scratch / f"{operation}-{nth}"
+        (here / "disk").mkdir(parents=True)
+        with record(here / "disk", Fault(operation, nth, action="lie")) as made:
+            made.save("runs/newer", 1)
+        return made, checkpoint_states(made, here, seed=1, subsets=4)[1]
+
+    made, _ = faults_without("sync", 0)
+    synced = [call[:2] for call in made.disk.trace() if call[0] in ("sync", "sync_directory")]
+    needless = []
+    for number, (operation, path) in enumerate(synced):
+        nth = [other for other, _ in synced[: number + 1]].count(operation)
+        if Path(path).is_relative_to(made.base) and not faults_without(operation, nth)[1]:
+            needless.append(str(Path(path).relative_to(made.base)))
+    assert len(synced) >= 9
+    # The directory that holds the checkpoint's is synced with the data and again with MANIFEST.
+    assert needless == ["runs", "runs"]
+
+
+def retire_data_first(patch: pytest.MonkeyPatch) -> None:
+    retire = holdfast._checkpointer.retire
+
+    def retire_backwards(store: LocalStore) -> None:
+        for save in store.list("data"):
+            for file in store.list(f"data/{save.name}"):
+                store.remove(f"data/{save.name}/{file.name}")
+        retire(store)
+
+    patch.setattr(holdfast._checkpointer, "retire", retire_backwards)
+
+
+def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalStore, "sync_directory", lambda self, name="": None)
+
+
+def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
+    save = holdfast._checkpointer.save
+
+    def make_room_and_save(state: object, path: str, **options: object) -> None:
+        for older in Path(path).parent.glob("step-*"):
+            holdfast._checkpointer.retire(LocalStore(older))
+        save(state, path, **options)
+
+    patch.setattr(holdfast._checkpointer, "save", make_room_and_save)
+
+
+def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    def replace(self: LocalStore, name: str, pending_name: str, data: bytes) -> None:
+        descriptor = self.create(pending_name, direct=False)
+        self.vfs.write(descriptor, data, 0)
+        self.close(descriptor)
+        self.vfs.rename(f"{self.location}/{pending_name}", f"{self.location}/{name}")
+
+    patch.setattr(LocalStore, "replace", replace)
+
+
+def run_faults_found(scratch: Path, disk: Path) -> list[str]:
+    with record(disk) as made:
+        run = holdfast.Checkpointer(disk / "run", keep=holdfast.Keep.latest(1), options=OPTIONS)
+        for step in (1, 2):
+            run.save(step, make_state(step))
+            made.acknowledge("run", step)
+    return run_states(made, scratch, "run", keep=1, seed=1, subsets=4)[1]
+
+
+def test_no_fault_is_found_in_a_run_where_none_is_planted(scratch: Path, disk: Path) -> None:
+    assert run_faults_found(scratch, disk) == []
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        retire_data_first,
+        retire_without_fsync,
+        retire_before_saving,
+        move_the_hint_without_fsync,
+    ],
+)
+def test_a_fault_planted_in_a_run_is_found(
+    scratch: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
+    plant(monkeypatch)
+    assert run_faults_found(scratch, disk) != []
