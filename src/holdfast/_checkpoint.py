@@ -5,13 +5,14 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .engine.check import check_files, check_names, read_manifest
 from .engine.pool import lease
 from .engine.read import DataFileReader
-from .errors import CorruptError, MismatchError, VersionError
+from .errors import CorruptError, MismatchError, OptionError, VersionError
 from .format.names import display_names
 from .layout import Box, Path, Shape, whole
 from .options import SLOT_BYTES, Options
@@ -295,7 +296,12 @@ def _attempt(where: str, check: Callable[[], None]) -> list[Damage]:
 def _checked_box(name: str, shape: Shape, box: "tuple[Shape, Shape] | None") -> Box:
     if box is None:
         return whole(shape)
-    offset, extent = (tuple(part) for part in box)
+    try:
+        offset, extent = (tuple(index(number) for number in part) for part in box)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"box is {box!r:.80}; expected (offset, shape), each with a number for each dimension"
+        ) from error
     inside = len(offset) == len(extent) == len(shape) and all(
         a >= 0 and n >= 0 and a + n <= s for a, n, s in zip(offset, extent, shape, strict=True)
     )

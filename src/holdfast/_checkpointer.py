@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._keep import Keep
-from ._load import load
+from ._load import load_from
 from ._save import save
 from .engine.retire import retire, sweep, sweep_pending
 from .errors import (
@@ -40,9 +40,8 @@ logger = logging.getLogger("holdfast")
 
 LATEST_NAME = "LATEST"
 PENDING_LATEST_PREFIX = ".latest-"
-GRACE_S = (
-    24 * 3600.0
-)  # longer than any save takes, shorter than a disk takes to fill with dead ones
+# Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
+GRACE_S = 24 * 3600.0
 
 
 class Checkpointer:
@@ -53,8 +52,7 @@ class Checkpointer:
 
     Example::
 
-        with holdfast.Checkpointer("runs/a", every=500, keep=holdfast.Keep.latest(3)) as
-        checkpointer:
+        with holdfast.Checkpointer("runs/a", every=500, keep=Keep.latest(3)) as checkpointer:
             start = checkpointer.restore(state) or 0
             for step in range(start + 1, steps + 1):
                 train()
@@ -197,21 +195,45 @@ class Checkpointer:
             MismatchError: the state does not fit.
         """
         self._check_open()
-        steps = self._agreed_steps() if step is None else [step]
+        if step is not None:
+            self._load(step, into)
+            return step
         faults = []
-        for candidate in reversed(steps):
-            try:
-                load(self.path(candidate), into=into, group=self._ranks, options=self._options)
+        for candidate in reversed(self._agreed_steps()):
+            damage = self._try(candidate, into)
+            if not damage:
                 return candidate
-            except HoldfastError as error:
-                if step is not None or not _is_damage(error):
-                    raise
-                logger.error("step %d is damaged and is skipped: %s", candidate, error)
-                self._damaged.add(candidate)
-                faults.append(f"step {candidate}: {error}")
+            logger.error("step %d is damaged and is skipped: %s", candidate, damage)
+            faults.append(f"step {candidate}: {damage}")
         if faults:
             raise CorruptError(f"every checkpoint of {self.root} is damaged. {' '.join(faults)}")
         return None
+
+    def _load(self, step: int, into: Mapping[Any, Any]) -> None:
+        # A stranger in the directory is no reason to go back to an older step.
+        options = self._options or Options()
+        where, ranks = self.path(step), self._ranks
+        load_from(where, ranks, into, strict=True, cast=False, options=options, strangers=True)
+
+    def _try(self, step: int, into: Mapping[Any, Any]) -> str:
+        """Load a step; return what is damaged, the same on every rank, or "" when it is good."""
+        failure: HoldfastError | None = None
+        try:
+            self._load(step, into)
+        except HoldfastError as error:
+            failure = error
+        with Phase(self._ranks) as judged:
+            # What is no damage is raised here, and so on every rank; a peer's error is the peer's.
+            if failure is not None and not isinstance(failure, PeerError):
+                if not _is_damage(failure):
+                    raise failure
+                judged.answer = str(failure).encode(errors="replace")
+        found = [answer.decode() for answer in judged.answers if answer]
+        if found:
+            self._damaged.add(step)
+        elif failure is not None:
+            raise failure
+        return " ".join(found)
 
     def retire_after(self, step: int) -> list[int]:
         """Remove every step after ``step``, to train on from there in another way; return them."""
@@ -237,7 +259,7 @@ class Checkpointer:
     def _replace_damaged(self, step: int) -> None:
         """Retire a step that could not be restored, so that it can be saved again."""
         with Phase(self._ranks):
-            if self._ranks.rank == COORDINATOR:
+            if self._ranks.rank == COORDINATOR and self._store.exists(step_name(step)):
                 logger.warning("replacing step %d, which was found damaged", step)
                 retire(LocalStore(self.path(step), self._store.vfs))
         self._damaged.discard(step)
@@ -280,9 +302,7 @@ class Checkpointer:
 
 
 def _is_damage(error: HoldfastError) -> bool:
-    """Whether an error, here or on a peer, says that this checkpoint is damaged."""
-    if isinstance(error, PeerError):
-        return error.cause.startswith((CorruptError.__name__, NotCommittedError.__name__))
+    """Whether an error says that this checkpoint cannot be read, and another perhaps can."""
     if isinstance(error, StoreError):
         return error.errno == errno.EIO
     return isinstance(error, (CorruptError, NotCommittedError))

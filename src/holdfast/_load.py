@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._fit import check_fit, describe_fit, source_of, wanted_of
-from .engine.check import check_share, read_manifest
+from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.pipeline import read_shards
 from .engine.pool import lease
 from .errors import StateError
-from .group.base import Phase
+from .group.base import COORDINATOR, Phase
 from .group.torch import find_group
 from .layout import size_of
 from .options import SLOT_BYTES, Options
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from .group.base import Group
-    from .stores.base import Store
 
 logger = logging.getLogger("holdfast")
 
@@ -92,26 +91,33 @@ def load(
         ``holdfast.load("runs/a/step-1000", into={"model": model, "optimizer": optimizer})``
     """
     started = time.perf_counter()
-    if not isinstance(into, Mapping):
-        raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
-    store = open_store(path)
-    report = _walk(store, find_group(group), into, strict, cast, options or Options())
+    ranks = find_group(group)
+    report = load_from(path, ranks, into, strict=strict, cast=cast, options=options or Options())
     report = replace(report, seconds=time.perf_counter() - started)
     gigabytes = report.bytes_read / 1e9
     logger.info("loaded %s: %.3f GB in %.2f s", report.path, gigabytes, report.seconds)
     return report
 
 
-def _walk(
-    store: "Store",
+def load_from(
+    path: "str | os.PathLike[str]",
     ranks: "Group",
     into: Mapping[Any, Any],
+    *,
     strict: bool,
     cast: bool,
     options: Options,
+    strangers: bool = False,
 ) -> LoadReport:
-    """Walk all the way; the report lacks only the time."""
+    """Walk all the way; the report lacks only the time.
+
+    Args:
+        strangers: let be what is in the directory and does not belong to the checkpoint.
+    """
     with Phase(ranks) as prepared:
+        if not isinstance(into, Mapping):
+            raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
+        store = open_store(path)
         manifest = read_manifest(store)
         target = bind(into, source_of(manifest))
         prepared.answer = describe_fit(manifest, target, cast=cast)
@@ -121,12 +127,15 @@ def _walk(
     runs = plan_load(manifest, wanted_of(manifest, targets), SLOT_BYTES)
 
     with Phase(ranks):
+        if strict and not strangers and ranks.rank == COORDINATOR:
+            check_names(store, manifest)
         if strict:
-            check_share(store, manifest, ranks.rank, ranks.world_size)
+            check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))
         with lease(store.vfs, store.location, options) as leased:
             read_shards(store, leased, manifest, runs, targets)
 
-    target.finish()
+    with Phase(ranks):
+        target.finish()
     return LoadReport(
         path=store.location,
         step=manifest.table.header.step,

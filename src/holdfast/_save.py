@@ -1,5 +1,6 @@
 """The whole save, on one page: flatten → plan → stage → encode → write → commit."""
 
+import json
 import logging
 import os
 import secrets
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from .group.base import Group
-    from .stores.base import Store
 
 logger = logging.getLogger("holdfast")
+
+STEP_LIMIT = 1 << 53  # as docs/format.md says
 
 
 def save(
@@ -68,61 +70,78 @@ def save(
     """
     started = time.perf_counter()
     ranks = find_group(group)
-    store = open_store(path)
-    saved_bytes = _walk(store, ranks, state, step, metrics, codec, options or Options())
+    where, saved_bytes = _walk(path, ranks, state, step, metrics, codec, options or Options())
     if ranks.rank == COORDINATOR:
         seconds = time.perf_counter() - started
-        logger.info("saved %s: %.3f GB in %.2f s", store.location, saved_bytes / 1e9, seconds)
+        logger.info("saved %s: %.3f GB in %.2f s", where, saved_bytes / 1e9, seconds)
 
 
 def _walk(
-    store: "Store",
+    path: "str | os.PathLike[str]",
     ranks: "Group",
     state: Mapping[Any, Any],
     step: int | None,
     metrics: Mapping[str, float] | None,
     codec: str,
     options: Options,
-) -> int:
-    """Walk all the way; return the bytes of the tensors saved."""
+) -> tuple[str, int]:
+    """Walk all the way; return where, and the bytes of the tensors saved."""
     with Phase(ranks) as described:
+        store = open_store(path)
         _check_arguments(step, metrics, codec)
         if ranks.rank == COORDINATOR:
             check_absent(store)
         leaves = flatten(state)
         request = _request(leaves, step, metrics, compare=ranks.world_size > 1)
-        described.answer = encode_request(request)
+        described.answer = _settings(options, codec) + b"\n" + encode_request(request)
 
-    requests = [decode_request(data) for data in described.answers]
-    plan = plan_save(requests, options.file_bytes)
-    header, shards = _header(plan, ranks.world_size, options), plan.shards[ranks.rank]
+    # What has to be the same on all ranks is the coordinator's.
+    settings = json.loads(described.answers[COORDINATOR].partition(b"\n")[0])
+    requests = [decode_request(data.partition(b"\n")[2]) for data in described.answers]
+    plan = plan_save(requests, settings["file_bytes"])
+    header, shards = _header(plan, ranks.world_size, settings), plan.shards[ranks.rank]
 
+    written = Phase(ranks, gather=True)
     try:
-        with Phase(ranks, gather=True) as written:
-            files = WriterPlan(header, ranks.rank, 0, size_of(shards), options.file_bytes)
+        with written:
+            files = WriterPlan(header, ranks.rank, 0, size_of(shards), settings["file_bytes"])
             with lease(store.vfs, store.location, options) as leased:
-                tables = write_shards(store, leased, files, shards, leaves.sources(), codec)
+                sources, chosen = leaves.sources(), settings["codec"]
+                tables = write_shards(store, leased, files, shards, sources, chosen)
             written.answer = encode_tables(tables)
     except BaseException as error:
-        discard(store, plan.save_id, ranks.rank, error)
+        discard(store, plan.save_id, ranks.rank, written, error)
         raise
 
     with Phase(ranks):
         if ranks.rank == COORDINATOR:
             commit(store, header, written.answers)
-    return size_of(plan.tensors)
+    return store.location, size_of(plan.tensors)
+
+
+def _settings(options: Options, codec: str) -> bytes:
+    """Write what all ranks have to do alike as one line of JSON."""
+    settings = {
+        "chunk_elements": options.chunk_elements,
+        "file_bytes": options.file_bytes,
+        "codec": codec,
+        "written_by": f"holdfast {__version__}",
+    }
+    return json.dumps(settings).encode()
 
 
 def _check_arguments(step: int | None, metrics: Mapping[str, float] | None, codec: str) -> None:
     check_codec(codec)
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise OptionError(f"metrics is a {type(metrics).__name__}; expected a dict of numbers")
     for name, value in (metrics or {}).items():
         if not isinstance(name, str) or type(value) is bool or not isinstance(value, (int, float)):
             kind = type(value).__name__
             raise OptionError(
                 f"metrics[{name!r}] is a {kind}; expected a number, such as loss.item()"
             )
-    if step is not None and (type(step) is not int or step < 0):
-        raise OptionError(f"step is {step!r}; expected an integer from 0, or None")
+    if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
+        raise OptionError(f"step is {step!r}; expected an integer from 0 below 2^53, or None")
 
 
 def _request(
@@ -139,15 +158,15 @@ def _request(
     return Request(save_id, step, leaves.mesh, numbers, shards, ties, digests, leaves.objects)
 
 
-def _header(plan: SavePlan, world_size: int, options: Options) -> Header:
+def _header(plan: SavePlan, world_size: int, settings: Mapping[str, Any]) -> Header:
     return Header(
         save_id=plan.save_id,
         step=plan.step,
         world_size=world_size,
         mesh=plan.mesh,
         metrics=plan.metrics,
-        written_by=f"holdfast {__version__}",
-        chunk_elements=options.chunk_elements,
+        written_by=settings["written_by"],
+        chunk_elements=settings["chunk_elements"],
         tensors=plan.tensors,
         ties=plan.ties,
         objects=plan.objects,

@@ -4,6 +4,7 @@ Offsets and shapes count elements; only names that end in ``_bytes`` count bytes
 open.
 """
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -119,6 +120,11 @@ def elements_per_chunk(dtype: str, chunk_elements: int) -> int:
     return -(-chunk_elements // 2) if ITEM_BYTES[dtype] == 16 else chunk_elements
 
 
+def chunk_count(shard: Shard, chunk_elements: int) -> int:
+    """Return the number of a shard's chunks."""
+    return -(-shard.box.elements // elements_per_chunk(shard.tensor.dtype, chunk_elements))
+
+
 def chunks_of(shard: Shard, chunk_elements: int) -> Iterator[Chunk]:
     """Cut a shard into its chunks, in order."""
     step = elements_per_chunk(shard.tensor.dtype, chunk_elements)
@@ -166,24 +172,52 @@ def _largest_box_at(shape: Shape, at: int, limit: int) -> Box:
 
 
 def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> str | None:
-    """Say why the boxes do not tile a tensor, or return None when they do.
-
-    Boxes that lie inside the tensor, whose volumes add up to its volume and of which no two
-    overlap, cover every element once.
-    """
+    """Say why the boxes do not tile a tensor, or return None when they do."""
     for box in boxes:
         if any(
             a < 0 or n < 1 or a + n > s
             for a, n, s in zip(box.offset, box.shape, shape, strict=True)
         ):
             return f"the box at {list(box.offset)} of shape {list(box.shape)} leaves the tensor"
-    if overlap := _first_overlap(boxes):
+    if _covers_once(boxes, shape):
+        return None
+    if overlap := _first_overlap(boxes[:_COMPARED_BOXES_MAX]):
         a, b = overlap
         return f"the boxes at {list(a.offset)} and {list(b.offset)} overlap"
     covered, total = sum(box.elements for box in boxes), prod(shape)
     if covered != total:
         return f"its shards cover {covered} of {total} elements"
-    return None
+    return f"its {len(boxes)} shards overlap, and leave a hole"
+
+
+_COMPARED_BOXES_MAX = 1000  # two of so many are compared with each other in about a second
+_PRIME = (1 << 61) - 1
+_chance = random.Random()  # seeded by the operating system: nobody can tell its numbers before
+
+
+def _covers_once(boxes: Sequence[Box], shape: Shape) -> bool:
+    """Whether boxes that lie within a tensor cover every element of it exactly once.
+
+    Every coordinate of every dimension gets a random number. Then a box is the product, over its
+    dimensions, of (number of its end - number of its start), modulo a prime; and the sum over
+    disjoint boxes that make a whole is that of the whole, identically. For any other boxes the two
+    differ as polynomials, so they are equal by chance only once in 2^55 (Schwartz-Zippel lemma).
+    Linear in the number of boxes, where comparing them with each other is not.
+    """
+    numbers: list[dict[int, int]] = [{} for _ in shape]
+
+    def measure(box: Box) -> int:
+        product = 1
+        for known, start, n in zip(numbers, box.offset, box.shape, strict=True):
+            for at in (start, start + n):
+                if at not in known:
+                    known[at] = _chance.randrange(_PRIME)
+            product = product * (known[start + n] - known[start]) % _PRIME
+        return product
+
+    if len(boxes) == 1:
+        return boxes[0] == whole(shape)
+    return sum(measure(box) for box in boxes) % _PRIME == measure(whole(shape))
 
 
 def _first_overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:

@@ -13,7 +13,7 @@ class Options:
 
     Attributes:
         chunk_elements: elements per chunk, the unit of checksum and ranged read; 1 to 2^20.
-        file_bytes: a data file that would grow past this goes on in the next; at most 256 GiB.
+        file_bytes: a data file that would grow past this goes on in the next; at most 255 GiB.
         pool_bytes: host memory that a save or load streams through; at least two slots of 16 MiB.
         block_bytes: size of one write or read; a multiple of 4 KiB.
         queue_depth: writes or reads in flight.
@@ -21,7 +21,7 @@ class Options:
     """
 
     chunk_elements: int = 1 << 20
-    file_bytes: int = 256 << 30
+    file_bytes: int = 255 << 30
     pool_bytes: int = 128 << 20
     block_bytes: int = 4 << 20
     queue_depth: int = 16
@@ -30,10 +30,10 @@ class Options:
     def __post_init__(self) -> None:
         """Reject what cannot be."""
         _within("chunk_elements", self.chunk_elements, 1, 1 << 20)
-        _within("file_bytes", self.file_bytes, 1 << 16, 256 << 30)
+        _within("file_bytes", self.file_bytes, 1 << 16, 255 << 30)
         _within("pool_bytes", self.pool_bytes, 2 * SLOT_BYTES, 1 << 50)
         _within("block_bytes", self.block_bytes, 4096, SLOT_BYTES)
-        _within("queue_depth", self.queue_depth, 1, 4096)
+        _within("queue_depth", self.queue_depth, 1, 1024)
         if self.block_bytes % 4096:
             raise OptionError(f"block_bytes is {self.block_bytes}; it must be a multiple of 4096")
         if self.io not in ("auto", "io_uring", "direct", "buffered"):

@@ -97,7 +97,10 @@ def read_data_file(path, header, file):
     check(rest == expected and footer_start >= 64 and footer_start % 64 == 0, "trailer")
     footer, seed = content[footer_start:-32], save_id + struct.pack("<II", file.rank, file.number)
     check(hash64(footer, hash64(seed + b"\xff" * 8)) == file.footer_checksum, "footer checksum")
-    footer_header, footer_files = read_table(footer, MAGIC % b"F")
+    try:
+        footer_header, footer_files = read_table(footer, MAGIC % b"F")
+    except Newer as error:
+        raise Corrupt(f"footer: {error}") from None
     check(footer_files == [file._replace(footer_checksum=0)], "rows of footer and MANIFEST")
     own = {id(shard.tensor) for shard in file.shards}
     kept = [index for index, tensor in enumerate(header["tensors"]) if id(tensor) in own]
@@ -183,6 +186,7 @@ def unique(pairs):
 def read_header(content):
     try:
         text = content.decode()
+        check(not text.endswith(" " * 8), "spaces after the JSON header")
         brackets = re.sub(r'"(?:\\.|[^"\\])*"|[^][{}]', "", text)
         nesting = accumulate(1 if bracket in "[{" else -1 for bracket in brackets)
         check(max(nesting, default=0) <= 64, "nesting of the JSON header")
@@ -200,12 +204,11 @@ def read_header(content):
     check(header["step"] is None or (fits(header["step"], int) and header["step"] >= 0), "step")
     check(1 <= header["world_size"] < 2**32 and (header["step"] or 0) < 2**53, "integers")
     check(1 <= header["chunk_elements"] <= 2**20, "chunk_elements")
-    mesh, metrics = header["mesh"] or {"shape": [], "names": []}, decode(header["metrics"])
-    check(
-        fits(mesh, {"shape": [int], "names": [str]}) and min(mesh["shape"], default=0) >= 0, "mesh"
-    )
+    mesh = {"shape": [], "names": []} if header["mesh"] is None else header["mesh"]
+    check(fits(mesh, {"shape": [int], "names": [str]}) and min(mesh["shape"] or [0]) >= 0, "mesh")
     check(len(mesh["shape"]) == len(mesh["names"]), "mesh")
-    check(all(type(number) in (int, float) for number in metrics.values()), "metrics")
+    numbers = {type(number) for number in decode(header["metrics"]).values()}
+    check(numbers <= {int, float}, "metrics")
     for tensor in header["tensors"]:
         shape, element_bytes = tensor["shape"], DTYPE_BYTES.get(tensor["dtype"], 0)
         check(element_bytes and len(shape) <= 64 and min(shape, default=0) >= 0, "dtype or shape")
@@ -225,6 +228,7 @@ def path_text(entry):
     check(len(text.encode()) <= 4096, "length of a path")
     integers = [key for key in entry["path"] if isinstance(key, int)]
     check(all(-(2**63) <= key < 2**63 for key in integers), "an integer key of a path")
+    check(len(entry["path"]) <= 128, "keys of a path")
     return text
 
 
@@ -271,8 +275,7 @@ def read(path):
     header, files = read_table(manifest.read_bytes(), MAGIC % b"M")
     numbered = [(file.rank, file.number) for file in files]
     check(sorted(set(numbered)) == numbered, "order of the files")
-    below = all(rank < header["world_size"] for rank, _ in numbered)
-    check(below, "a rank is not below world_size")
+    check(all(rank < header["world_size"] for rank, _ in numbered), "a rank out of range")
     names = [f"data/{header['save_id']}/{rank:05d}-{number}.hf" for rank, number in numbered]
     check_names(Path(path), header["save_id"], {"MANIFEST", *names})
     shards = {id(tensor): [] for tensor in header["tensors"]}
@@ -287,11 +290,9 @@ def read(path):
 
 def main():
     try:
-        for text, (dtype, shape, content) in read(sys.argv[1])["tensors"].items():
-            print(ascii(text), dtype, shape, len(content), "bytes")
+        print(*map(ascii, read(sys.argv[1])["tensors"]), "ok", sep="\n")
     except (Corrupt, Newer, NotACheckpoint) as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    print("ok")
 
 
 if __name__ == "__main__":

@@ -65,15 +65,9 @@ def _why_not_committed(store: Store) -> str:
     return f"{place} has no MANIFEST: it is not a checkpoint"
 
 
-def check_share(store: Store, manifest: Manifest, rank: int, world_size: int) -> None:
-    """Check this rank's share of what is no payload: every n-th file, and on rank 0 the names.
-
-    Raises:
-        CorruptError: the text names the file and what differs.
-    """
-    if rank == 0:
-        check_names(store, manifest)
-    check_files(store, manifest, range(rank, len(manifest.file_names), world_size))
+def file_share(manifest: Manifest, rank: int, world_size: int) -> range:
+    """Return which files a rank checks: all files are checked, each by one rank."""
+    return range(rank, len(manifest.file_names), world_size)
 
 
 def check_names(store: Store, manifest: Manifest) -> None:
@@ -146,6 +140,8 @@ def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) ->
     check_header(header, table.header.save_id, rank, number)
     trailer = vfs.read(descriptor, spec.TRAILER_BYTES, size - spec.TRAILER_BYTES)
     offset, footer_bytes, checksum = decode_trailer(trailer, size)
+    if footer_bytes > manifest.size_bytes + spec.SMALL_ALIGN_BYTES:
+        raise CorruptError(f"its footer takes {footer_bytes} bytes, more than the whole MANIFEST")
     end = int(manifest.payload_end[file])
     if not end <= offset < end + spec.GAP_BYTES_LIMIT:
         raise CorruptError(f"its footer begins at {offset}, its payloads end at {end}")

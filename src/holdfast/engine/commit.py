@@ -19,12 +19,12 @@ Invariants:
 
 import contextlib
 
-from .._core import xxh3_128
 from ..errors import AlreadyCommittedError, CorruptError, PeerError, StateError, StoreError
 from ..format import spec
 from ..format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
 from ..format.rows import join_tables
 from ..format.table import Header, Table, decode_table, encode_table
+from ..group.base import Phase
 from ..stores.base import Store
 
 
@@ -59,13 +59,15 @@ def commit(store: Store, header: Header, written: list[bytes]) -> None:
         raise
 
 
-def discard(store: Store, save_id: str, rank: int, error: BaseException) -> None:
+def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
     """Remove the files of one rank after writing failed, on this rank or another.
 
-    Told of a failure, nobody commits. A rank out of contact with the others cannot know whether
-    they do: then the files stay, and are swept when no manifest has named them for long.
+    A rank that has not told the others that it is done knows that nobody commits; so does one that
+    was told of another's failure. Any other (out of contact, or interrupted while it told them)
+    cannot know: then the files stay, and are swept when no manifest has named them for long.
     """
-    if not (isinstance(error, PeerError) and error.rank < 0):
+    told = isinstance(error, PeerError) and error.rank >= 0
+    if told or not written.promised:
         _discard(store, save_id, f"{rank:05d}-")
 
 
@@ -87,7 +89,12 @@ def _manifest_of(store: Store, header: Header, written: list[bytes]) -> bytes:
     tables = [table for data in written for table in _decode_tables(data)]
     data = encode_manifest(join_tables(header, tables))
     try:
+        if len(data) > spec.MANIFEST_BYTES_MAX:
+            raise CorruptError(f"it takes {len(data)} bytes, at most {spec.MANIFEST_BYTES_MAX}")
         manifest = decode_manifest(data, spec.MANIFEST_NAME)
+    except CorruptError as error:
+        raise StateError(f"the MANIFEST of this state could not be read back: {error}") from error
+    try:
         check_tiling(manifest)
     except CorruptError as error:
         raise StateError(
@@ -130,7 +137,7 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
         found = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
     except StoreError:
         return False
-    return xxh3_128(found) != xxh3_128(data)
+    return found != data
 
 
 def _discard(store: Store, save_id: str, prefix: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._core import Pool, Queue, Vfs, probe
-from ..errors import StoreError
+from ..errors import HoldfastError, StoreError
 from ..options import SLOT_BYTES, Options
 
 if TYPE_CHECKING:
@@ -42,12 +42,33 @@ class _Shared:
         self.lock = threading.Lock()
         self.queue: Queue | None = None
         self.queue_key: tuple[object, ...] = ()
+        self.owner = 0  # the thread that holds the lock
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the pool alone.
+
+        Raises:
+            HoldfastError: this very thread holds it, so waiting would be for ever.
+        """
+        if self.owner == threading.get_ident():
+            raise HoldfastError(
+                "a save or load is running in this thread already, and was interrupted by this "
+                "one (a signal handler?); let it end first, or set a flag and save in the loop"
+            )
+        with self.lock:
+            self.owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.owner = 0
 
     def queue_for(self, vfs: Vfs, backend: str, options: Options) -> Queue:
         key = (vfs, backend, options.queue_depth, options.block_bytes)
         if self.queue is None or self.queue_key != key:
             if self.queue is not None:
                 self.queue.close()
+            self.queue, self.queue_key = None, ()  # when the next line fails, there is none
             self.queue = Queue(vfs, backend, self.pool, options.queue_depth, options.block_bytes)
             self.queue_key = key
         return self.queue
@@ -67,29 +88,39 @@ def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
         if key not in _pools:
             _pools[key] = _Shared(slots)
         shared = _pools[key]
-    with shared.lock:
+    with shared.held():
         backend = _probed(directory, vfs) if options.io == "auto" else options.io
         queue = shared.queue_for(vfs, backend, options)
+        # What failed before may have left requests in flight, if it was interrupted again while
+        # it waited for them: nobody may have their slots before they have ended.
+        _drain(queue)
         try:
             yield Lease(shared.pool, queue)
         finally:
-            # A failed save may leave requests in flight: their slots must be free before the next
-            # one.
-            while queue.pending:
-                queue.wait()
+            _drain(queue)
+
+
+def _drain(queue: Queue) -> None:
+    while queue.pending:
+        queue.wait()
 
 
 def _probed(directory: str, vfs: Vfs) -> str:
     try:
-        return probe(_existing(directory), vfs)
+        return probe(_nearby(directory), vfs)
     except StoreError:
         # The probe writes. A directory of others', a read-only or a full disk can still be read; a
         # save fails there by itself, and says on which file.
         return "buffered"
 
 
-def _existing(directory: str) -> str:
-    """Return the directory, or the nearest above it that exists: mostly the same file system."""
+def _nearby(directory: str) -> str:
+    """Return a directory of the same file system to probe in: above this one where there is one.
+
+    A checkpoint's own directory holds nothing but the checkpoint, not even for a moment.
+    """
     while not os.path.isdir(directory) and directory != os.path.dirname(directory):
         directory = os.path.dirname(directory)
-    return directory
+    above = os.path.dirname(directory)
+    same = os.stat(above).st_dev == os.stat(directory).st_dev
+    return above if same and os.access(above, os.W_OK) else directory

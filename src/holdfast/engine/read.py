@@ -12,7 +12,8 @@ from types import TracebackType
 
 from .._core import checksum, is_zero
 from ..codecs.base import Payload
-from ..errors import CorruptError, StoreError
+from ..errors import CorruptError, NotCommittedError, StoreError
+from ..format import spec
 from ..format.data_file import chunk_seed
 from ..format.manifest import Manifest
 from ..format.names import dotted
@@ -54,6 +55,7 @@ class DataFileReader:
         while True:
             while free and (run := next(coming, None)) is not None:
                 slot, extent = free.pop(), run.extent
+                self._close_idle({r.extent.file for r in flying.values()} | {extent.file})
                 descriptor, address = self._descriptor(extent.file), pool.address(slot)
                 queue.submit_read(descriptor, address, extent.size_bytes, extent.offset, slot)
                 flying[slot] = run
@@ -115,6 +117,11 @@ class DataFileReader:
             raise CorruptError(f"{what}: the padding before it, from byte {gap}, is not zero")
         return Payload(base + start, size, int(table.chunk_size_mode[row]) >> 24)
 
+    def _close_idle(self, busy: set[int]) -> None:
+        """Close files that no read is in flight on; a checkpoint may have thousands of files."""
+        for file in self._descriptors.keys() - busy:
+            self._store.close(self._descriptors.pop(file))
+
     def _descriptor(self, file: int) -> int:
         if file not in self._descriptors:
             name, direct = self._manifest.file_names[file], self._lease.queue.direct
@@ -146,6 +153,7 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
 
     Raises:
         CorruptError: it is missing or is not a regular file.
+        NotCommittedError: MANIFEST is gone too.
     """
     try:
         return store.open(name, direct=direct)
@@ -154,6 +162,11 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
             # Said of what is no file, and by file systems that have no direct reads.
             store.close(open_data_file(store, name, direct=False))
         elif error.errno in (*NOT_A_FILE, errno.ENOENT, errno.ENOTDIR):
+            if not store.exists(spec.MANIFEST_NAME):
+                raise NotCommittedError(
+                    f"{store.location} was retired while it was read: its MANIFEST is gone. Open "
+                    "a newer checkpoint, or keep more of them"
+                ) from error
             raise CorruptError(
                 f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it"
             ) from error

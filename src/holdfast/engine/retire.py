@@ -42,12 +42,15 @@ def sweep(store: LocalStore, older_than_s: float) -> None:
     A save that is still being written is younger, so it is left alone.
     """
     keep = ""
+    saves = _saves(store)
+    if store.exists(spec.MANIFEST_NAME) and len(saves) <= 1:
+        return  # the usual case: nothing but the checkpoint
     if store.exists(spec.MANIFEST_NAME):
         data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
         keep = decode_manifest(data, store.location).table.header.save_id
     # Asked first: whatever is removed below makes it young again.
     is_dead = not keep and _is_older(store, [""], older_than_s)
-    for save in _saves(store):
+    for save in saves:
         below = f"{spec.DATA_DIRECTORY}/{save}"
         if save == keep:
             continue

@@ -20,12 +20,13 @@ from ..format.data_file import align_payload, chunk_seed, encode_footer, encode_
 from ..format.names import data_file_name
 from ..format.rows import FileRows
 from ..format.table import Header, Table
-from ..layout import Shard
+from ..layout import Shard, chunk_count
 from ..options import SLOT_BYTES
 from ..stores.base import Store
 from .pool import Lease
 
 FOOTER_ROOM_BYTES = 64 << 10  # allocated beside the payloads; a longer footer extends the file
+CHUNK_ROW_BYTES = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -71,9 +72,10 @@ class DataFileWriter:
         """Start the rows of a shard; goes on in a new file when this one would grow too large."""
         if self._descriptor < 0:
             self._open_file()
-        elif shard.size_bytes > self._plan.file_bytes - FOOTER_ROOM_BYTES - self._position:
+        elif self._position + self._room_for(shard) > self._plan.file_bytes:
             self._close_file()
             self._open_file()
+        self._rows_bytes += _row_bytes(shard, self._plan.header.chunk_elements)
         self._shard_first_chunk = len(self._rows.offsets)
 
     def end_shard(self, shard: Shard, digest: bytes) -> None:
@@ -115,9 +117,6 @@ class DataFileWriter:
 
     def abandon(self) -> None:
         """Wait for what is in flight and remove every file written; never raises a StoreError."""
-        with contextlib.suppress(StoreError):
-            while self._in_flight:
-                self._reap()
         while self._lease.queue.pending:
             self._lease.queue.wait()
         with contextlib.suppress(StoreError):
@@ -125,6 +124,13 @@ class DataFileWriter:
         for name in self._names:
             with contextlib.suppress(StoreError):
                 self._store.remove(name)
+
+    def _room_for(self, shard: Shard) -> int:
+        """Return what a shard adds to the file at most, with its padding and the whole footer."""
+        chunk_elements = self._plan.header.chunk_elements
+        padding = chunk_count(shard, chunk_elements) * spec.LARGE_ALIGN_BYTES
+        footer = self._rows_bytes + _row_bytes(shard, chunk_elements) + FOOTER_ROOM_BYTES
+        return shard.size_bytes + padding + footer
 
     def _open_file(self) -> None:
         name = data_file_name(self._plan.header.save_id, self._plan.rank, self.next_number)
@@ -137,7 +143,7 @@ class DataFileWriter:
         # first.
         self._store.vfs.allocate(self._descriptor, expected)
         self._slot = self._take_slot()
-        self._slot_offset = self._position = 0
+        self._slot_offset = self._position = self._rows_bytes = 0
         self._shard_first_chunk = 0
         self._put(encode_header(self._plan.header.save_id, self._plan.rank, self._rows.number))
 
@@ -145,8 +151,6 @@ class DataFileWriter:
         """Write the footer, wait for every write, cut the padding off, make the file durable."""
         offset = align_payload(self._position, 0)
         footer, checksum = encode_footer(self._rows.table(self._plan.header), offset)
-        if offset > self._slot_offset + SLOT_BYTES:
-            self._flush()
         self._zero_until(offset)
         self._put(footer)
         size = self._position
@@ -201,11 +205,14 @@ class DataFileWriter:
 
     def _reap(self) -> None:
         """Wait for writes; every completion is checked."""
+        failures = []
         for slot, done, code in self._lease.queue.wait():
             offset, size = self._in_flight.pop(slot)
             self._free.append(slot)
             if code or done != size:
-                raise self._write_error(offset, size, done, code)
+                failures.append(self._write_error(offset, size, done, code))
+        if failures:
+            raise failures[0]
 
     def _write_error(self, offset: int, size: int, done: int, code: int) -> StoreError:
         where = f"{self._store.location}/{self._names[-1]}"
@@ -230,3 +237,9 @@ class DataFileWriter:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             self._store.close(descriptor)
+
+
+def _row_bytes(shard: Shard, chunk_elements: int) -> int:
+    """Return the bytes a shard takes in the footer at most: its rows, its tensor's name."""
+    rows = chunk_count(shard, chunk_elements) + 2 + len(shard.box.shape)
+    return CHUNK_ROW_BYTES * rows + 4 * len(repr(shard.tensor.path)) + 256

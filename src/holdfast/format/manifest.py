@@ -4,7 +4,7 @@ Knows bytes and columns; reads no file. `Manifest` adds to a table what its read
 and again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Manifest:
         chunk_bytes: payload bytes.
         chunk_gap_start: where the zero gap before the payload begins.
         tensor_shards: for each tensor, the indices of its shards.
+        size_bytes: of the MANIFEST itself.
         payload_end: where the payloads of each file end and the gap before its footer begins.
     """
 
@@ -40,6 +41,7 @@ class Manifest:
     chunk_gap_start: I64
     payload_end: I64
     tensor_shards: tuple[tuple[int, ...], ...]
+    size_bytes: int = 0
 
     def shard(self, index: int) -> Shard:
         """Return shard ``index`` as geometry."""
@@ -63,7 +65,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         VersionError: a newer holdfast wrote them.
     """
     try:
-        return check_table(decode_table(spec.MANIFEST_MAGIC, data))
+        return replace(check_table(decode_table(spec.MANIFEST_MAGIC, data)), size_bytes=len(data))
     except HoldfastError as error:
         raise type(error)(f"{where} cannot be read: {error}") from error
 

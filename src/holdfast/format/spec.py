@@ -32,6 +32,7 @@ MANIFEST_MAGIC = b"\x89HFM\r\n\x1a\n"
 PREAMBLE_BYTES = 72
 TABLE_CHECKSUM_BYTES = 16
 PATH_BYTES_MAX = 4096
+PATH_KEYS_MAX = 128
 JSON_DEPTH_MAX = 64
 JSON_INTEGER_MAX = 1 << 53  # larger ones are tagged: many JSON readers hold them in a binary64
 CODEC_RAW = "raw"

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import CorruptError, StateError
 from ..layout import Key, Path
 from .names import dotted
-from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX
+from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX
 
 Json = Any  # null, bool, int, float, str, list of Json, dict of str to Json
 
@@ -35,12 +35,14 @@ def _encode(value: object, path: Path, depth: int) -> Json:
         return value
     if isinstance(value, str):
         _check_text(value, path)
-        return str(value)
+        return str.__str__(value)  # an enumeration's str() is another text
     if isinstance(value, int):
-        return int(value) if abs(value) < JSON_INTEGER_MAX else {"$int": _digits(value, path)}
+        return (
+            int.__int__(value) if abs(value) < JSON_INTEGER_MAX else {"$int": _digits(value, path)}
+        )
     if isinstance(value, float):
         bits = struct.pack(">d", value).hex()
-        return float(value) if math.isfinite(value) else {"$float": bits}
+        return float.__float__(value) if math.isfinite(value) else {"$float": bits}
     if isinstance(value, complex):
         parts = (value.real, value.imag)
         return {"$complex": [_encode(part, path, depth - 2) for part in parts]}
@@ -64,14 +66,14 @@ def _encode_dict(value: dict[Any, Any], path: Path, depth: int) -> Json:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         for key in value:
             _check_text(key, path)
-        return {str(key): _encode(item, path, depth - 1) for key, item in value.items()}
+        return {str.__str__(key): _encode(item, path, depth - 1) for key, item in value.items()}
     pairs = [[_encode(k, path, depth - 3), _encode(v, path, depth - 3)] for k, v in value.items()]
     return {"$dict": pairs}
 
 
 def _digits(value: int, path: Path) -> str:
     try:
-        return str(int(value))
+        return str(int.__int__(value))
     except ValueError as error:  # Python bounds the conversion, which takes quadratic time
         raise StateError(f"{dotted(path)} is an integer of {value.bit_length()} bits") from error
 
@@ -174,6 +176,8 @@ def encode_path(path: Path) -> Json:
     Raises:
         StateError: the path is too long, or a key is not valid Unicode.
     """
+    if len(path) > PATH_KEYS_MAX:
+        raise StateError(f"{dotted(path)[:80]}… has {len(path)} keys; at most {PATH_KEYS_MAX}")
     encoded = [list(key) if isinstance(key, tuple) else key for key in path]
     for position, key in enumerate(path):
         if isinstance(key, str):
@@ -197,7 +201,7 @@ def decode_path(value: Json) -> Path:
     Raises:
         CorruptError: it is not a path.
     """
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list) or not 0 < len(value) <= PATH_KEYS_MAX:
         raise CorruptError(f"{value!r:.80} is not a path")
     path = tuple(_decode_key(key) for key in value)
     if (size_bytes := _path_bytes(value)) > PATH_BYTES_MAX:

@@ -53,6 +53,7 @@ class Phase:
         answer: this rank's bytes for the others.
         answers: those of all, in rank order, after the block; with ``gather`` only the coordinator
             gets them, and the others an empty list.
+        promised: whether this rank may have told the others that its part is done.
     """
 
     def __init__(self, group: Group, *, gather: bool = False) -> None:
@@ -60,6 +61,7 @@ class Phase:
         self._gather = gather
         self.answer = b""
         self.answers: list[bytes] = []
+        self.promised = False
 
     def __enter__(self) -> "Phase":
         return self
@@ -72,6 +74,7 @@ class Phase:
     ) -> None:
         """Exchange; raise on this rank what another met."""
         message = _GOOD + self.answer
+        self.promised = error is None
         if error is not None:
             # Whatever it is: the peers must learn of a KeyboardInterrupt too, or wait for ever.
             message = _BAD + f"{type(error).__name__}: {error}".encode(errors="replace")

@@ -1,0 +1,1 @@
+"""What was never written by holdfast: every lie is refused."""

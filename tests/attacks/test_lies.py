@@ -1,0 +1,95 @@
+"""Every lie is refused, by its own error, in little time and memory; by the other reader too."""
+
+import re
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from format import reader
+from format.forge import Forgery
+from holdfast.errors import CorruptError, HoldfastError, VersionError
+
+from . import file_lies, header_lies, row_lies
+from .lies import LIES, OPTIONS, Lie, save_truth, target
+
+assert file_lies and header_lies and row_lies  # they add to LIES
+
+NewPath = Callable[[], Path]
+SECONDS_MAX = 2.0
+MEMORY_MAX = 8 << 20  # what 100,000 levels or digits take; a size that is believed takes far more
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("truth") / "checkpoint"
+    save_truth(path)
+    return path
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """Fail when what follows takes long or allocates much."""
+    tracemalloc.start()
+    started = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - started
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seconds < SECONDS_MAX
+    assert peak < MEMORY_MAX
+
+
+def errors_of(path: Path) -> list[HoldfastError]:
+    """The error of a full load, and that of opening, or else what verify says."""
+    found: list[HoldfastError] = []
+    with pytest.raises((CorruptError, VersionError)) as caught:
+        holdfast.load(path, into=target(), options=OPTIONS)
+    found.append(caught.value)
+    try:
+        damage = holdfast.open(path, options=OPTIONS).verify()
+    except (CorruptError, VersionError) as error:
+        found.append(error)
+    else:
+        assert damage, "verify finds nothing"
+        found += [CorruptError(fault.what) for fault in damage[:1]]
+    return found
+
+
+def test_the_truth_is_accepted_however_it_is_put_together(truth: Path, new_path: NewPath) -> None:
+    path = new_path()
+    Forgery.read(truth).write(path)
+    for file in truth.rglob("*"):
+        if file.is_file():
+            assert (path / file.relative_to(truth)).read_bytes() == file.read_bytes()
+    filled = target()
+    holdfast.load(path, into=filled, options=OPTIONS)
+    assert filled["w"].flatten().tolist() == list(range(12))
+    assert holdfast.open(path).verify() == []
+    assert len(reader.read(path)["tensors"]) == 3
+
+
+@pytest.mark.parametrize("name", LIES)
+@pytest.mark.usefixtures("bounded")
+def test_a_lie_is_refused(truth: Path, new_path: NewPath, name: str) -> None:
+    lie: Lie = LIES[name]
+    path = new_path()
+    forgery = Forgery.read(truth)
+    lie.tell(forgery)
+    forgery.write(path)
+    for error in errors_of(path):
+        assert re.search(lie.text, str(error)), error
+    (first, *_) = errors_of(path)
+    assert type(first).__name__ == lie.error
+    assert len(str(first)) < 2000, "the text repeats what it was given"
+    with pytest.raises((reader.Corrupt, reader.Newer)) as caught:
+        reader.read(path)
+    newer = lie.error == "VersionError"
+    assert caught.type is (reader.Newer if newer else reader.Corrupt)
+
+
+def test_there_are_lies_of_every_kind() -> None:
+    assert len(LIES) > 150

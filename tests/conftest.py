@@ -1,0 +1,27 @@
+"""What tests of all folders start from: new paths that cost no disk, and one thread for torch."""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+MEMORY = Path("/dev/shm")  # where it exists, an fsync takes no time
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # The tensors of tests are small; a second thread only waits for the first.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def new_path() -> Iterator[Callable[[], Path]]:
+    """Give a path that does not exist yet at every call; all are removed after the test."""
+    root = Path(tempfile.mkdtemp(prefix="holdfast-", dir=MEMORY if MEMORY.is_dir() else None))
+    numbers = itertools.count()
+    yield lambda: root / f"checkpoint-{next(numbers)}"
+    shutil.rmtree(root)

@@ -1,0 +1,236 @@
+"""Write the golden files: checkpoints that must load for ever, and damaged ones that never may.
+
+Run as ``python -m format.make_golden`` in tests/ after a change of the format, into a new version's
+directory; those of released versions are kept as they are. Everything is fixed: the bytes come out
+the same on every machine.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from attacks import file_lies, header_lies, row_lies
+from attacks.lies import LIES, save_truth
+from format.forge import Forgery
+from format.simulated_ranks import Piece, pieces, save_pieces
+from holdfast import Options
+from holdfast.layout import Path, Shape
+from holdfast.state.tensors import DTYPE_NAMES
+
+assert file_lies and header_lies and row_lies  # they add to LIES
+
+HERE = FilePath(__file__).parent
+GOLDEN, ERRORS = HERE / "golden" / "v1", HERE / "golden-errors" / "v1"
+WRITTEN_BY = "0.1.0"  # the holdfast that froze version 1
+
+WHOLE_CHUNKS = Options(pool_bytes=32 << 20)
+SHORT_CHUNKS = Options(pool_bytes=32 << 20, chunk_elements=7)
+
+State = Mapping[Path, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a golden checkpoint is made of: one state for each rank."""
+
+    states: Sequence[State]
+    ties: Mapping[Path, Path] = field(default_factory=dict)
+    mesh: dict[str, Any] | None = None
+    step: int | None = None
+    metrics: Mapping[str, float] | None = None
+    options: Options = WHOLE_CHUNKS
+
+
+def elements(shape: Shape, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Fixed bytes that repeat nowhere, as elements of any dtype."""
+    size = math.prod(shape) * dtype.itemsize
+    blocks = [hashlib.sha256(f"{seed} {i}".encode()).digest() for i in range(size // 32 + 1)]
+    content = bytearray(b"".join(blocks)[:size])
+    if dtype == torch.bool:
+        content = bytearray(byte & 1 for byte in content)
+    if not content:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def _dtypes() -> Case:
+    state: dict[Path, Any] = {}
+    for number, (dtype, name) in enumerate(DTYPE_NAMES.items()):
+        state[name, "matrix"] = elements((3, 5), dtype, number)
+        state[name, "scalar"] = elements((), dtype, 100 + number)
+    return Case([state])
+
+
+def _boxes() -> Case:
+    wide = elements((5, 12), torch.float32, 1)
+    deep = elements((2, 3, 4, 3), torch.bfloat16, 2)
+    flat = elements((23,), torch.int64, 3)
+    three = pieces(wide, [((0, 0), (5, 5)), ((0, 5), (2, 7)), ((2, 5), (3, 7))])
+    two = pieces(deep, [((0, 0, 1, 0), (2, 3, 3, 3)), ((0, 0, 0, 0), (2, 3, 1, 3))])
+    halves = pieces(flat, [((0,), (11,)), ((11,), (12,))])
+    nothing = Piece((23,), (0,), flat[:0])
+    replica = elements((7,), torch.uint8, 4)
+    states: list[State] = [
+        {("wide",): three[0], ("deep",): two[0], ("flat",): halves[1], ("same",): replica},
+        {("wide",): three[1], ("deep",): two[1], ("flat",): nothing, ("same",): replica},
+        {("wide",): three[2], ("deep",): two[0], ("flat",): halves[0], ("same",): replica},
+        {("flat",): nothing, ("same",): replica},
+    ]
+    mesh = {"shape": [2, 2], "names": ["dp", "tp"]}
+    return Case(states, mesh=mesh, step=1200, options=SHORT_CHUNKS)
+
+
+def _ties() -> Case:
+    weight = elements((4, 3), torch.float16, 5)
+    halves = pieces(weight, [((0, 0), (2, 3)), ((2, 0), (2, 3))])
+    names: list[Path] = [("model", "embedding.weight"), ("model", "head.weight"), ("copies", 1)]
+    other = elements((2,), torch.float64, 6)
+    states: list[State] = [{names[0]: halves[0], ("z",): other}, {names[0]: halves[1]}]
+    return Case(states, ties={names[1]: names[0], names[2]: names[0], ("y",): ("z",)})
+
+
+def _objects() -> Case:
+    quiet = struct.unpack(">d", bytes.fromhex("fff8000000000abc"))[0]
+    values: dict[Path, Any] = {
+        ("plain",): [None, True, False, 0, -1, 2**53 - 1, 1.5, -0.0, 5e-324, "text", {"a": [1]}],
+        ("large",): [2**53, -(2**53), 10**300],
+        ("special",): [math.inf, -math.inf, math.nan, quiet],
+        ("bytes",): [b"", b"\x00\xff", b"abc"],
+        ("complex",): [1j, complex(math.nan, -0.0), complex(-math.inf, 2.5)],
+        ("tuple",): ((), (1, (2,)), [(3,)]),
+        ("dict",): {1.5: "a", None: "b", (1, "c"): "d", b"e": "f", True: "g", "$int": "h"},
+        ("dollar",): [{"$": 1, "a": 2}],
+        ("empty",): [{}, [], "", ()],
+        ("floats",): [1e16, 1e22, 0.1, 1 / 3, 1.7976931348623157e308],
+        ("é\U0001f600\u202e", "a.b", 'q"', "\n"): "odd keys",
+        (1,): "an integer key",
+        ("1",): "a text key",
+        (-(2**63), ("list", 0), ("tuple", 2)): "positions",
+        ("",): "an empty key",
+    }
+    metrics = {"loss": 0.25, "best": math.inf, "odd": math.nan, "count": 2**60}
+    return Case([values], metrics=metrics, step=0)
+
+
+def _chunks() -> Case:
+    state: dict[Path, Any] = {
+        ("odd",): elements((5, 9), torch.float32, 7),
+        ("wide",): elements((17,), torch.complex128, 8),
+        ("exact",): elements((14,), torch.int8, 9),
+        ("one",): elements((1,), torch.bfloat16, 10),
+    }
+    return Case([state], options=SHORT_CHUNKS)
+
+
+def _aligned() -> Case:
+    state: dict[Path, Any] = {
+        ("small",): elements((3,), torch.uint8, 11),
+        ("large",): torch.arange(1 << 16, dtype=torch.int32).to(torch.uint8),
+    }
+    return Case([state])
+
+
+def _files() -> Case:
+    state: dict[Path, Any] = {(f"t{i}",): elements((9, i), torch.int16, 20 + i) for i in (1, 2, 3)}
+    return Case([state, state], options=Options(file_bytes=1 << 16, pool_bytes=32 << 20))
+
+
+def _empty_tensors() -> Case:
+    state: dict[Path, Any] = {
+        ("none",): elements((0,), torch.float32),
+        ("flat",): elements((3, 0, 2), torch.int64),
+        ("scalar",): elements((), torch.float32, 30),
+    }
+    return Case([state])
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "dtypes": _dtypes,
+    "boxes": _boxes,
+    "ties": _ties,
+    "objects": _objects,
+    "chunks": _chunks,
+    "aligned": _aligned,
+    "files": _files,
+    "empty-tensors": _empty_tensors,
+    "empty": lambda: Case([{}]),
+}
+# A golden error for each place where a reader can be lied to; what repeats another is left to
+# tests/attacks.
+ERROR_CASES = [
+    *("another magic", "a newer version", "more bytes than the file", "a byte behind the table"),
+    *("2^60 chunks, whose bytes wrap around", "JSON that is not UTF-8", "a repeated key", "NaN"),
+    *("nesting of 65 levels", "an unknown key", "a save_id that is a way out"),
+    *("an unknown feature", "an unknown codec", "an unknown dtype", "a shape of 2^64 bytes"),
+    *("a key that is true", "an unknown tag"),
+    *("a large integer without its tag", "ranks out of order", "a file shorter than its payloads"),
+    *("another footer checksum", "another shard digest", "another chunk checksum"),
+    *("a shard whose rows overlap", "a box that leaves its tensor", "a box that overlaps another"),
+    *("boxes that leave a hole", "a payload of another mode", "a payload too short"),
+    *("a payload on another", "a gap of 4,096 bytes, in both tables"),
+    *("a bit that is not zero in a gap", "a bit that is not zero before the footer"),
+    *("a header of another save", "a trailer of another magic", "a footer of another step"),
+]
+
+
+def write(name: str, case: Case, path: FilePath) -> None:
+    """Save a case; its save_id is made of its name."""
+    save_id = hashlib.sha256(name.encode()).hexdigest()[:32]
+    with (
+        patch("holdfast._save.secrets.token_hex", lambda size: save_id),
+        patch("holdfast._save.__version__", WRITTEN_BY),
+    ):
+        save_pieces(
+            path,
+            case.states,
+            ties=case.ties,
+            mesh=case.mesh,
+            step=case.step,
+            metrics=case.metrics,
+            options=case.options,
+        )
+
+
+def write_error(name: str, path: FilePath) -> None:
+    """Tell a lie of tests/attacks; beside the checkpoint stands what a reader has to say to it."""
+    lie, save_id = LIES[name], hashlib.sha256(b"truth").hexdigest()[:32]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        patch("holdfast._save.secrets.token_hex", lambda size: save_id),
+        patch("holdfast._save.__version__", WRITTEN_BY),
+    ):
+        save_truth(truth := FilePath(scratch) / "truth")
+        forgery = Forgery.read(truth)
+    lie.tell(forgery)
+    forgery.write(path / "checkpoint")
+    expected = {"lie": name, "error": lie.error, "text": lie.text}
+    (path / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def directory_of(name: str) -> str:
+    """Name the directory of a golden error."""
+    return name.replace(" ", "-").replace(",", "").replace("^", "-")
+
+
+def main() -> None:
+    """Write all of them anew."""
+    for place in (GOLDEN, ERRORS):
+        shutil.rmtree(place, ignore_errors=True)
+    for name, make in CASES.items():
+        write(name, make(), GOLDEN / name)
+    for name in ERROR_CASES:
+        write_error(name, ERRORS / directory_of(name))
+
+
+if __name__ == "__main__":
+    main()

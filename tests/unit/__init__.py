@@ -1,0 +1,1 @@
+"""The verbs, the state and the plans, one process each."""

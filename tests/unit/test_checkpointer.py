@@ -1,0 +1,315 @@
+"""A run of checkpoints: saved when due, kept by policy, restored from the newest good one."""
+
+import errno
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import Checkpointer, Keep
+from holdfast.errors import (
+    AlreadyCommittedError,
+    CorruptError,
+    MismatchError,
+    NotCommittedError,
+    OptionError,
+    VersionError,
+)
+from holdfast.testing import Fault, faulty
+
+NewPath = Callable[[], Path]
+DAY_S = 24 * 3600.0
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"w": torch.full((40,), float(step)), "step": step}
+
+
+def save_steps(checkpointer: Checkpointer, *steps: int) -> None:
+    for step in steps:
+        checkpointer.save(step, state_at(step))
+
+
+def damage(run: Path, step: int) -> None:
+    """Flip a bit of a step's first payload."""
+    (file,) = (run / f"step-{step:08d}" / "data").rglob("*.hf")
+    content = bytearray(file.read_bytes())
+    content[64] ^= 1
+    file.write_bytes(content)
+
+
+def test_steps_are_saved_when_they_are_due(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run, every=3) as checkpointer:
+        assert checkpointer.steps() == []
+        assert checkpointer.restore(state_at(0)) is None
+        assert not run.exists()
+        saved = [step for step in range(10) if checkpointer.step(step, state_at(step))]
+        assert saved == [0, 3, 6, 9] == checkpointer.steps()
+        assert checkpointer.path(6) == f"{run}/step-00000006"
+        assert holdfast.open(checkpointer.path(6)).step == 6
+        into = state_at(0)
+        assert checkpointer.restore(into) == 9
+        assert into["step"] == 9
+        assert into["w"][0] == 9.0
+        assert checkpointer.restore(into, step=3) == 3
+        assert into["w"][0] == 3.0
+        with pytest.raises(NotCommittedError, match="step-00000004 does not exist"):
+            checkpointer.restore(into, step=4)
+    with Checkpointer(run) as checkpointer:
+        assert not checkpointer.step(12, state_at(12))
+        assert checkpointer.steps() == saved
+
+
+def test_what_the_policy_lets_go_is_gone_with_its_directory(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run, keep=Keep.latest(2) | Keep.every(4)) as checkpointer:
+        save_steps(checkpointer, 1, 2, 3, 4, 5, 6)
+        assert checkpointer.steps() == [4, 5, 6]
+    names = {entry.name for entry in run.iterdir()}
+    assert names == {"LATEST", "step-00000004", "step-00000005", "step-00000006"}
+
+
+def test_the_best_are_kept_by_recorded_metrics_across_restarts(new_path: NewPath) -> None:
+    run = new_path()
+    losses = {1: 5.0, 2: 1.0, 3: math.nan, 4: 2.0, 5: 9.0}
+    for step, loss in losses.items():
+        with Checkpointer(run, keep=Keep.best("loss", 2)) as checkpointer:
+            checkpointer.save(step, state_at(step), metrics={"loss": loss})
+    assert checkpointer.steps() == [2, 4, 5]
+    assert holdfast.open(checkpointer.path(2)).metrics == {"loss": 1.0}
+
+
+def test_metrics_that_are_not_finite_do_not_harm_the_checkpoint(new_path: NewPath) -> None:
+    with Checkpointer(new_path()) as checkpointer:
+        checkpointer.save(1, state_at(1), metrics={"a": math.nan, "b": -math.inf, "c": 2**70})
+        assert checkpointer.restore(state_at(0)) == 1
+        checkpoint = holdfast.open(checkpointer.path(1))
+    assert checkpoint.verify() == []
+    assert math.isnan(checkpoint.metrics["a"])
+    assert (checkpoint.metrics["b"], checkpoint.metrics["c"]) == (-math.inf, 2**70)
+
+
+def test_a_damaged_newest_step_is_skipped_loudly_and_replaced_when_reached(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_path()
+    with Checkpointer(run, every=10) as checkpointer:
+        save_steps(checkpointer, 10, 20, 30)
+        with pytest.raises(AlreadyCommittedError, match=r"call retire_after\(step\) first"):
+            checkpointer.step(30, state_at(30))
+    damage(run, 30)
+    with Checkpointer(run, every=10) as checkpointer:
+        into = state_at(0)
+        assert checkpointer.restore(into) == 20
+        assert (into["step"], into["w"][0]) == (20, 20.0)
+        (record,) = [r for r in caplog.records if r.levelno >= logging.ERROR]
+        assert "step 30 is damaged and is skipped" in record.message
+        assert "tensor w, chunk 0" in record.message
+        with pytest.raises(CorruptError):
+            checkpointer.restore(into, step=30)
+        assert checkpointer.step(30, state_at(31))
+        assert "replacing step 30" in caplog.text
+    with Checkpointer(run) as checkpointer:
+        assert checkpointer.restore(into) == 30
+        assert into["step"] == 31
+
+
+def test_damage_does_not_use_up_what_is_kept(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        save_steps(checkpointer, 1, 2, 3)
+    damage(run, 2)
+    damage(run, 3)
+    with Checkpointer(run, keep=Keep.latest(2)) as checkpointer:
+        assert checkpointer.restore(state_at(0)) == 1
+        checkpointer.save(4, state_at(4))
+        assert checkpointer.steps() == [1, 2, 3, 4]
+
+
+def test_when_all_are_damaged_the_error_names_each(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        save_steps(checkpointer, 1, 2)
+        damage(run, 1)
+        (run / "step-00000002" / "MANIFEST").write_bytes(b"")
+        with pytest.raises(
+            CorruptError, match=r"every checkpoint .* is damaged\. step 2: .*step 1:"
+        ):
+            checkpointer.restore(state_at(0))
+
+
+def test_a_target_that_does_not_fit_is_no_damage(new_path: NewPath) -> None:
+    with Checkpointer(new_path()) as checkpointer:
+        save_steps(checkpointer, 1, 2)
+        with pytest.raises(MismatchError):
+            checkpointer.restore({"other": torch.zeros(1)})
+
+
+def test_a_step_of_a_newer_holdfast_is_neither_skipped_nor_removed(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run, keep=Keep.best("loss", 1)) as checkpointer:
+        checkpointer.save(1, state_at(1), metrics={"loss": 5.0})
+        manifest = run / "step-00000001" / "MANIFEST"
+        content = bytearray(manifest.read_bytes())
+        content[8] = 2
+        manifest.write_bytes(content)
+    with Checkpointer(run, keep=Keep.best("loss", 1)) as checkpointer:
+        with pytest.raises(VersionError):
+            checkpointer.restore(state_at(0))
+        checkpointer.save(2, state_at(2), metrics={"loss": 1.0})
+        checkpointer.save(3, state_at(3), metrics={"loss": 2.0})
+        assert checkpointer.steps() == [1, 2, 3]
+
+
+def test_one_step_that_cannot_be_read_does_not_stop_the_retention_of_others(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        checkpointer.save(1, state_at(1), metrics={"loss": 5.0})
+    (run / "step-00000001" / "MANIFEST").write_bytes(b"x" * 200)
+    with Checkpointer(run, keep=Keep.best("loss", 1)) as checkpointer:
+        for step in (2, 3, 4):
+            checkpointer.save(step, state_at(step), metrics={"loss": float(step)})
+        assert checkpointer.steps() == [1, 2, 4]
+    assert "step 1 is neither kept nor removed" in caplog.text
+
+
+def test_retire_after_makes_way_for_another_future(new_path: NewPath) -> None:
+    with Checkpointer(new_path(), every=1) as checkpointer:
+        save_steps(checkpointer, 1, 2, 3)
+        assert checkpointer.retire_after(1) == [2, 3]
+        assert checkpointer.steps() == [1]
+        assert checkpointer.retire_after(1) == []
+        assert checkpointer.step(2, state_at(7))
+        into = state_at(0)
+        assert checkpointer.restore(into) == 2
+        assert into["step"] == 7
+
+
+def test_what_was_just_saved_is_kept_even_below_older_steps(new_path: NewPath) -> None:
+    with Checkpointer(new_path(), keep=Keep.latest(1)) as checkpointer:
+        save_steps(checkpointer, 30, 10)
+        assert checkpointer.steps() == [10, 30]
+
+
+def test_latest_is_a_hint_and_garbage_in_it_changes_nothing(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        save_steps(checkpointer, 1, 2)
+    hint = run / "LATEST"
+    assert hint.read_text() == "step-00000002\n"
+    for content in (b"step-00000001\n", b"", b"\xff" * 99, b"../../etc\n", b"step-99999999\n"):
+        hint.write_bytes(content)
+        with Checkpointer(run) as checkpointer:
+            assert checkpointer.restore(state_at(0)) == 2
+    hint.unlink()
+    os.symlink("/nowhere", hint)
+    with Checkpointer(run) as checkpointer:
+        assert checkpointer.restore(state_at(0)) == 2
+        checkpointer.save(3, state_at(3))
+    assert hint.read_text() == "step-00000003\n"
+    assert not hint.is_symlink()
+
+
+def test_what_else_lies_in_a_run_is_left_alone(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run, keep=Keep.latest(1)) as checkpointer:
+        save_steps(checkpointer, 1)
+        for name in ("notes.txt", "step-7", "step-00000009"):
+            (run / name).write_text("mine")
+        (run / "plots").mkdir()
+        save_steps(checkpointer, 2, 3)
+        assert checkpointer.steps() == [3]
+    assert {"notes.txt", "step-7", "step-00000009", "plots"} < {p.name for p in run.iterdir()}
+
+
+def test_a_closed_checkpointer_is_not_used(new_path: NewPath) -> None:
+    with Checkpointer(new_path(), every=5) as checkpointer:
+        save_steps(checkpointer, 5)
+    checkpointer.close()
+    uses: list[Callable[[], Any]] = [
+        lambda: checkpointer.step(1, state_at(1)),
+        lambda: checkpointer.step(10, state_at(10)),
+        lambda: checkpointer.save(10, state_at(10)),
+        lambda: checkpointer.restore(state_at(0)),
+        lambda: checkpointer.retire_after(0),
+    ]
+    for use in uses:
+        with pytest.raises(OptionError, match="is closed; make a new one"):
+            use()
+    assert checkpointer.steps() == [5]
+
+
+@pytest.mark.parametrize("arguments", [{"every": 0}, {"every": 2.0}, {"every": True}, {"keep": 3}])
+def test_an_argument_that_cannot_be_is_refused(
+    new_path: NewPath, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(OptionError, match=r"every is|keep is"):
+        Checkpointer(new_path(), **arguments)
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, "7", True])
+def test_a_step_that_cannot_be_is_refused(new_path: NewPath, step: Any) -> None:
+    with Checkpointer(new_path(), every=1) as checkpointer:
+        for use in (checkpointer.save, checkpointer.step):
+            with pytest.raises(OptionError, match="expected an integer from 0"):
+                use(step, state_at(1))
+        assert checkpointer.steps() == []
+
+
+@pytest.mark.parametrize("operation", ["rename", "unlink", "remove_directory"])
+def test_a_save_is_good_even_when_tidying_up_fails(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        save_steps(checkpointer, 1)
+    fault = Fault(operation, 1, persistent=True, argument=errno.EIO)
+    with faulty(fault), Checkpointer(run, keep=Keep.latest(1)) as checkpointer:
+        save_steps(checkpointer, 2)
+        assert 2 in checkpointer.steps()
+    if operation != "remove_directory":
+        assert "step 2 is saved, but tidying" in caplog.text
+    with Checkpointer(run, keep=Keep.latest(1)) as checkpointer:
+        assert checkpointer.restore(state_at(0)) == 2
+        save_steps(checkpointer, 3)
+        assert checkpointer.steps() == [3]
+
+
+def test_remains_of_dead_saves_are_swept_only_when_they_are_old(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        save_steps(checkpointer, 1)
+        remains = {
+            "beside a checkpoint": run / "step-00000001" / "data" / ("aa" * 16),
+            "alone": run / "step-00000002" / "data" / ("bb" * 16),
+        }
+        for place in remains.values():
+            place.mkdir(parents=True)
+            (place / "00000-0.hf").write_bytes(b"part")
+        save_steps(checkpointer, 3)
+        assert all((place / "00000-0.hf").exists() for place in remains.values())
+        for place in remains.values():
+            for path in (place / "00000-0.hf", place, place.parent, place.parent.parent):
+                os.utime(path, (time.time() - 2 * DAY_S,) * 2)
+        (fresh := run / "step-00000004" / "data" / ("cc" * 16)).mkdir(parents=True)
+        os.utime(fresh, (time.time() - 2 * DAY_S,) * 2)
+        (fresh / "00000-0.hf").write_bytes(b"being written now")
+        with caplog.at_level(logging.INFO, "holdfast"):
+            save_steps(checkpointer, 5)
+    assert not any(place.exists() for place in remains.values())
+    assert not (run / "step-00000002").exists()
+    assert (fresh / "00000-0.hf").exists()
+    assert caplog.text.count("left by a save that died") == 2
+    assert holdfast.open(checkpointer.path(1)).verify() == []

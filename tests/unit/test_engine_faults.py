@@ -1,0 +1,231 @@
+"""Faults once found in the engine and the corridor, each with the test that keeps it away."""
+
+import errno
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import Options
+from holdfast.engine import commit as commit_module
+from holdfast.errors import (
+    CorruptError,
+    HoldfastError,
+    NotCommittedError,
+    OptionError,
+    PeerError,
+    StateError,
+    StoreError,
+)
+from holdfast.format import spec
+from holdfast.group.base import Phase, SingleGroup
+from holdfast.testing import Fault, faulty
+
+
+def test_two_failed_writes_in_one_batch_end_the_save(tmp_path: Path) -> None:
+    """It waited for ever for the second, which had been forgotten."""
+    with faulty(Fault("write", persistent=True)), pytest.raises(StoreError):
+        holdfast.save({"w": torch.zeros(30 << 20)}, tmp_path / "c")
+    holdfast.save({"w": torch.zeros(8)}, tmp_path / "c")
+
+
+class Loses(SingleGroup):
+    """A group whose coordinator may have committed although this rank was interrupted."""
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        if self.rounds == 0:
+            raise KeyboardInterrupt
+        self.rounds -= 1
+        return [data]
+
+    rounds = 1
+
+
+def test_a_rank_interrupted_after_its_promise_leaves_its_files(tmp_path: Path) -> None:
+    """It removed them while the coordinator published a manifest that names them."""
+    with pytest.raises(KeyboardInterrupt):
+        holdfast.save({"w": torch.zeros(8)}, tmp_path / "c", group=Loses())
+    assert len(list(tmp_path.rglob("*.hf"))) == 1
+
+
+@pytest.mark.parametrize("rank", [-1, 0])
+def test_only_a_rank_that_was_told_discards(tmp_path: Path, rank: int) -> None:
+    store = holdfast.open(_saved(tmp_path))._store
+    written = Phase(SingleGroup())
+    with written:
+        written.answer = b""
+    save_id = holdfast.open(tmp_path / "c").save_id
+    error = PeerError("lost", rank=rank, cause="")
+    commit_module.discard(store, save_id, 0, written, error)
+    assert len(list(tmp_path.rglob("*.hf"))) == (1 if rank < 0 else 0)
+
+
+def _saved(tmp_path: Path) -> Path:
+    holdfast.save({"w": torch.arange(8)}, tmp_path / "c")
+    return tmp_path / "c"
+
+
+def test_a_stranger_in_a_step_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    """A config file beside the newest step made restore fall back, and then destroy that step."""
+    state = {"w": torch.zeros(3)}
+    with holdfast.Checkpointer(tmp_path, every=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.step(step, state)
+        (Path(checkpointer.path(2)) / "config.json").write_text("{}")
+        assert checkpointer.restore(state) == 2
+    with pytest.raises(CorruptError, match=r"config\.json"):
+        holdfast.load(tmp_path / "step-00000002", into=state)
+    assert holdfast.open(tmp_path / "step-00000002").verify() != []
+
+
+def test_reading_makes_no_file_in_the_checkpoint(tmp_path: Path) -> None:
+    """The probe of the disk did, for a moment, in which another reader called it damaged."""
+    path = _saved(tmp_path)
+    before = path.stat().st_mtime_ns
+    with faulty() as disk:
+        holdfast.load(path, into={"w": torch.zeros(8, dtype=torch.int64)})
+    assert disk.calls().get("create", 0) == 0
+    assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("mebibytes", [8, 9, 13])
+def test_no_data_file_passes_its_limit(tmp_path: Path, mebibytes: int) -> None:
+    """The footer was forgotten: a file of many chunks passed the limit, after all was written."""
+    options = Options(chunk_elements=16, file_bytes=1 << 20)
+    state = {f"w{i}": torch.zeros(60_000 + i, dtype=torch.int16) for i in range(mebibytes * 8)}
+    holdfast.save(state, tmp_path / "c", options=options)
+    checkpoint = holdfast.open(tmp_path / "c")
+    assert max(checkpoint.file_bytes) <= 1 << 20
+    assert len(checkpoint.file_bytes) > mebibytes
+    assert checkpoint.verify() == []
+
+
+def test_an_input_error_on_one_disk_makes_restore_fall_back(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(3)}
+    with holdfast.Checkpointer(tmp_path, every=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.step(step, state)
+    with faulty(Fault("read", nth=1, argument=errno.EIO)), holdfast.Checkpointer(tmp_path) as again:
+        assert again.restore(state) == 1
+
+
+def test_a_queue_that_cannot_be_made_does_no_harm_to_the_next(tmp_path: Path) -> None:
+    path = _saved(tmp_path)
+    with pytest.raises(OptionError):
+        Options(queue_depth=2000)
+    holdfast.load(path, into={"w": torch.zeros(8, dtype=torch.int64)})
+
+
+def test_a_checkpoint_of_many_files_needs_few_descriptors(tmp_path: Path) -> None:
+    """All its files stayed open until the end."""
+    state = {f"w{i}": torch.full((40_000,), i, dtype=torch.int16) for i in range(60)}
+    holdfast.save(state, tmp_path / "c", options=Options(file_bytes=1 << 17))
+    assert len(holdfast.open(tmp_path / "c").file_names) >= 60
+    most = 0
+    target = {name: torch.zeros_like(value) for name, value in state.items()}
+    before = len(os.listdir("/proc/self/fd"))
+    from holdfast.engine import read
+
+    original = read.open_data_file
+
+    def counting(*arguments: Any, **options: Any) -> int:
+        nonlocal most
+        descriptor = original(*arguments, **options)
+        most = max(most, len(os.listdir("/proc/self/fd")) - before)
+        return descriptor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "open_data_file", counting)
+        holdfast.load(tmp_path / "c", into=target)
+    assert 0 < most <= 16
+    assert all(torch.equal(target[name], state[name]) for name in state)
+
+
+def test_saving_from_a_signal_handler_says_that_it_cannot(tmp_path: Path) -> None:
+    """It waited for ever for the save that it had interrupted."""
+    found: list[str] = []
+
+    def on_signal(*_: Any) -> None:
+        try:
+            holdfast.save({"w": torch.zeros(3)}, tmp_path / "b")
+        except HoldfastError as error:
+            found.append(str(error))
+
+    from holdfast.engine import pipeline
+
+    original = pipeline.stage
+
+    def staging(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return original(*arguments)
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "stage", staging)
+            holdfast.save({"w": torch.zeros(3)}, tmp_path / "a")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ["running in this thread" in text for text in found] == [True]
+
+
+def test_a_manifest_too_large_to_read_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spec, "MANIFEST_BYTES_MAX", 500)
+    with pytest.raises(StateError, match="could not be read back"):
+        holdfast.save({"w": torch.zeros(3), "text": "x" * 500}, tmp_path / "c")
+    assert not (tmp_path / "c" / "MANIFEST").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"metrics": [1]}, "metrics is a list"),
+        ({"step": 1 << 53}, "step is"),
+        ({"path": "a\0b"}, "path is"),
+        ({"path": "a\udcff"}, "path is"),
+    ],
+)
+def test_arguments_that_cannot_be(tmp_path: Path, arguments: dict[str, Any], what: str) -> None:
+    path = arguments.pop("path", str(tmp_path / "c"))
+    with pytest.raises(OptionError, match=what):
+        holdfast.save({"w": torch.zeros(3)}, path, **arguments)
+
+
+def test_a_checkpoint_retired_while_it_is_read_says_so(tmp_path: Path) -> None:
+    """It was called damaged."""
+    path = _saved(tmp_path)
+    checkpoint = holdfast.open(path)
+    (path / "MANIFEST").unlink()
+    next(path.rglob("*.hf")).unlink()
+    with pytest.raises(NotCommittedError, match="retired while it was read"):
+        checkpoint.tensor("w")
+
+
+def test_a_footer_larger_than_the_manifest_is_not_read(tmp_path: Path) -> None:
+    """A sparse file of terabytes would have been."""
+    path = _saved(tmp_path)
+    file = next(path.rglob("*.hf"))
+    checkpoint = holdfast.open(path)
+    size = 1 << 30
+    data = file.read_bytes()
+    trailer = bytearray(data[-32:])
+    offset = int.from_bytes(trailer[:8], "little")
+    trailer[8:16] = (size - 32 - offset).to_bytes(8, "little")
+    with open(file, "r+b") as handle:
+        handle.truncate(size - 32)
+        handle.seek(size - 32)
+        handle.write(trailer)
+    table = replace(
+        checkpoint._manifest.table, file_bytes=checkpoint._manifest.table.file_bytes * 0 + size
+    )
+    from holdfast.engine.check import check_files
+
+    with pytest.raises(CorruptError, match="more than the whole MANIFEST"):
+        check_files(checkpoint._store, replace(checkpoint._manifest, table=table), [0])
