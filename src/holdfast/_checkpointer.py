@@ -179,8 +179,8 @@ class Checkpointer:
         """Fill a state from the newest good step, or a given one; return that step.
 
         Damaged steps are skipped, loudly: each is logged as an error, and is replaced when the run
-            reaches it
-        again. All ranks restore the same step.
+        reaches it again. All ranks restore the same step. A file that does not belong to a
+        checkpoint is let be; `holdfast.load` and ``holdfast verify`` refuse it.
 
         Args:
             into: as `holdfast.load` takes it.

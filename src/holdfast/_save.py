@@ -150,7 +150,7 @@ def _request(
     digests = {
         path: digest
         for path, tensor in leaves.tensors.items()
-        if compare and (digest := tensor.small_digest()) is not None
+        if compare and (digest := tensor.digest()) is not None
     }
     shards = tuple(tensor.shard for tensor in leaves.tensors.values())
     save_id = secrets.token_hex(16)  # that of the coordinator counts

@@ -1,8 +1,8 @@
 """The streams: stage → encode → write, and read → decode → place, under one pool.
 
 The only place that knows how the rooms overlap: the queue writes (or reads ahead) on its own
-    threads while the
-calling thread stages and encodes (or checks and places). The rooms know nothing of it.
+threads while the calling thread stages and encodes (or checks and places). The rooms know nothing
+of it.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -2,6 +2,7 @@
 
 import torch
 
+from .._core import copy
 from ..layout import Box, Chunk, boxes_of_range
 from ..state.tensors import TORCH_DTYPES
 
@@ -32,6 +33,9 @@ def copy_elements(source: torch.Tensor, target: torch.Tensor) -> None:
     views = source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg()
     if bits is None or views or source.dtype != target.dtype:
         target.copy_(source)
+    elif target.device.type == "cpu" and source.is_contiguous() and target.is_contiguous():
+        # Not torch's threads: they spin for a while after each copy, on the cores that read ahead.
+        copy(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
         # Bits, not numbers: NaN payloads survive, and dtypes with few operations are copied too.
         target.view(bits).copy_(source.view(bits))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from math import copysign
 from typing import Any
 
 from ..errors import StateError
@@ -63,8 +64,9 @@ def merge_objects(objects_by_rank: Sequence[dict[Path, Any]]) -> dict[Path, Any]
     for rank, objects in enumerate(objects_by_rank):
         for path, value in objects.items():
             known = merged.setdefault(path, value)
-            # Compared as encoded, so that NaN equals itself and 1 differs from True and 1.0.
-            if _text(known, path) != _text(value, path):
+            # Compared as encoded, so that NaN equals itself and 1 differs from True and 1.0;
+            # most are plainly equal, and encoding them for every rank would take minutes.
+            if not _equal(known, value) and _text(known, path) != _text(value, path):
                 faults.append(
                     f"{dotted(path)} is {value!r:.60} on rank {rank}, {known!r:.60} before"
                 )
@@ -74,6 +76,21 @@ def merge_objects(objects_by_rank: Sequence[dict[Path, Any]]) -> dict[Path, Any]
             'a name of its own, such as state[f"reader.{rank}"]'
         )
     return merged
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values certainly have one encoding; False where only encoding them can tell."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(map(_equal, one.items(), other.items()))
+    if type(one) is float:  # zeros of both signs are equal, and are encoded differently
+        return bool(one == other) and copysign(1.0, one) == copysign(1.0, other)
+    return type(one) in (str, int, bool, bytes) and bool(one == other)
 
 
 def _text(value: Any, path: Path) -> str:

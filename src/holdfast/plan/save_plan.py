@@ -15,6 +15,9 @@ from ..layout import Box, Path, Shape, Shard, Tensor
 from .balance import assign, cut_shard
 from .dedup import merge_objects, merge_tensors, merge_ties
 
+# Running means and variances of a layer are smaller (16384 features in f32), its weights larger.
+STATISTICS_BYTES_MAX = 64 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -23,7 +26,7 @@ class Request:
     Attributes:
         shards: one for each tensor, in the state's order; boxes may be empty.
         ties: {further path: first path} on this rank.
-        digests: {path: digest} of small tensors that this rank holds whole.
+        digests: {path: digest} of ordinary tensors, which this rank holds whole.
         save_id, step, mesh, metrics: those of the coordinator count.
     """
 
@@ -96,19 +99,27 @@ def plan_save(requests: list[Request], file_bytes: int) -> SavePlan:
 
 
 def _forced_writers(requests: list[Request]) -> dict[Path, int]:
-    """Find small replicas that differ: rank 0's statistics are kept, others are mistakes.
+    """Find replicas that differ: rank 0's statistics are kept, others are mistakes.
 
-    Floating-point ones are per-rank statistics (BatchNorm under DDP), of which training frameworks
-    keep rank 0's. Integers and bytes are counters and random states: to keep one of them silently
-    would be wrong.
+    Small floating-point ones are per-rank statistics (BatchNorm under DDP), of which training
+    frameworks keep rank 0's. Integers and bytes are counters and random states, large ones are
+    parts of something: to keep one of them silently would be wrong.
     """
     holders: dict[Path, list[tuple[int, str]]] = {}
-    dtypes = {s.tensor.path: s.tensor.dtype for request in requests for s in request.shards}
+    tensors = {s.tensor.path: s.tensor for request in requests for s in request.shards}
     for rank, request in enumerate(requests):
         for path, digest in request.digests.items():
             holders.setdefault(path, []).append((rank, digest))
     differing = {p: found for p, found in holders.items() if len({d for _, d in found}) > 1}
-    exact = [path for path in differing if dtypes[path][0] not in "fbc" or dtypes[path] == "bool"]
+    large = [path for path in differing if tensors[path].size_bytes > STATISTICS_BYTES_MAX]
+    if large:
+        names = ", ".join(sorted(display_names(large).values()))
+        raise StateError(
+            f"the ranks hold different values of {names}; an ordinary tensor of this size must be "
+            "equal on all. Where each rank holds a part of one tensor, it must give its part as a "
+            "DTensor; what belongs to one rank needs a name of its own"
+        )
+    exact = [path for path in differing if not _is_statistic(tensors[path].dtype)]
     if exact:
         names = ", ".join(sorted(display_names(exact).values()))
         raise StateError(
@@ -117,6 +128,10 @@ def _forced_writers(requests: list[Request]) -> dict[Path, int]:
             f'state[f"rng.{{rank}}"]'
         )
     return {path: found[0][0] for path, found in differing.items()}
+
+
+def _is_statistic(dtype: str) -> bool:
+    return dtype[0] in "fbc" and dtype != "bool"
 
 
 def encode_request(request: Request) -> bytes:

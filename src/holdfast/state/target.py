@@ -1,21 +1,21 @@
 """A state to fill → the tensors and leaves to put into it. Knows no files and no other ranks.
 
 Nothing of the target changes while it is bound: tensors are filled by the engine, and everything
-    else (objects,
-optimizer state that did not exist, ``load_state_dict`` of what wants it) happens in
+else (objects, optimizer state that did not exist, ``load_state_dict`` of what wants it) happens in
 `Target.finish`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..format.names import dotted
+from ..format.values import encode_value
 from ..layout import Box, Path, Tensor
 from .modules import (
     ParameterNames,
@@ -25,10 +25,19 @@ from .modules import (
     optimizer_names,
     parameter_names,
 )
+from .optimizers import (
+    ParameterState,
+    is_named,
+    is_numbered,
+    keeps_protocol,
+    new_numbered,
+    own_state,
+)
 from .tensors import TORCH_DTYPES, LocalTensor, local_tensor
-from .tree import find_modules, holds_tensors, open_node, rebuild, tuple_like
+from .tree import find_modules, holds_tensors, open_node, plain_key, rebuild, tuple_like
 
 Setter = Callable[[Any], None]
+Maker = Callable[[Path, Path, Tensor], torch.Tensor]  # whole path, path below the object, form
 
 _EXTRA_STATE = "_extra_state"  # what get_extra_state() returns, in a module's state_dict
 
@@ -102,6 +111,10 @@ class _Bind:
         self.target = target
         self.source = source
         self.names = names
+        self.parameters = {
+            key: (*path, name) for path, known in names.items() for key, name in known.items()
+        }
+        self.memories: dict[object, tuple[Path, Tensor]] = {}
 
     def visit(self, value: Any, path: Path, setter: Setter) -> None:
         """Bind one node; ``setter`` replaces it in its parent."""
@@ -110,16 +123,18 @@ class _Bind:
             self._tensor(value, path)
         elif node.kind == "module":
             self._module(value, path)
-        elif node.kind == "optimizer":
-            self._optimizer(value, path)
+        elif isinstance(value, Optimizer):
+            self._any_optimizer(value, path)
         elif node.kind == "stateful":
             self._stateful(value, path)
         elif node.kind == "container" and not self._is_one_value(value, path):
             items = list(value) if isinstance(value, tuple) else value
             for key, item in node.items:
-                self.visit(item, (*path, key), _item_setter(items, key, setter, value))
+                place = _item_setter(items, key, setter, value)
+                self.visit(item, (*path, plain_key(key)), place)
         elif path:
-            self._object(path, setter)
+            grows = isinstance(value, Mapping) and not value
+            self._object(path, setter, grows_like=value if grows else None)
 
     def _is_one_value(self, value: Any, path: Path) -> bool:
         """Whether a container is replaced as a whole: not when tensors would go with it."""
@@ -130,14 +145,43 @@ class _Bind:
             self.target.missing.append(path)
             return
         self.target.used.add(path)
-        self.target.tensors[path] = local_tensor(value, path)
+        local, wanted = local_tensor(value, path), self.source.tensors[path]
+        other, known = self._claim(local, path, wanted)
+        if known is not wanted:
+            self.target.conflicts.append(
+                f"{dotted(other)} and {dotted(path)} are one memory here, and two tensors there"
+            )
+        self.target.tensors[path] = local
 
-    def _object(self, path: Path, setter: Setter) -> None:
+    def _claim(self, local: LocalTensor, path: Path, wanted: Tensor) -> tuple[Path, Tensor]:
+        """Return what the memory of a tensor is filled from: the first that claimed it."""
+        tie = object() if local.tie is None else local.tie
+        return self.memories.setdefault(tie, (path, wanted))
+
+    def _object(self, path: Path, setter: Setter, grows_like: object = None) -> None:
+        if path not in self.source.objects and grows_like is not None:
+            self._grown(path, setter, grows_like)
+            return
         if path not in self.source.objects:
             self.target.missing.append(path)
             return
         self.target.used.add(path)
         self.target.actions.append(lambda: setter(self.source.objects[path]))
+
+    def _grown(self, path: Path, setter: Setter, like: object) -> None:
+        """Give an empty dict the values of one that grew; tensors would have nowhere to go."""
+        rests = [leaf[len(path) :] for leaf in self.source.below(path)]
+        values = {
+            rest: self.source.objects[(*path, *rest)]
+            for rest in rests
+            # What is in a list is there because a tensor is in it too.
+            if (*path, *rest) in self.source.objects and not any(isinstance(k, tuple) for k in rest)
+        }
+        if not values:
+            self.target.missing.append(path)
+            return
+        self.target.used.update((*path, *rest) for rest in values)
+        self.target.actions.append(lambda: setter(rebuild(values, like)))
 
     def _module(self, module: nn.Module, path: Path) -> None:
         values: dict[str, Any] = {}
@@ -164,12 +208,26 @@ class _Bind:
         if not found:
             self.target.missing.append(path)
             return
-        current = value.state_dict()
-        filled = self._filled(found, path, current, _new_plain)
+        current = own_state(value, path)
+        make: Maker = _new_plain
+        if isinstance(value, Optimizer):
+            make = lambda leaf, rest, wanted: new_numbered(value, leaf, rest, wanted)  # noqa: E731
+            rests = [leaf[len(path) :] for leaf in found]
+            if is_named(rests) and isinstance(current.get("param_groups"), list):
+                self.target.conflicts.append(
+                    f"{dotted(path)} was saved by its parameters' names, which the hooks or the "
+                    "state_dict() of the optimizer here do not know"
+                )
+        filled = self._filled(found, path, current, make)
         self.target.actions.append(lambda: value.load_state_dict(rebuild(filled, current)))
 
     def _filled(
-        self, found: list[Path], path: Path, current: Any, make: Callable[[Tensor], torch.Tensor]
+        self,
+        found: list[Path],
+        path: Path,
+        current: Any,
+        make: Maker,
+        may_keep: Callable[[Path, Tensor, torch.Tensor], bool] = lambda *_: True,
     ) -> dict[Path, Any]:
         """Take everything below ``path``; tensors go into those of ``current`` where they fit.
 
@@ -177,7 +235,6 @@ class _Bind:
             By the rest of the path: objects, and the tensors that are going to be filled.
         """
         result: dict[Path, Any] = {}
-        memories: dict[object, Tensor] = {}
         for leaf in found:
             self.target.used.add(leaf)
             rest = leaf[len(path) :]
@@ -186,39 +243,54 @@ class _Bind:
                 continue
             wanted = self.source.tensors[leaf]
             tensor = _look_up(current, rest)
-            local = local_tensor(tensor, leaf) if _fits(tensor, wanted) else None
+            kept = _fits(tensor, wanted) and may_keep(leaf, wanted, tensor)
+            local = local_tensor(tensor, leaf) if kept else None
             # Memory that is shared here and was not shared there cannot hold both.
-            if local is None or memories.setdefault(local.tie, wanted) is not wanted:
-                tensor = make(wanted)
+            if local is None or self._claim(local, leaf, wanted)[1] is not wanted:
+                tensor = make(leaf, rest, wanted)
                 local = local_tensor(tensor, leaf)
             self.target.tensors[leaf] = local
             result[rest] = tensor
         return result
+
+    def _any_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        """Let the checkpoint say whether names or numbers, where this optimizer takes both."""
+        rests = [leaf[len(path) :] for leaf in self.source.below(path)]
+        if keeps_protocol(optimizer) or is_numbered(rests):
+            self._stateful(optimizer, path)
+        else:
+            self._optimizer(optimizer, path)
 
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
         listed = optimizer_names(optimizer, self.names)
         groups: dict[int, dict[str, Any]] = {}
         for parameter, name, group in listed:
             options = (*path, "param_groups", name)
-            if options not in self.source.objects:
+            saved = self.source.objects.get(options)
+            if not isinstance(saved, dict):
                 self.target.missing.append(options)
                 continue
             self.target.used.add(options)
-            saved = self.source.objects[options]
-            if groups.setdefault(group, saved) != saved:
+            # Compared as encoded, so that NaN equals itself.
+            known = groups.setdefault(group, saved)
+            if known != saved and encode_value(known, options) != encode_value(saved, options):
                 self.target.conflicts.append(
                     f"{dotted(path)}: group {group} holds {name}, saved with {saved}, "
                     f"and others saved with {groups[group]}"
                 )
             for key, tensor in group_tensors(optimizer.param_groups[group]).items():
                 self.visit(tensor, (*path, "param_group_tensors", name, key), _no_setter)
-            self._parameter_state(optimizer, parameter, group, (*path, "state", name))
+            after = {**optimizer.param_groups[group], **saved}
+            self._parameter_state(optimizer, parameter, after, (*path, "state", name))
         if not listed and path in self.source.objects:
             self.target.used.add(path)
         self.target.actions.append(lambda: _set_groups(optimizer, groups))
+        listed_ids = {id(parameter) for parameter, _, _ in listed}
+        strays = [key for key in optimizer.state if id(key) not in listed_ids]
+        self.target.actions += [partial(optimizer.state.pop, key) for key in strays]
 
     def _parameter_state(
-        self, optimizer: Optimizer, parameter: torch.Tensor, group: int, path: Path
+        self, optimizer: Optimizer, parameter: torch.Tensor, options: dict[str, Any], path: Path
     ) -> None:
         """Bind the state of one parameter; what the checkpoint lacks (a frozen one) is dropped."""
         found = self.source.below(path)
@@ -226,9 +298,15 @@ class _Bind:
             self.target.actions.append(lambda: optimizer.state.pop(parameter, None))
             return
         current = optimizer.state.get(parameter, {})
-        options = optimizer.param_groups[group]
-        make = lambda wanted: _new_state(wanted, parameter, options)  # noqa: E731
-        filled = self._filled(found, path, current, make)
+        stored = self.source.tensors.get(self.parameters.get(id(parameter), ()))
+        form = ParameterState(parameter, options, stored)
+        for leaf in found:
+            if leaf in self.source.tensors:
+                now = _look_up(current, leaf[len(path) :])
+                fault = form.fault(leaf, self.source.tensors[leaf], now)
+                self.target.conflicts += [fault] if fault else []
+        make: Maker = lambda leaf, _, wanted: form.make(leaf, wanted)  # noqa: E731
+        filled = self._filled(found, path, current, make, form.may_keep)
 
         def put() -> None:
             optimizer.state[parameter] = rebuild(filled, current)
@@ -265,21 +343,8 @@ def _fits(tensor: Any, wanted: Tensor) -> bool:
     return tensor.dtype == TORCH_DTYPES[wanted.dtype] and not expanded
 
 
-def _new_plain(wanted: Tensor) -> torch.Tensor:
+def _new_plain(_leaf: Path, _rest: Path, wanted: Tensor) -> torch.Tensor:
     return torch.empty(wanted.shape, dtype=TORCH_DTYPES[wanted.dtype])
-
-
-def _new_state(wanted: Tensor, parameter: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-    """Make optimizer state that does not exist: like its parameter when it has its shape."""
-    dtype = TORCH_DTYPES[wanted.dtype]
-    device = parameter.to_local().device if isinstance(parameter, DTensor) else parameter.device
-    if not wanted.shape and (parameter.ndim or wanted.path[-1] == "step"):
-        # torch.optim keeps step counters on the CPU unless they are captured or fused.
-        on_device = options.get("capturable") or options.get("fused")
-        return torch.empty((), dtype=dtype, device=device if on_device else "cpu")
-    if tuple(parameter.shape) == wanted.shape:
-        return torch.empty_like(parameter.detach(), dtype=dtype)
-    return torch.empty(wanted.shape, dtype=dtype, device=device)
 
 
 def _set_groups(optimizer: Optimizer, groups: dict[int, dict[str, Any]]) -> None:

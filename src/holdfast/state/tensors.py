@@ -25,9 +25,13 @@ DTYPE_NAMES = {
     **{torch.float8_e4m3fnuz: "f8_e4m3fnuz", torch.float8_e5m2fnuz: "f8_e5m2fnuz"},
     **{torch.float8_e8m0fnu: "f8_e8m0fnu", torch.float4_e2m1fn_x2: "f4_e2m1fn_x2"},
 }
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
-COMPARED_BYTES_MAX = 64 << 10  # counters, random states and statistics are smaller, weights larger
+# Up to this size ranks compare every byte (counters, random states, statistics), above it samples:
+# a part of another rank's tensor differs nearly everywhere.
+COMPARED_BYTES_MAX = 64 << 10
+SAMPLES, SAMPLE_BYTES = 66, 1 << 10
 
 TieKey = tuple[object, ...]
 
@@ -48,14 +52,32 @@ class LocalTensor:
     tie: TieKey | None
     plain: bool
 
-    def small_digest(self) -> str | None:
-        """Return a digest of a small ordinary tensor, to compare ranks by; None for others."""
-        if not self.plain or self.shard.size_bytes > COMPARED_BYTES_MAX:
+    def digest(self) -> str | None:
+        """Return a digest of an ordinary tensor, to compare ranks by; None for a DTensor.
+
+        That of a large one is of evenly spread samples, the first and the last bytes among them.
+        """
+        if not self.plain:
             return None
+        if self.shard.size_bytes > COMPARED_BYTES_MAX:
+            return xxh3_128(_samples(self.data).numpy()).hex()
         # Single bytes as integers: some of those dtypes cannot be copied otherwise.
         data = self.data.view(torch.uint8) if self.data.element_size() == 1 else self.data
         elements = torch.empty(data.shape, dtype=data.dtype).copy_(data)
         return xxh3_128(elements.reshape(-1).view(torch.uint8).numpy()).hex()
+
+
+def _samples(data: torch.Tensor) -> torch.Tensor:
+    """Gather bytes of a large tensor, where only its shape decides; one copy from its device."""
+    if not (data.is_complex() or data.is_neg()):
+        # Integers of the same size: some of the other dtypes cannot be indexed.
+        data = data.view(_INTEGERS[data.element_size()])
+    run = SAMPLE_BYTES // data.element_size()
+    starts = torch.arange(SAMPLES, device=data.device) * (data.numel() - run) // (SAMPLES - 1)
+    positions = (starts[:, None] + torch.arange(run, device=data.device)).reshape(-1)
+    # By coordinates, so that other strides need no copy of the whole.
+    found = data[torch.unravel_index(positions, data.shape)]
+    return found.resolve_conj().resolve_neg().cpu().view(torch.uint8)
 
 
 def local_tensor(value: torch.Tensor, path: Path) -> LocalTensor:
@@ -76,6 +98,7 @@ def local_tensor(value: torch.Tensor, path: Path) -> LocalTensor:
         raise StateError(
             f"{dotted(path)} is a {kind}, which wraps other tensors; save those instead"
         )
+    _check_storage(data, path)
     tie = _tie_key(data, tensor, box, mesh)
     return LocalTensor(Shard(tensor, box), data, tie, plain=not isinstance(value, DTensor))
 
@@ -131,6 +154,20 @@ def _check_dense(value: torch.Tensor, path: Path) -> None:
         raise StateError(f"{name} is on the meta device and has no elements; materialize it first")
     if value.ndim > DIMENSIONS_MAX:
         raise StateError(f"{name} has {value.ndim} dimensions; at most {DIMENSIONS_MAX}")
+
+
+def _check_storage(data: torch.Tensor, path: Path) -> None:
+    """Check that the elements are there: frameworks free the storage of a tensor they keep."""
+    if not data.numel():
+        return
+    strides = zip(data.shape, data.stride(), strict=True)
+    end = data.storage_offset() + sum((n - 1) * stride for n, stride in strides) + 1
+    needed, held = end * data.element_size(), data.untyped_storage().nbytes()
+    if held < needed:
+        raise StateError(
+            f"{dotted(path)} needs {needed} bytes of its storage, which holds {held}: its memory "
+            "was freed (resize_(0)); give it back before the checkpoint, or leave the tensor out"
+        )
 
 
 def _tie_key(data: torch.Tensor, tensor: Tensor, box: Box, mesh: object) -> TieKey | None:

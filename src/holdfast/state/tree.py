@@ -24,6 +24,7 @@ from .modules import (
     optimizer_names,
     parameter_names,
 )
+from .optimizers import is_plain, own_state
 from .tensors import LocalTensor, local_tensor, mesh_of
 
 DEPTH_MAX = 100  # of containers and stateful objects; more is a cycle or a mistake
@@ -82,11 +83,18 @@ def find_modules(
         return
     elif isinstance(value, (Mapping, list, tuple)):
         for key, item in items_of(value):
-            yield from find_modules(item, (*path, key), (*above, id(value)))
+            yield from find_modules(item, (*path, plain_key(key)), (*above, id(value)))
+
+
+def plain_key(key: Key) -> Key:
+    """Return the text or number of a key: the str() of an enumeration is another text."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    return int.__int__(key) if isinstance(key, int) else key
 
 
 def items_of(value: Any) -> Iterator[tuple[Key, Any]]:
-    """Return the items of a dict, list or tuple with the keys that paths use."""
+    """Return the items of a dict with its own keys, of a list or tuple with those of paths."""
     if isinstance(value, Mapping):
         yield from value.items()
     else:
@@ -114,8 +122,8 @@ def open_node(value: Any, path: Path) -> Node:
         return Node("tensor")
     if isinstance(value, nn.Module):
         return Node("module")
-    if _is_plain_optimizer(value):
-        return Node("optimizer")
+    if isinstance(value, Optimizer):
+        return Node("optimizer" if is_plain(value) else "stateful")
     if _is_stateful(value):
         return Node("stateful")
     if isinstance(value, Mapping) and value:
@@ -138,19 +146,6 @@ def check_depth(depth: int, path: Path) -> None:
     """
     if depth > DEPTH_MAX:
         raise StateError(f"{dotted(path)[:80]}… is nested deeper than {DEPTH_MAX}: a cycle?")
-
-
-def _is_plain_optimizer(value: object) -> bool:
-    """Return whether an optimizer keeps its state where torch.optim.Optimizer does.
-
-    One that overrides the protocol (to gather, to quantize) is treated like any object with
-    ``state_dict()`` and ``load_state_dict()``.
-    """
-    return (
-        isinstance(value, Optimizer)
-        and type(value).state_dict is Optimizer.state_dict
-        and type(value).load_state_dict is Optimizer.load_state_dict
-    )
 
 
 def _is_stateful(value: object) -> bool:
@@ -192,10 +187,10 @@ class _Walk:
         elif node.kind == "optimizer":
             self._optimizer(value, path)
         elif node.kind == "stateful":
-            self.visit(value.state_dict(), path)
+            self.visit(own_state(value, path), path)
         elif node.kind == "container":
             for key, item in node.items:
-                self.visit(item, (*path, key))
+                self.visit(item, (*path, plain_key(key)))
         else:
             self._object(value, path)
         self.depth -= 1
@@ -251,9 +246,13 @@ def rebuild(leaves: Mapping[Path, Any], like: object = None) -> Any:
     items = {key: rebuild(part, guide.get(key)) for key, part in below.items()}
     first = next(iter(items), None)
     if isinstance(first, tuple):
-        ordered = [items[key] for key in sorted(items, key=lambda key: key[1])]  # type: ignore[index]
+        ordered = [items[key] for key in sorted(items, key=_position)]
         return ordered if first[0] == "list" else tuple_like(like, ordered)
     return _typed(items, like)
+
+
+def _position(key: Key) -> int:
+    return key[1] if isinstance(key, tuple) else -1
 
 
 def _kind_at(path: Path) -> str:

@@ -1,0 +1,188 @@
+"""How an optimizer gives its state away, and state made for one that has none yet.
+
+Knows one optimizer at a time; no names of other things, no files, no other ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ..errors import StateError
+from ..format.names import dotted
+from ..layout import Path, Tensor
+from .tensors import TORCH_DTYPES
+
+# What torch.optim makes in the shape of the parameter and reads as such in every step.
+_OF_PARAMETER_SHAPE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+_HOOKS = (
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+def keeps_protocol(optimizer: Optimizer) -> bool:
+    """Whether ``state_dict`` and ``load_state_dict`` do more than torch.optim.Optimizer's do.
+
+    One that overrides them (to gather, to quantize) or has hooks on them is treated like any object
+    with these two methods.
+    """
+    kind = type(optimizer)
+    return (
+        kind.state_dict is not Optimizer.state_dict
+        or kind.load_state_dict is not Optimizer.load_state_dict
+        or any(getattr(optimizer, hooks, None) for hooks in _HOOKS)
+    )
+
+
+def is_plain(optimizer: Optimizer) -> bool:
+    """Whether all that an optimizer holds is named by its parameters' names."""
+    listed = {id(parameter) for parameter in _parameters(optimizer)}
+    return (
+        not keeps_protocol(optimizer)
+        and all(group["params"] for group in optimizer.param_groups)
+        and all(id(key) in listed for key in optimizer.state)
+    )
+
+
+def own_state(value: Any, path: Path) -> Any:
+    """Return ``state_dict()`` of an object.
+
+    Raises:
+        StateError: an optimizer has state of a tensor it does not optimize, which torch cannot
+            number.
+    """
+    if isinstance(value, Optimizer) and type(value).state_dict is Optimizer.state_dict:
+        listed = {id(parameter) for parameter in _parameters(value)}
+        strays = [k for k in value.state if isinstance(k, torch.Tensor) and id(k) not in listed]
+        if strays:
+            shapes = ", ".join(str(list(stray.shape)) for stray in strays)
+            raise StateError(
+                f"{dotted(path)} holds state of tensors that are in none of its groups (of shape "
+                f"{shapes:.80}); delete it from optimizer.state"
+            )
+    return value.state_dict()
+
+
+def is_numbered(rests: list[Path]) -> bool:
+    """Whether paths below an optimizer are those of its ``state_dict()``: groups in a list."""
+    groups = [rest for rest in rests if rest[:1] == ("param_groups",)]
+    return any(len(rest) == 1 or isinstance(rest[1], tuple) for rest in groups)
+
+
+def is_named(rests: list[Path]) -> bool:
+    """Whether paths below an optimizer are by its parameters' names."""
+    groups = [rest for rest in rests if rest[:1] == ("param_groups",)]
+    return bool(groups) and not is_numbered(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterState:
+    """What the state of one parameter has to be like.
+
+    Attributes:
+        options: of the parameter's group, as they will be after the load.
+        stored: the parameter itself in the checkpoint, where it is known.
+    """
+
+    parameter: torch.Tensor
+    options: Mapping[str, Any]
+    stored: Tensor | None
+
+    def make(self, leaf: Path, wanted: Tensor) -> torch.Tensor:
+        """Make state that does not exist: like its parameter when it has its shape."""
+        dtype = self._dtype(leaf, wanted)
+        if self._is_counter(leaf, wanted):
+            return torch.empty((), dtype=dtype, device=self._counter_device())
+        if tuple(self.parameter.shape) == wanted.shape:
+            return torch.empty_like(self.parameter.detach(), dtype=dtype)
+        return torch.empty(wanted.shape, dtype=dtype, device=self._device())
+
+    def may_keep(self, leaf: Path, wanted: Tensor, tensor: torch.Tensor) -> bool:
+        """Whether the optimizer can step with state that lies where ``tensor`` does."""
+        return leaf[-1] != "step" or wanted.shape != () or tensor.device == self._counter_device()
+
+    def fault(self, leaf: Path, wanted: Tensor, current: Any) -> str | None:
+        """Say what is wrong with state that no step could be taken with.
+
+        Shapes may differ (factors of Adafactor and Shampoo; low-rank moments of a parameter that
+        has the same shape there), except where the checkpoint's parameter was another.
+        """
+        shape = tuple(self.parameter.shape)
+        if leaf[-1] not in _OF_PARAMETER_SHAPE or wanted.shape == shape:
+            return None
+        if self.stored is not None and self.stored.shape == shape:
+            return None
+        if isinstance(current, torch.Tensor) and tuple(current.shape) == wanted.shape:
+            return None
+        return (
+            f"{dotted(leaf)} is of shape {list(wanted.shape)} there, and its parameter of "
+            f"{list(shape)} here"
+        )
+
+    def _dtype(self, leaf: Path, wanted: Tensor) -> torch.dtype:
+        """Choose the dtype: the checkpoint's, unless the parameter has another one here.
+
+        torch.optim makes moments in their parameter's dtype and cannot step with others: what had
+        its parameter's dtype there gets its parameter's dtype here, which takes ``cast=True`` as
+        the parameter itself does. Counters and scalars are the same for parameters of all dtypes.
+        """
+        dtype = TORCH_DTYPES[wanted.dtype]
+        follows = (
+            self.stored is not None
+            and self.stored.dtype == wanted.dtype
+            and dtype.is_floating_point
+            and self.parameter.is_floating_point()
+            and not self._is_counter(leaf, wanted)
+        )
+        return self.parameter.dtype if follows else dtype
+
+    def _is_counter(self, leaf: Path, wanted: Tensor) -> bool:
+        return not wanted.shape and (self.parameter.ndim > 0 or leaf[-1] == "step")
+
+    def _counter_device(self) -> torch.device:
+        # torch.optim keeps step counters on the CPU unless they are captured or fused.
+        on_device = self.options.get("capturable") or self.options.get("fused")
+        return self._device() if on_device else torch.device("cpu")
+
+    def _device(self) -> torch.device:
+        held = self.parameter
+        return held.to_local().device if isinstance(held, DTensor) else held.device
+
+
+def new_numbered(optimizer: Optimizer, leaf: Path, rest: Path, wanted: Tensor) -> torch.Tensor:
+    """Make what an optimizer's own ``load_state_dict`` gets: shards, for sharded parameters.
+
+    Args:
+        rest: ``leaf`` below the optimizer: ``("state", 3, "exp_avg")`` where torch numbers it.
+
+    Raises:
+        StateError: parameters of this shape are sharded in several ways, and nothing tells which
+            of them the tensor belongs to.
+    """
+    dtype = TORCH_DTYPES[wanted.dtype]
+    listed = _parameters(optimizer)
+    number = rest[1] if len(rest) > 2 and rest[0] == "state" else None
+    if type(number) is int and 0 <= number < len(listed):
+        listed = [listed[number]]
+    alike = [p for p in listed if isinstance(p, DTensor) and tuple(p.shape) == wanted.shape]
+    if not alike:
+        return torch.empty(wanted.shape, dtype=dtype)
+    if any(
+        (p.device_mesh, p.placements) != (alike[0].device_mesh, alike[0].placements) for p in alike
+    ):
+        raise StateError(
+            f"{dotted(leaf)} has the shape {list(wanted.shape)} of parameters that are sharded in "
+            "several ways, and its name does not tell which it belongs to; take one step before "
+            "the load, so that the optimizer has this state, or name it by parameter"
+        )
+    return torch.empty_like(alike[0].detach(), dtype=dtype)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
