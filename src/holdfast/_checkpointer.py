@@ -16,7 +16,6 @@ from .errors import (
     AlreadyCommittedError,
     CorruptError,
     HoldfastError,
-    NotCommittedError,
     OptionError,
     PeerError,
     StoreError,
@@ -156,6 +155,11 @@ class Checkpointer:
             HoldfastError: as `holdfast.save`.
         """
         self._check_open()
+        if lacking := self._keep.metrics - set(metrics or ()):
+            raise OptionError(
+                f"{self._keep} looks at {', '.join(sorted(lacking))}, but metrics has "
+                f"{', '.join(sorted(metrics or ())) or 'nothing'}; give it, as NaN if unknown"
+            )
         if step in self._damaged:
             self._replace_damaged(step)
         try:
@@ -213,7 +217,16 @@ class Checkpointer:
         # A stranger in the directory is no reason to go back to an older step.
         options = self._options or Options()
         where, ranks = self.path(step), self._ranks
-        load_from(where, ranks, into, strict=True, cast=False, options=options, strangers=True)
+        load_from(
+            where,
+            ranks,
+            into,
+            strict=True,
+            partial=False,
+            cast=False,
+            options=options,
+            strangers=True,
+        )
 
     def _try(self, step: int, into: Mapping[Any, Any]) -> str:
         """Load a step; return what is damaged, the same on every rank, or "" when it is good."""
@@ -305,4 +318,4 @@ def _is_damage(error: HoldfastError) -> bool:
     """Whether an error says that this checkpoint cannot be read, and another perhaps can."""
     if isinstance(error, StoreError):
         return error.errno == errno.EIO
-    return isinstance(error, (CorruptError, NotCommittedError))
+    return isinstance(error, CorruptError)

@@ -39,7 +39,7 @@ def describe_fit(manifest: Manifest, target: Target, *, cast: bool) -> bytes:
 
 
 def check_fit(
-    where: str, manifest: Manifest, answers: Sequence[bytes], *, strict: bool
+    where: str, manifest: Manifest, answers: Sequence[bytes], *, strict: bool, partial: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Join what all ranks said.
 
@@ -61,10 +61,13 @@ def check_fit(
         )
     if strict and missing:
         problems.append(f"{len(missing)} are missing in the checkpoint: {', '.join(missing)}")
-    if strict and unexpected:
+    if strict and not partial and unexpected:
         problems.append(f"{len(unexpected)} are missing in the target: {', '.join(unexpected)}")
     if problems:
-        advice = "Make the names the same, or load with strict=False. " if not faults else ""
+        names = (
+            "Make the names the same, or let holdfast.load take less: partial=True, strict=False. "
+        )
+        advice = names if not faults else ""
         raise MismatchError(
             f"{where} does not fit the target. Of its names, {'. And '.join(problems)}. "
             f"{advice}Nothing was loaded"

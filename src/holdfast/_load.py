@@ -58,6 +58,7 @@ def load(
     *,
     into: Mapping[Any, Any],
     strict: bool = True,
+    partial: bool = False,
     cast: bool = False,
     group: "ProcessGroup | Group | Literal['alone'] | None" = None,
     options: Options | None = None,
@@ -73,6 +74,8 @@ def load(
         into: as given to `save`: nested dicts of tensors, DTensors, modules, optimizers, values.
             Values that are no tensors are replaced in their dict or list.
         strict: raise when a name is missing or unexpected; otherwise only report it.
+        partial: the target need not take all names of the checkpoint (weights without the
+            optimizer), but what it has must all be there. What is not asked for is not read.
         cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
         group: ranks that load together; default: the default process group, or this process.
             ``"alone"``: this process by itself, whatever process group there is.
@@ -92,7 +95,9 @@ def load(
     """
     started = time.perf_counter()
     ranks = find_group(group)
-    report = load_from(path, ranks, into, strict=strict, cast=cast, options=options or Options())
+    report = load_from(
+        path, ranks, into, strict=strict, partial=partial, cast=cast, options=options or Options()
+    )
     report = replace(report, seconds=time.perf_counter() - started)
     gigabytes = report.bytes_read / 1e9
     logger.info("loaded %s: %.3f GB in %.2f s", report.path, gigabytes, report.seconds)
@@ -105,6 +110,7 @@ def load_from(
     into: Mapping[Any, Any],
     *,
     strict: bool,
+    partial: bool,
     cast: bool,
     options: Options,
     strangers: bool = False,
@@ -122,14 +128,17 @@ def load_from(
         target = bind(into, source_of(manifest))
         prepared.answer = describe_fit(manifest, target, cast=cast)
 
-    missing, unexpected = check_fit(store.location, manifest, prepared.answers, strict=strict)
+    missing, unexpected = check_fit(
+        store.location, manifest, prepared.answers, strict=strict, partial=partial
+    )
     targets = target.targets()
     runs = plan_load(manifest, wanted_of(manifest, targets), SLOT_BYTES)
 
     with Phase(ranks):
-        if strict and not strangers and ranks.rank == COORDINATOR:
+        whole = strict and not partial
+        if whole and not strangers and ranks.rank == COORDINATOR:
             check_names(store, manifest)
-        if strict:
+        if whole:
             check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))
         with lease(store.vfs, store.location, options) as leased:
             read_shards(store, leased, manifest, runs, targets)

@@ -16,6 +16,7 @@ from holdfast.engine import commit as commit_module
 from holdfast.errors import (
     CorruptError,
     HoldfastError,
+    MismatchError,
     NotCommittedError,
     OptionError,
     PeerError,
@@ -229,3 +230,40 @@ def test_a_footer_larger_than_the_manifest_is_not_read(tmp_path: Path) -> None:
 
     with pytest.raises(CorruptError, match="more than the whole MANIFEST"):
         check_files(checkpoint._store, replace(checkpoint._manifest, table=table), [0])
+
+
+def test_a_policy_that_looks_at_a_metric_needs_it(tmp_path: Path) -> None:
+    """A misspelt name let go of every checkpoint but the newest."""
+    keep = holdfast.Keep.best("val_loss", 2)
+    with holdfast.Checkpointer(tmp_path, every=1, keep=keep) as checkpointer:
+        with pytest.raises(OptionError, match=r"looks at val_loss, but metrics has loss"):
+            checkpointer.step(1, {"w": torch.zeros(3)}, metrics={"loss": 1.0})
+        assert checkpointer.steps() == []
+
+
+def test_a_directory_of_other_things_takes_no_checkpoint(tmp_path: Path) -> None:
+    """It was acknowledged there, and refused by the load."""
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(OptionError, match=r"holds train\.py"):
+        holdfast.save({"w": torch.zeros(3)}, tmp_path)
+
+
+def test_a_partial_load_takes_all_of_the_target_and_no_more(tmp_path: Path) -> None:
+    saved = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(saved.parameters())
+    holdfast.save({"model": saved, "optimizer": optimizer}, tmp_path / "c")
+    found = torch.nn.Linear(3, 2)
+    report = holdfast.load(tmp_path / "c", into={"model": found}, partial=True)
+    assert torch.equal(found.weight, saved.weight) and report.unexpected
+    with pytest.raises(MismatchError, match="missing in the checkpoint: net"):
+        holdfast.load(tmp_path / "c", into={"net": found}, partial=True)
+
+
+def test_another_kind_of_optimizer_is_a_mismatch(tmp_path: Path) -> None:
+    """It loaded, and failed at the next step."""
+    model = torch.nn.Linear(3, 2)
+    sgd = torch.optim.SGD(model.parameters(), momentum=0.9)
+    holdfast.save({"model": model, "optimizer": sgd}, tmp_path / "c")
+    adam = torch.optim.AdamW(model.parameters())
+    with pytest.raises(MismatchError, match="another kind of optimizer"):
+        holdfast.load(tmp_path / "c", into={"model": model, "optimizer": adam})

@@ -19,7 +19,14 @@ Invariants:
 
 import contextlib
 
-from ..errors import AlreadyCommittedError, CorruptError, PeerError, StateError, StoreError
+from ..errors import (
+    AlreadyCommittedError,
+    CorruptError,
+    OptionError,
+    PeerError,
+    StateError,
+    StoreError,
+)
 from ..format import spec
 from ..format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
 from ..format.rows import join_tables
@@ -76,11 +83,25 @@ def check_absent(store: Store) -> None:
 
     Raises:
         AlreadyCommittedError: there is one.
+        OptionError: the directory holds something else.
     """
     if store.exists(spec.MANIFEST_NAME):
         raise AlreadyCommittedError(
             f"{store.location} holds a committed checkpoint, which is never overwritten; "
             "save under another step or path, or remove it first"
+        )
+    if not store.exists(""):
+        return
+    strangers = [
+        entry.name
+        for entry in store.list()
+        if entry.name != spec.DATA_DIRECTORY
+        and not entry.name.startswith(spec.PENDING_MANIFEST_PREFIX)
+    ]
+    if strangers:
+        raise OptionError(
+            f"{store.location} holds {', '.join(strangers[:3])}{' …' * (len(strangers) > 3)}, "
+            "which would not belong to the checkpoint; save to an empty or a new directory"
         )
 
 

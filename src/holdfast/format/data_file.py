@@ -4,11 +4,8 @@ Bytes only; reads and writes no file.
 """
 
 import struct
-from dataclasses import replace
 
-import numpy as np
-
-from .._core import xxh3_64
+from .._core import xxh3_64, xxh3_128
 from ..errors import CorruptError
 from . import spec
 from .table import Table, encode_table
@@ -62,9 +59,10 @@ def encode_footer(table: Table, footer_offset: int) -> tuple[bytes, int]:
     """
     draft = encode_table(spec.FOOTER_MAGIC, table)
     file_bytes = footer_offset + len(draft) + spec.TRAILER_BYTES
-    footer = encode_table(
-        spec.FOOTER_MAGIC, replace(table, file_bytes=np.array([file_bytes], np.uint64))
-    )
+    # file_bytes is the first column, behind the header: known only once all is written.
+    at = spec.PREAMBLE_BYTES + int.from_bytes(draft[24:32], "little")
+    body = draft[:at] + struct.pack("<Q", file_bytes) + draft[at + 8 : -spec.TABLE_CHECKSUM_BYTES]
+    footer = body + xxh3_128(body)
     rank, number = int(table.file_rank[0]), int(table.file_number[0])
     seed = chunk_seed(table.header.save_id, rank, number, spec.FOOTER_CHUNK)
     checksum = xxh3_64(footer, seed)

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import functools
 import json
 import math
 import re
@@ -92,7 +93,11 @@ def decode_value(value: Json) -> Any:
     Raises:
         CorruptError: an unknown or malformed tag, or not the one form the value has.
     """
+    if value is None or type(value) in (bool, str):
+        return value
     decoded = _decode(value)
+    if type(decoded) is float and math.isfinite(decoded):
+        return decoded
     try:
         canonical = encode_value(decoded, ("value",))
     except StateError as error:
@@ -170,6 +175,7 @@ _UNTAG = {
 }
 
 
+@functools.lru_cache(maxsize=1 << 16)  # a save writes each path several times
 def encode_path(path: Path) -> Json:
     """Turn a path into JSON: string and integer keys as they are, positions as [kind, n].
 

@@ -102,4 +102,9 @@ class Phase:
 def lost_peer(error: Exception) -> HoldfastError:
     """Turn the failure of a collective into the error that callers expect."""
     cause = f"{type(error).__name__}: {error}"
-    return PeerError(f"lost contact with another rank: {cause}", rank=-1, cause=cause)
+    return PeerError(
+        "lost contact with another rank. Did one die, or do not all of them call this (no "
+        f"'if rank == 0' around it)? {cause}",
+        rank=-1,
+        cause=cause,
+    )

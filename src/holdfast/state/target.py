@@ -19,6 +19,7 @@ from ..format.values import encode_value
 from ..layout import Box, Path, Tensor
 from .modules import (
     ParameterNames,
+    group_options,
     group_tensors,
     load_module_state,
     module_state,
@@ -272,6 +273,8 @@ class _Bind:
                 continue
             self.target.used.add(options)
             # Compared as encoded, so that NaN equals itself.
+            if group not in groups:
+                self._same_kind(optimizer.param_groups[group], saved, path)
             known = groups.setdefault(group, saved)
             if known != saved and encode_value(known, options) != encode_value(saved, options):
                 self.target.conflicts.append(
@@ -288,6 +291,15 @@ class _Bind:
         listed_ids = {id(parameter) for parameter, _, _ in listed}
         strays = [key for key in optimizer.state if id(key) not in listed_ids]
         self.target.actions += [partial(optimizer.state.pop, key) for key in strays]
+
+    def _same_kind(self, here: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
+        """Tell another kind of optimizer from another version of the same, which only has more."""
+        own, others = set(group_options(here)) - set(saved), set(saved) - set(here)
+        if own and others:
+            self.target.conflicts.append(
+                f"{dotted(path)} was saved with {', '.join(sorted(others))} and has "
+                f"{', '.join(sorted(own))} here: another kind of optimizer"
+            )
 
     def _parameter_state(
         self, optimizer: Optimizer, parameter: torch.Tensor, options: dict[str, Any], path: Path
