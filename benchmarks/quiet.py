@@ -15,7 +15,7 @@ PAGE_BYTES = 4096
 def prepare(directory: Path, warm_bytes: int) -> None:
     """Bring the machine into the state in which every measurement starts.
 
-    A virtual machine gives free pages back to its host, and their next use is 10 to 50 times as
+    A virtual machine gives free pages back to its host, and their next use is about 10 times as
     slow: whoever first fills the page cache, or a new tensor, would pay for it. So free pages are
     touched before.
 

@@ -1,4 +1,4 @@
-"""torch.save + fsync, torch.load: one file, with what was fastest here."""
+"""torch.save + fsync, torch.load: one file, at its fastest settings (docs/benchmarks.md)."""
 
 from pathlib import Path
 

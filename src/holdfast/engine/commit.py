@@ -18,6 +18,7 @@ Invariants:
 """
 
 import contextlib
+import errno
 
 from ..errors import (
     AlreadyCommittedError,
@@ -85,19 +86,19 @@ def check_absent(store: Store) -> None:
         AlreadyCommittedError: there is one.
         OptionError: the directory holds something else.
     """
-    if store.exists(spec.MANIFEST_NAME):
+    try:
+        names = [entry.name for entry in store.list()]
+    except StoreError as error:
+        if error.errno == errno.ENOENT:
+            return
+        raise
+    if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(
             f"{store.location} holds a committed checkpoint, which is never overwritten; "
             "save under another step or path, or remove it first"
         )
-    if not store.exists(""):
-        return
-    strangers = [
-        entry.name
-        for entry in store.list()
-        if entry.name != spec.DATA_DIRECTORY
-        and not entry.name.startswith(spec.PENDING_MANIFEST_PREFIX)
-    ]
+    pending = spec.PENDING_MANIFEST_PREFIX
+    strangers = [n for n in names if n != spec.DATA_DIRECTORY and not n.startswith(pending)]
     if strangers:
         raise OptionError(
             f"{store.location} holds {', '.join(strangers[:3])}{' …' * (len(strangers) > 3)}, "

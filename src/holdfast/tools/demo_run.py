@@ -198,7 +198,7 @@ def kill_all(process: "subprocess.Popen[bytes]") -> int:
         return 0
     # torchrun puts each worker into a session of its own, so one signal to a group would miss them.
     family = [process.pid, *_descendants(process.pid)]
-    for pid in reversed(family):
+    for pid in family:  # parents first: none sees a child die, and none starts another
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
