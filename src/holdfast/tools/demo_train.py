@@ -70,9 +70,8 @@ def build(size: str) -> tuple[GPT, torch.optim.AdamW]:
     torch.manual_seed(0)
     model = GPT(*SIZES[size])
     if dist.is_initialized():
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+        for part in (*model.blocks, model):
+            fully_shard(part)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
@@ -142,6 +141,7 @@ def main() -> None:
         dist.init_process_group("gloo")
         train(arguments, dist.get_rank(), dist.get_world_size())
         dist.destroy_process_group()
+        os._exit(0)  # gloo's threads may hold a tensor yet, and abort in the end of Python
     else:
         train(arguments, 0, 1)
 
