@@ -109,6 +109,7 @@ def main() -> None:
         ]
         arguments.record.write_text(json.dumps(rows))
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may hold a tensor yet, and abort in the end of Python
 
 
 if __name__ == "__main__":
