@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,15 +185,12 @@ def test_the_tables_line_up_and_the_report_holds_them() -> None:
         assert "\n".join(lines) in report
 
 
-def test_killing_a_run_leaves_nobody_not_even_in_another_session(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    script = (
-        f"setsid sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; sleep 60' & wait"
-    )
-    process = subprocess.Popen(["sh", "-c", script])
-    while not pid_file.exists():
-        time.sleep(0.01)
-    pid = int(pid_file.read_text())
+def test_killing_a_run_leaves_nobody_not_even_in_another_session() -> None:
+    script = "setsid sh -c 'echo $$; sleep 60' & wait"
+    process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.stdout.close()
     assert os.getsid(pid) != os.getsid(process.pid)
     assert kill_all(process) >= 2
     assert kill_all(process) == 0
