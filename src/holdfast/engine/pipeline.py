@@ -5,7 +5,7 @@ threads while the calling thread stages and encodes (or checks and places). The 
 of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .._core import xxh3_128
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 Sources = Mapping[Path, tuple["torch.Tensor", Box]]  # what this rank holds of each tensor
-Report = Callable[[int], None]  # called with the bytes done since the last call
 
 
 def write_shards(
@@ -90,11 +89,10 @@ def read_shards(
     manifest: Manifest,
     runs: Iterable[Run],
     targets: Sources,
-    report: Report = lambda _: None,
 ) -> None:
     """Read runs, check every chunk and the gap before it, and place its elements.
 
-    A chunk is placed only after it has been checked; with no targets, it is only checked.
+    A chunk is placed only after it has been checked.
 
     Raises:
         CorruptError: a check failed; what was placed before it was good.
@@ -111,7 +109,6 @@ def read_shards(
                     for path in read.targets:
                         place(elements, read.chunk, *targets[path])
                         filled[path] = None
-                report(run.extent.size_bytes)
     except CorruptError as error:
         raise _with_filled(error, tuple(dotted(path) for path in filled)) from error
 
