@@ -1,6 +1,11 @@
 #include "holdfast/checksum.h"
 
+#include <nanobind/ndarray.h>
+
+#include <vector>
+
 #include "bindings.h"
+#include "holdfast/copy.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -11,6 +16,8 @@ namespace {
 nb::bytes to_bytes(const Hash128& hash) {
   return nb::bytes(hash.data(), hash.size());
 }
+
+using Words = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple to_tuple(const Digest& digest) {
   return nb::make_tuple(digest.xxh3_64, to_bytes(digest.xxh3_128));
@@ -58,6 +65,22 @@ void bind_checksum(nb::module_& module) {
         copy_chunk(memory_at(target), memory_at(source), size);
       },
       "target"_a, "source"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "copy_pieces",
+      [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
+        const std::size_t count = sizes.shape(0);
+        if (targets.shape(0) != count || sources.shape(0) != count) {
+          throw nb::value_error("targets, sources and sizes differ in number");
+        }
+        without_gil([&] {
+          std::vector<Piece> pieces(count);
+          for (std::size_t i = 0; i < count; ++i) {
+            pieces[i] = {memory_at(targets(i)), memory_at(sources(i)), sizes(i)};
+          }
+          copy_pieces(pieces, threads);
+        });
+      },
+      "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
   module.def(
       "is_zero",
       [](std::uintptr_t address, std::size_t size) { return is_zero(memory_at(address), size); },

@@ -41,7 +41,11 @@ void bind_pool(nb::module_& module) {
             check_slot(pool, slot);
             return SlotView(pool.address(slot), {pool.slot_bytes()}, self);
           },
-          "slot"_a);
+          "slot"_a)
+      .def("memory", [](nb::handle self) {
+        const Pool& pool = nb::cast<const Pool&>(self);
+        return SlotView(pool.memory(), {pool.size()}, self);
+      });
 }
 
 }  // namespace holdfast

@@ -11,11 +11,14 @@ NAMES = [
     "Keep",
     "LoadReport",
     "Options",
+    "Progress",
+    "SaveHandle",
     "__version__",
     "errors",
     "load",
     "open",
     "save",
+    "save_async",
 ]
 ERRORS = {
     "HoldfastError": "Exception",
@@ -28,6 +31,8 @@ ERRORS = {
     "OptionError": "HoldfastError",
     "CorruptError": "HoldfastError",
     "VersionError": "HoldfastError",
+    "BusyError": "HoldfastError",
+    "CancelledError": "HoldfastError",
     "PeerError": "HoldfastError",
 }
 

@@ -7,9 +7,11 @@ if TYPE_CHECKING:
     from . import errors
     from ._checkpoint import Checkpoint, open
     from ._checkpointer import Checkpointer
+    from ._handle import SaveHandle
     from ._keep import Keep
     from ._load import LoadReport, load
-    from ._save import save
+    from ._save import save, save_async
+    from .engine.pipeline import Progress
     from .options import Options
 
 __version__ = "0.1.0"
@@ -20,11 +22,14 @@ __all__ = [
     "Keep",
     "LoadReport",
     "Options",
+    "Progress",
+    "SaveHandle",
     "__version__",
     "errors",
     "load",
     "open",
     "save",
+    "save_async",
 ]
 
 _HOME = {
@@ -33,10 +38,13 @@ _HOME = {
     "Keep": "_keep",
     "LoadReport": "_load",
     "Options": "options",
+    "Progress": "engine.pipeline",
+    "SaveHandle": "_handle",
     "errors": "errors",
     "load": "_load",
     "open": "_checkpoint",
     "save": "_save",
+    "save_async": "_save",
 }
 
 

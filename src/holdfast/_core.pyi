@@ -8,6 +8,7 @@ text; an argument that cannot be raises `OptionError`, a pool that does not fit 
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
@@ -33,6 +34,14 @@ def checksum(address: int, size: int, seed: int) -> int:
 def copy(target: int, source: int, size: int) -> None:
     """memcpy without the GIL; past the cache from 256 KiB on."""
 
+def copy_pieces(
+    targets: NDArray[np.uint64],
+    sources: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    threads: int,
+) -> None:
+    """`copy` of each piece (addresses, bytes), by ``threads`` threads, this one among them."""
+
 def is_zero(address: int, size: int) -> bool:
     """Whether all ``size`` bytes are zero."""
 
@@ -51,6 +60,9 @@ class Pool:
     def address(self, slot: int) -> int: ...
     def view(self, slot: int) -> memoryview:
         """The slot as writable bytes; keeps the pool alive."""
+
+    def memory(self) -> memoryview:
+        """All slots, which lie one behind the other, as writable bytes; keeps the pool alive."""
 
 class Vfs:
     """The one seam to the operating system. Thread-safe."""

@@ -1,27 +1,36 @@
-"""The whole save, on one page: flatten → plan → stage → encode → write → commit."""
+"""The whole save, on one page: flatten → plan → stage → encode → write → commit.
+
+`save` walks it in the caller's thread. `save_async` walks as far as stage; the rest goes on in a
+thread, which meets the other ranks without collectives.
+"""
 
 import json
 import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
+from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
 from .codecs.registry import check_codec
 from .engine.commit import check_absent, commit, discard, encode_tables
-from .engine.pipeline import write_shards
-from .engine.pool import lease
-from .engine.write import WriterPlan
+from .engine.pipeline import Ledger, write_shards
+from .engine.pool import check_pool, lease, staging
+from .engine.stage import Staging, hold
+from .engine.write import WriterPlan, lay_out
 from .errors import OptionError
-from .format.table import Header
+from .format.table import Header, Table
 from .group.base import COORDINATOR, Phase
 from .group.torch import find_group
-from .layout import size_of
+from .layout import Shard, size_of
 from .options import Options
 from .plan.save_plan import Request, SavePlan, decode_request, encode_request, plan_save
+from .state.steps import changed_by_steps, hold_steps
 from .state.tree import Leaves, flatten
+from .stores.local import LocalStore
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -29,9 +38,44 @@ if TYPE_CHECKING:
 
     from .group.base import Group
 
+    GroupLike = ProcessGroup | Group | Literal["alone"] | None
+
 logger = logging.getLogger("holdfast")
 
 STEP_LIMIT = 1 << 53  # as docs/format.md says
+_CHOICES = {"stage": ("eager", "lazy"), "busy": ("wait", "skip", "fail")}
+
+Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a save was asked for; see `save` and `save_async`."""
+
+    path: str | os.PathLike[str]
+    step: int | None
+    metrics: Mapping[str, float] | None
+    codec: str
+    options: Options
+    stage: str = "eager"
+    busy: str = "wait"
+    deadline_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What a rank does of the save that all have agreed on.
+
+    Attributes:
+        shards: those this rank writes, in order.
+        size_bytes: of the tensors of all ranks.
+    """
+
+    store: LocalStore
+    files: WriterPlan
+    shards: tuple[Shard, ...]
+    codec: str
+    size_bytes: int
 
 
 def save(
@@ -41,7 +85,7 @@ def save(
     step: int | None = None,
     metrics: Mapping[str, float] | None = None,
     codec: str = "raw",
-    group: "ProcessGroup | Group | Literal['alone'] | None" = None,
+    group: "GroupLike" = None,
     options: Options | None = None,
 ) -> None:
     """Save a state as one committed checkpoint, durable when this returns, on every rank.
@@ -68,66 +112,229 @@ def save(
     Example:
         ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/a/step-1000")``
     """
-    started = time.perf_counter()
-    ranks = find_group(group)
-    where, saved_bytes = _walk(path, ranks, state, step, metrics, codec, options or Options())
-    if ranks.rank == COORDINATOR:
-        seconds = time.perf_counter() - started
-        logger.info("saved %s: %.3f GB in %.2f s", where, saved_bytes / 1e9, seconds)
+    wanted = Wanted(path, step, metrics, codec, options or Options())
+    save_now(state, wanted, find_group(group, writing=True))
 
 
-def _walk(
-    path: "str | os.PathLike[str]",
-    ranks: "Group",
+def save_async(
     state: Mapping[Any, Any],
-    step: int | None,
-    metrics: Mapping[str, float] | None,
-    codec: str,
-    options: Options,
-) -> tuple[str, int]:
-    """Walk all the way; return where, and the bytes of the tensors saved."""
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    metrics: Mapping[str, float] | None = None,
+    codec: str = "raw",
+    stage: Literal["eager", "lazy"] = "eager",
+    busy: Literal["wait", "skip", "fail"] = "wait",
+    deadline_s: float = 1800.0,
+    group: "GroupLike" = None,
+    options: Options | None = None,
+) -> SaveHandle:
+    """Copy a state to host memory; save the copy, as `save` does, while training goes on.
+
+    Each rank copies the share that it writes, into memory that is kept for the next save. All
+    ranks of the group call it with the same path.
+
+    Args:
+        state, path, step, metrics, codec, group: as `save` takes them.
+        stage: "eager": returns when the copy is made. "lazy": returns at once; parameters and
+            optimizer state are copied during forward and backward, and the next ``step()`` of the
+            state's optimizers waits for that. Everything else is copied before it returns. To
+            change a parameter in another way than by such a step makes the save fail.
+        busy: when the save before is still in flight, on any rank: "wait" for it, "skip" this one
+            (the handle says so), or "fail" with a BusyError.
+        deadline_s: seconds from here until a save that is not committed fails, on all ranks.
+
+    Returns:
+        the save in flight: ``wait_staged()``, ``result()``, ``done()``, ``progress()``,
+        ``cancel()``.
+
+    Raises:
+        HoldfastError: as `save`; also the failure of the save before, when nobody has been told
+            of it: nothing of this one is saved then.
+
+    Example:
+        ``handle = holdfast.save_async({"model": model, "optimizer": optimizer}, "runs/a/step-7")``
+    """
+    wanted = Wanted(path, step, metrics, codec, options or Options(), stage, busy, deadline_s)
+    return start_save(state, wanted, find_group(group, writing=True))
+
+
+def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Records:
+    """Walk all the way in this thread."""
+    ledger, options = Ledger(), wanted.options
     with Phase(ranks) as described:
-        store = open_store(path)
-        _check_arguments(step, metrics, codec)
+        store, leaves = _describe(described, state, wanted, ranks, ledger)
+    agreed = _agree(store, described.answers, ranks, ledger)
+
+    def write() -> list[Table]:
+        sources = leaves.sources()
+        with lease(store.vfs, store.location, options) as leased:
+            return write_shards(
+                store, leased, agreed.files, agreed.shards, sources, agreed.codec, ledger
+            )
+
+    records = _finish(agreed, ranks, write, ledger)
+    ledger.stall_s = time.perf_counter() - ledger.started
+    return records
+
+
+def start_save(
+    state: Mapping[Any, Any],
+    wanted: Wanted,
+    ranks: "Group",
+    after: Callable[[Records], None] = lambda _: None,
+) -> SaveHandle:
+    """Walk as far as stage, and go on in the background.
+
+    Args:
+        after: called there, on every rank, when the checkpoint is committed.
+    """
+    _check_background(wanted, ranks)
+    before = in_flight()
+    if before is not None and wanted.busy == "wait":
+        before.wait_done()
+    ledger = Ledger()
+    with Phase(ranks) as described:
+        raise_untold()
+        store, leaves = _describe(described, state, wanted, ranks, ledger, background=True)
+    handle = SaveHandle(store.location, wanted.step, ledger, wanted.deadline_s)
+    if busy := [rank for rank, told in enumerate(_settings(described.answers)) if told["busy"]]:
+        return handle.skip(busy, wanted.busy)
+    agreed = _agree(store, described.answers, ranks, ledger)
+    take_flight(handle)
+    background = ranks.background(agreed.files.header.save_id, handle.deadline)
+    try:
+        write = _stage(agreed, leaves, handle, wanted)
+    except BaseException as error:
+        # The others are on their way: they are told as they would be of any other failure.
+        failure = error
+        handle.start(lambda: _fail(agreed, background, failure, ledger))
+        handle.forget_failure()
+        raise
+    ledger.stall_s = time.perf_counter() - ledger.started
+    handle.start(lambda: after(_finish(agreed, background, write, ledger)))
+    return handle
+
+
+def _describe(
+    described: Phase,
+    state: Mapping[Any, Any],
+    wanted: Wanted,
+    ranks: "Group",
+    ledger: Ledger,
+    *,
+    background: bool = False,
+) -> tuple[LocalStore, Leaves]:
+    """Lay the state flat, and tell the others what this rank holds and how it is set."""
+    with ledger.timed("plan"):
+        store = open_store(wanted.path)
+        _check_arguments(wanted.step, wanted.metrics, wanted.codec)
         if ranks.rank == COORDINATOR:
             check_absent(store)
         leaves = flatten(state)
-        request = _request(leaves, step, metrics, compare=ranks.world_size > 1)
-        described.answer = _settings(options, codec) + b"\n" + encode_request(request)
+        request = _request(leaves, wanted.step, wanted.metrics, compare=ranks.world_size > 1)
+        settings = {
+            "chunk_elements": wanted.options.chunk_elements,
+            "file_bytes": wanted.options.file_bytes,
+            "codec": wanted.codec,
+            "written_by": f"holdfast {__version__}",
+            # Of each rank itself; what is above has to be the same, and the coordinator's counts.
+            "pool_bytes": wanted.options.pool_bytes if background else None,
+            "busy": background and in_flight() is not None,
+        }
+        described.answer = json.dumps(settings).encode() + b"\n" + encode_request(request)
+    return store, leaves
 
-    # What has to be the same on all ranks is the coordinator's.
-    settings = json.loads(described.answers[COORDINATOR].partition(b"\n")[0])
-    requests = [decode_request(data.partition(b"\n")[2]) for data in described.answers]
-    plan = plan_save(requests, settings["file_bytes"])
-    header, shards = _header(plan, ranks.world_size, settings), plan.shards[ranks.rank]
 
+def _agree(store: LocalStore, answers: list[bytes], ranks: "Group", ledger: Ledger) -> _Agreed:
+    """Plan, on every rank alike, from what all ranks told."""
+    with ledger.timed("plan"):
+        settings = _settings(answers)
+        chosen = settings[COORDINATOR]
+        requests = [decode_request(data.partition(b"\n")[2]) for data in answers]
+        plan = plan_save(requests, chosen["file_bytes"])
+        header = _header(plan, ranks.world_size, chosen)
+        files = [
+            WriterPlan(header, rank, 0, size_of(shards), chosen["file_bytes"])
+            for rank, shards in enumerate(plan.shards)
+        ]
+        for rank, limit in enumerate(settings):
+            if limit["pool_bytes"] is not None:
+                needed = lay_out(files[rank], plan.shards[rank]).size_bytes
+                check_pool(limit["pool_bytes"], needed, rank)
+    mine, shards = files[ranks.rank], plan.shards[ranks.rank]
+    ledger.total_bytes = mine.payload_bytes
+    return _Agreed(store, mine, shards, chosen["codec"], size_of(plan.tensors))
+
+
+def _settings(answers: list[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(data.partition(b"\n")[0]) for data in answers]
+
+
+def _stage(
+    agreed: _Agreed, leaves: Leaves, handle: SaveHandle, wanted: Wanted
+) -> Callable[[], list[Table]]:
+    """Copy what has to be copied now; return what copies the rest, and writes."""
+    ledger, store = handle.ledger, agreed.store
+    with ledger.timed("stage"):
+        images = lay_out(agreed.files, agreed.shards)
+        lease = staging(store.vfs, store.location, wanted.options, images.size_bytes)
+        chunk_elements = agreed.files.header.chunk_elements
+        held = hold(agreed.shards, leaves.sources(), images.offsets, chunk_elements)
+        later = changed_by_steps(leaves) if wanted.stage == "lazy" else set()
+        copies = Staging(held, later, lease.memory)
+        ledger.staged_bytes = copies.copied_bytes
+    if later:
+        hold_steps(leaves.optimizers, hold_step)
+        handle.hold_with(copies.before_step)
+    else:
+        handle.staged()
+
+    def write() -> list[Table]:
+        copies.finish()
+        ledger.staged_bytes = ledger.total_bytes
+        handle.staged()
+        return write_shards(store, lease, agreed.files, agreed.shards, images, agreed.codec, ledger)
+
+    return write
+
+
+def _finish(
+    agreed: _Agreed, ranks: "Group", write: Callable[[], list[Table]], ledger: Ledger
+) -> Records:
+    """Write this rank's share; commit when all ranks have written theirs."""
+    store, header = agreed.store, agreed.files.header
     written = Phase(ranks, gather=True)
     try:
         with written:
-            files = WriterPlan(header, ranks.rank, 0, size_of(shards), settings["file_bytes"])
-            with lease(store.vfs, store.location, options) as leased:
-                sources, chosen = leaves.sources(), settings["codec"]
-                tables = write_shards(store, leased, files, shards, sources, chosen)
-            written.answer = encode_tables(tables)
+            tables = write()
+            ledger.close()
+            record = json.dumps({"rank": ranks.rank, **ledger.record()}).encode()
+            written.answer = record + b"\n" + encode_tables(tables)
     except BaseException as error:
-        discard(store, plan.save_id, ranks.rank, written, error)
+        discard(store, header.save_id, ranks.rank, written, error)
         raise
-
-    with Phase(ranks):
+    records, told = [], [answer.partition(b"\n") for answer in written.answers]
+    with Phase(ranks), ledger.timed("commit"):
         if ranks.rank == COORDINATOR:
-            commit(store, header, written.answers)
-    return store.location, size_of(plan.tensors)
+            commit(store, header, [tables for _, _, tables in told])
+            records = [json.loads(record) for record, _, _ in told]
+    if ranks.rank == COORDINATOR:
+        records[COORDINATOR].update(ledger.record())
+        seconds, stall_s = time.perf_counter() - ledger.started, ledger.stall_s
+        stalled = f", training held up for {stall_s:.3f} s" if stall_s else ""
+        gigabytes = agreed.size_bytes / 1e9
+        logger.info("saved %s: %.3f GB in %.2f s%s", store.location, gigabytes, seconds, stalled)
+    return records
 
 
-def _settings(options: Options, codec: str) -> bytes:
-    """Write what all ranks have to do alike as one line of JSON."""
-    settings = {
-        "chunk_elements": options.chunk_elements,
-        "file_bytes": options.file_bytes,
-        "codec": codec,
-        "written_by": f"holdfast {__version__}",
-    }
-    return json.dumps(settings).encode()
+def _fail(agreed: _Agreed, ranks: "Group", error: BaseException, ledger: Ledger) -> None:
+    """Tell the other ranks that this one cannot do its part."""
+
+    def write() -> list[Table]:
+        raise error
+
+    _finish(agreed, ranks, write, ledger)
 
 
 def _check_arguments(step: int | None, metrics: Mapping[str, float] | None, codec: str) -> None:
@@ -142,6 +349,22 @@ def _check_arguments(step: int | None, metrics: Mapping[str, float] | None, code
             )
     if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
         raise OptionError(f"step is {step!r}; expected an integer from 0 below 2^53, or None")
+
+
+def _check_background(wanted: Wanted, ranks: "Group") -> None:
+    for name, choices in _CHOICES.items():
+        if getattr(wanted, name) not in choices:
+            raise OptionError(
+                f"{name} is {getattr(wanted, name)!r}; there are {', '.join(choices)}"
+            )
+    seconds = wanted.deadline_s
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise OptionError(f"deadline_s is {seconds!r}; expected a number of seconds above 0")
+    if not hasattr(ranks, "background"):
+        raise OptionError(
+            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
+            "meet in the background; use holdfast.save"
+        )
 
 
 def _request(

@@ -10,6 +10,8 @@ HoldfastError
 ├── OptionError            an option or argument that cannot be (lists what there is)
 ├── CorruptError           committed bytes fail a check (file, tensor, chunk, found, expected)
 ├── VersionError           written by a newer holdfast
+├── BusyError              another save is in flight, and busy="fail"
+├── CancelledError         the save was cancelled
 └── PeerError              another rank failed; .rank, .cause
 """
 
@@ -74,6 +76,14 @@ class CorruptError(HoldfastError):
 
 class VersionError(HoldfastError):
     """The checkpoint was written by a newer holdfast."""
+
+
+class BusyError(HoldfastError):
+    """Another save is in flight, and ``busy="fail"`` was asked for."""
+
+
+class CancelledError(HoldfastError):
+    """The save was cancelled before it was committed."""
 
 
 class PeerError(HoldfastError):

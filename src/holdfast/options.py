@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from .errors import OptionError
 
 SLOT_BYTES = 16 << 20  # holds the largest chunk (2^24 - 1 bytes), page-rounded
+STREAM_BYTES = 128 << 20  # eight slots: one fills while the others are on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,9 @@ class Options:
     Attributes:
         chunk_elements: elements per chunk, the unit of checksum and ranged read; 1 to 2^20.
         file_bytes: a data file that would grow past this goes on in the next; at most 255 GiB.
-        pool_bytes: host memory that a save or load streams through; at least two slots of 16 MiB.
+        pool_bytes: host memory that a save or load passes through, at least two slots of 16 MiB;
+            default: 128 MiB to stream, and for `save_async` what this rank's share of the state
+            takes.
         block_bytes: size of one write or read; a multiple of 4 KiB.
         queue_depth: writes or reads in flight.
         io: "auto" probes; or one of "io_uring", "direct", "buffered".
@@ -22,7 +25,7 @@ class Options:
 
     chunk_elements: int = 1 << 20
     file_bytes: int = 255 << 30
-    pool_bytes: int = 128 << 20
+    pool_bytes: int | None = None
     block_bytes: int = 4 << 20
     queue_depth: int = 16
     io: str = "auto"
@@ -31,7 +34,8 @@ class Options:
         """Reject what cannot be."""
         _within("chunk_elements", self.chunk_elements, 1, 1 << 20)
         _within("file_bytes", self.file_bytes, 1 << 16, 255 << 30)
-        _within("pool_bytes", self.pool_bytes, 2 * SLOT_BYTES, 1 << 50)
+        if self.pool_bytes is not None:
+            _within("pool_bytes", self.pool_bytes, 2 * SLOT_BYTES, 1 << 50)
         _within("block_bytes", self.block_bytes, 4096, SLOT_BYTES)
         _within("queue_depth", self.queue_depth, 1, 1024)
         if self.block_bytes % 4096:

@@ -36,34 +36,43 @@ def test_two_failed_writes_in_one_batch_end_the_save(tmp_path: Path) -> None:
 
 
 class Loses(SingleGroup):
-    """A group whose coordinator may have committed although this rank was interrupted."""
+    """Rank 1 of two, interrupted when the coordinator may have committed already."""
+
+    rank, world_size = 1, 2
+    rounds = 1
 
     def all_gather(self, data: bytes) -> list[bytes]:
         if self.rounds == 0:
             raise KeyboardInterrupt
         self.rounds -= 1
-        return [data]
-
-    rounds = 1
+        return [data, data]
 
 
 def test_a_rank_interrupted_after_its_promise_leaves_its_files(tmp_path: Path) -> None:
     """It removed them while the coordinator published a manifest that names them."""
     with pytest.raises(KeyboardInterrupt):
-        holdfast.save({"w": torch.zeros(8)}, tmp_path / "c", group=Loses())
-    assert len(list(tmp_path.rglob("*.hf"))) == 1
+        state = {"v": torch.zeros(8), "w": torch.zeros(8)}  # one for each rank to write
+        holdfast.save(state, tmp_path / "c", group=Loses())
+    assert [file.name[:5] for file in tmp_path.rglob("*.hf")] == ["00001"]
 
 
-@pytest.mark.parametrize("rank", [-1, 0])
-def test_only_a_rank_that_was_told_discards(tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "told_by", "left"),
+    [(1, -1, ["00000", "00001"]), (1, 0, ["00000"]), (0, -1, []), (0, 1, [])],
+)
+def test_a_rank_discards_what_certainly_nobody_commits(
+    tmp_path: Path, rank: int, told_by: int, left: list[str]
+) -> None:
     store = holdfast.open(_saved(tmp_path))._store
+    (file,) = tmp_path.rglob("*.hf")
+    file.with_name("00001-0.hf").write_bytes(b"")
     written = Phase(SingleGroup())
     with written:
         written.answer = b""
     save_id = holdfast.open(tmp_path / "c").save_id
-    error = PeerError("lost", rank=rank, cause="")
-    commit_module.discard(store, save_id, 0, written, error)
-    assert len(list(tmp_path.rglob("*.hf"))) == (1 if rank < 0 else 0)
+    error = PeerError("lost", rank=told_by, cause="")
+    commit_module.discard(store, save_id, rank, written, error)
+    assert sorted(file.name[:5] for file in tmp_path.rglob("*.hf")) == left
 
 
 def _saved(tmp_path: Path) -> Path:

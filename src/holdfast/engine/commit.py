@@ -32,7 +32,7 @@ from ..format import spec
 from ..format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
 from ..format.rows import join_tables
 from ..format.table import Header, Table, decode_table, encode_table
-from ..group.base import Phase
+from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
 
 
@@ -70,12 +70,15 @@ def commit(store: Store, header: Header, written: list[bytes]) -> None:
 def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
     """Remove the files of one rank after writing failed, on this rank or another.
 
-    A rank that has not told the others that it is done knows that nobody commits; so does one that
-    was told of another's failure. Any other (out of contact, or interrupted while it told them)
-    cannot know: then the files stay, and are swept when no manifest has named them for long.
+    The coordinator, who alone commits, removes those of all ranks: some may be dead. A rank that
+    has not told the others that it is done knows that nobody commits; so does one that was told of
+    another's failure. Any other (out of contact, or interrupted while it told them) cannot know:
+    then the files stay, and are swept when no manifest has named them for long.
     """
     told = isinstance(error, PeerError) and error.rank >= 0
-    if told or not written.promised:
+    if rank == COORDINATOR:
+        _discard(store, save_id, "")
+    elif told or not written.promised:
         _discard(store, save_id, f"{rank:05d}-")
 
 

@@ -2,18 +2,21 @@
 
 The only place that knows how the rooms overlap: the queue writes (or reads ahead) on its own
 threads while the calling thread stages and encodes (or checks and places). The rooms know nothing
-of it.
+of it. How far a save has come, and whether it is to go on, stands in its `Ledger`.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from .._core import xxh3_128
-from ..errors import CorruptError
+from ..errors import CancelledError, CorruptError, StoreError
 from ..format.manifest import Manifest
 from ..format.names import dotted
-from ..format.table import Table
-from ..layout import Box, Path, Shard, chunks_of
+from ..format.table import Header, Table
+from ..layout import Path, Shard, chunks_of
 from ..plan.load_plan import Run
 from ..stores.base import Store
 from .decode import decode
@@ -21,13 +24,114 @@ from .encode import encode
 from .place import place
 from .pool import Lease
 from .read import DataFileReader
-from .stage import stage
-from .write import DataFileWriter, SyncError, WriterPlan
+from .stage import Sources, seal, stage
+from .write import DataFileWriter, Images, SyncError, WriterPlan
 
-if TYPE_CHECKING:
-    import torch
+PARTS = ("plan", "stage", "encode", "write", "sync", "commit")
 
-Sources = Mapping[Path, tuple["torch.Tensor", Box]]  # what this rank holds of each tensor
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A save in flight, seen from outside; every count is of this rank's share.
+
+    Attributes:
+        state: "staging", "writing", "committing", "committed", "failed" or "skipped".
+        staged_bytes: copied, so that their sources may change.
+        written_bytes: handed over by the disk; durable only when committed.
+        total_bytes: to be written in all.
+    """
+
+    state: str
+    staged_bytes: int
+    written_bytes: int
+    total_bytes: int
+
+
+class Ledger:
+    """Counts and seconds of one save, or load, on one rank.
+
+    Attributes:
+        seconds: for each of `PARTS`; "write" is time spent waiting for the disk.
+        waits: how often the thread had to wait for the disk.
+        stall_s: how long the caller's thread was held up.
+    """
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.state = "staging"
+        self.total_bytes = self.staged_bytes = self.written_bytes = self.waits = 0
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.stall_s = 0.0
+        self._deadline = float("inf")
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the block's time for a part."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - started
+
+    def end_at(self, deadline: float) -> None:
+        """Set the time (of `time.monotonic`) after which `check` fails."""
+        self._deadline = deadline
+
+    def check(self) -> None:
+        """Check that the save is to go on.
+
+        Raises:
+            CancelledError: it was cancelled.
+            StoreError: its deadline has passed.
+        """
+        if self._cancelled.is_set():
+            raise CancelledError("the save was cancelled; nothing was committed")
+        if time.monotonic() > self._deadline:
+            done, total = self.written_bytes / 1e9, self.total_bytes / 1e9
+            raise StoreError(
+                f"{done:.3f} of {total:.3f} GB were written when the save's deadline passed; give "
+                "it more time (deadline_s), or save to a faster disk"
+            )
+
+    def note_writes(self, writer: DataFileWriter) -> None:
+        """Take over what a writer has counted."""
+        self.written_bytes, self.waits = writer.written_bytes, writer.waits
+        self.seconds["write"], self.seconds["sync"] = writer.wait_s, writer.sync_s
+
+    def cancel(self) -> bool:
+        """Ask for the end of the save; return False when it is too late for that."""
+        with self._lock:
+            if not self._closed:
+                self._cancelled.set()
+            return not self._closed
+
+    def close(self) -> None:
+        """Rule out a cancellation from here on.
+
+        Raises:
+            CancelledError: it came before.
+        """
+        with self._lock:
+            self.check()
+            self._closed = True
+            self.state = "committing"
+
+    def progress(self) -> Progress:
+        """Return how far it is."""
+        return Progress(self.state, self.staged_bytes, self.written_bytes, self.total_bytes)
+
+    def record(self) -> dict[str, object]:
+        """Return everything as values of JSON; seconds to the microsecond."""
+        seconds = {part: round(taken, 6) for part, taken in self.seconds.items()}
+        return {
+            "bytes": self.total_bytes,
+            "seconds": seconds | {"total": round(time.perf_counter() - self.started, 6)},
+            "waits": self.waits,
+            "stall_s": round(self.stall_s, 6),
+        }
 
 
 def write_shards(
@@ -35,28 +139,38 @@ def write_shards(
     lease: Lease,
     plan: WriterPlan,
     shards: Iterable[Shard],
-    sources: Sources,
+    origin: Sources | Images,
     codec: str,
+    ledger: Ledger,
 ) -> list[Table]:
     """Write one rank's shards into durable data files; return the table of each.
 
     Nothing is left behind when it fails. After a failed fsync the files are dropped and everything
     is written again under other numbers, once.
+
+    Args:
+        origin: the tensors to stage from; or where in the pool every chunk stands already
+            (`stage_shards`).
     """
     shards = list(shards)
     if not shards:
         return []
-    writer = DataFileWriter(store, lease, plan)
+    images = origin if isinstance(origin, Images) else None
+    sources = None if isinstance(origin, Images) else origin
+    writer = DataFileWriter(store, lease, plan, images)
     for last_attempt in (False, True):
         try:
             for shard in shards:
-                _write_shard(writer, lease, shard, sources, codec, plan.header.chunk_elements)
-            return writer.finish()
+                _write_shard(writer, lease, shard, sources, codec, plan.header, ledger)
+            tables = writer.finish()
+            ledger.note_writes(writer)
+            return tables
         except SyncError:
             writer.abandon()
             if last_attempt:
                 raise
-            writer = DataFileWriter(store, lease, plan.starting_at(writer.next_number))
+            again = plan.starting_at(writer.next_number)
+            writer = DataFileWriter(store, lease, again, images)
         except BaseException:
             writer.abandon()
             raise
@@ -67,18 +181,30 @@ def _write_shard(
     writer: DataFileWriter,
     lease: Lease,
     shard: Shard,
-    sources: Sources,
+    sources: Sources | None,
     codec: str,
-    chunk_elements: int,
+    header: Header,
+    ledger: Ledger,
 ) -> None:
-    source, box = sources[shard.tensor.path]
     writer.begin_shard(shard)
     digests = []
-    for chunk in chunks_of(shard, chunk_elements):
-        slot, start, seed = writer.reserve(chunk.size_bytes)
-        target = lease.tensor(slot)[start : start + chunk.size_bytes]
-        staged = stage(source, box, chunk, target, seed)
-        writer.append(*encode(staged, codec, seed))
+    base, memory, clock = lease.pool.address(0), lease.memory, time.perf_counter
+    for chunk in chunks_of(shard, header.chunk_elements):
+        at, seed = writer.reserve(chunk.size_bytes)
+        started = clock()
+        if sources is None:
+            staged = seal(base + at, chunk.size_bytes, seed)
+        else:
+            source, box = sources[shard.tensor.path]
+            staged = stage(source, box, chunk, memory[at : at + chunk.size_bytes], seed)
+            ledger.staged_bytes += chunk.size_bytes
+        between = clock()
+        payload, checksum = encode(staged, codec, seed)
+        ledger.seconds["stage"] += between - started
+        ledger.seconds["encode"] += clock() - between
+        writer.append(payload, checksum)
+        ledger.note_writes(writer)
+        ledger.check()
         digests.append(staged.digest)
     writer.end_shard(shard, xxh3_128(b"".join(digests)))
 

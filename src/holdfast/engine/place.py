@@ -27,18 +27,25 @@ def place(elements: torch.Tensor, chunk: Chunk, target: torch.Tensor, box: Box) 
         copy_elements(source, target[common.relative_to(box.offset).slices()])
 
 
-def copy_elements(source: torch.Tensor, target: torch.Tensor) -> None:
+def copy_elements(
+    source: torch.Tensor, target: torch.Tensor, *, non_blocking: bool = False
+) -> None:
     """Copy a tensor's elements into another of its shape, converted where the dtypes differ."""
     bits = _BITS.get(source.element_size())
     views = source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg()
     if bits is None or views or source.dtype != target.dtype:
-        target.copy_(source)
-    elif target.device.type == "cpu" and source.is_contiguous() and target.is_contiguous():
+        target.copy_(source, non_blocking=non_blocking)
+    elif _lie_alike_on_host(source, target):
         # Not torch's threads: they spin for a while after each copy, on the cores that read ahead.
         copy(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
         # Bits, not numbers: NaN payloads survive, and dtypes with few operations are copied too.
-        target.view(bits).copy_(source.view(bits))
+        target.view(bits).copy_(source.view(bits), non_blocking=non_blocking)
+
+
+def _lie_alike_on_host(source: torch.Tensor, target: torch.Tensor) -> bool:
+    on_host = source.device.type == target.device.type == "cpu"
+    return on_host and source.is_contiguous() and target.is_contiguous()
 
 
 # Complex numbers of 16 bytes have no integer of their size; plain copies of them keep every bit.

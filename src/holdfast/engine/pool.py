@@ -1,31 +1,42 @@
-"""Host memory that saves and loads stream through: touched once, reused for ever.
+"""Host memory that saves and loads pass through: touched once, reused for ever.
 
-One pool for each size and process. Whoever streams holds it alone (`lease`); a second caller in
-the same process waits. Reads and writes in flight belong to the lease's queue, so nothing outlives
-it.
+Two kinds. What streams holds a small pool alone (`lease`): one for each size and process; a second
+caller in the same process waits. A save in the background holds a pool that takes its whole share
+of the state (`staging`): one for each process, as there is one such save at a time. Reads and
+writes in flight belong to the lease's queue, so nothing outlives it.
 """
 
 import contextlib
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .._core import Pool, Queue, Vfs, probe
-from ..errors import HoldfastError, StoreError
-from ..options import SLOT_BYTES, Options
+from ..errors import HoldfastError, OptionError, StoreError
+from ..options import SLOT_BYTES, STREAM_BYTES, Options
+from .memory import available_bytes
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lease:
     """A pool in use: its slots' addresses and views, and a queue that reads and writes them."""
 
     pool: Pool
     queue: Queue
+
+    @cached_property
+    def memory(self) -> "torch.Tensor":
+        """All slots, one behind the other, as one uint8 tensor."""
+        import torch
+
+        return torch.frombuffer(self.pool.memory(), dtype=torch.uint8)
 
     def tensor(self, slot: int) -> "torch.Tensor":
         """Return the slot as a uint8 tensor."""
@@ -34,14 +45,32 @@ class Lease:
         return torch.frombuffer(self.pool.view(slot), dtype=torch.uint8)
 
 
-class _Shared:
-    """A pool, its lock, and the queue last used with it."""
+class _Queued:
+    """A pool, and the queue last used with it."""
 
     def __init__(self, slots: int) -> None:
         self.pool = Pool(SLOT_BYTES, slots)
-        self.lock = threading.Lock()
         self.queue: Queue | None = None
         self.queue_key: tuple[object, ...] = ()
+
+    def queue_for(self, vfs: Vfs, directory: str, options: Options) -> Queue:
+        backend = _probed(directory, vfs) if options.io == "auto" else options.io
+        key = (vfs, backend, options.queue_depth, options.block_bytes)
+        if self.queue is None or self.queue_key != key:
+            if self.queue is not None:
+                self.queue.close()
+            self.queue, self.queue_key = None, ()  # when the next line fails, there is none
+            self.queue = Queue(vfs, backend, self.pool, options.queue_depth, options.block_bytes)
+            self.queue_key = key
+        return self.queue
+
+
+class _Shared(_Queued):
+    """A pool that one thread after the other holds."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.lock = threading.Lock()
         self.owner = 0  # the thread that holds the lock
 
     @contextlib.contextmanager
@@ -63,16 +92,6 @@ class _Shared:
             finally:
                 self.owner = 0
 
-    def queue_for(self, vfs: Vfs, backend: str, options: Options) -> Queue:
-        key = (vfs, backend, options.queue_depth, options.block_bytes)
-        if self.queue is None or self.queue_key != key:
-            if self.queue is not None:
-                self.queue.close()
-            self.queue, self.queue_key = None, ()  # when the next line fails, there is none
-            self.queue = Queue(vfs, backend, self.pool, options.queue_depth, options.block_bytes)
-            self.queue_key = key
-        return self.queue
-
 
 _pools: dict[tuple[int, int], _Shared] = {}
 _pools_lock = threading.Lock()
@@ -81,7 +100,7 @@ _pools_lock = threading.Lock()
 @contextlib.contextmanager
 def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
     """Hold a pool for one save or load of files in ``directory``."""
-    slots = options.pool_bytes // SLOT_BYTES
+    slots = (options.pool_bytes or STREAM_BYTES) // SLOT_BYTES
     with _pools_lock:
         # Threads do not survive a fork, so neither does a pool with its queue.
         key = (os.getpid(), slots)
@@ -89,8 +108,7 @@ def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
             _pools[key] = _Shared(slots)
         shared = _pools[key]
     with shared.held():
-        backend = _probed(directory, vfs) if options.io == "auto" else options.io
-        queue = shared.queue_for(vfs, backend, options)
+        queue = shared.queue_for(vfs, directory, options)
         # What failed before may have left requests in flight, if it was interrupted again while
         # it waited for them: nobody may have their slots before they have ended.
         _drain(queue)
@@ -98,6 +116,91 @@ def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
             yield Lease(shared.pool, queue)
         finally:
             _drain(queue)
+
+
+class _Staging(_Queued):
+    """The pool of the save in the background; pinned where CUDA is in use."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        size = slots * SLOT_BYTES
+        self._unpin = _pin(self.pool.address(0), size)
+
+    def close(self) -> None:
+        if self.queue is not None:
+            self.queue.close()
+        if self._unpin is not None:
+            self._unpin()
+
+
+def _pin(address: int, size_bytes: int) -> Callable[[], None] | None:
+    """Pin host memory for fast copies from CUDA devices, where they are in use.
+
+    Returns:
+        what unpins it, or None when it was not pinned: copies are slower then.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    runtime = torch.cuda.cudart()
+    if int(runtime.cudaHostRegister(address, size_bytes, 0)) != 0:
+        return None
+    return lambda: runtime.cudaHostUnregister(address)
+
+
+_staging: dict[int, _Staging] = {}  # by process
+
+
+def staging(vfs: Vfs, directory: str, options: Options, size_bytes: int) -> Lease:
+    """Return a pool of at least ``size_bytes`` for the one save in the background.
+
+    It is made larger when that is needed, and otherwise the same for ever. The caller sees to it
+    that the save before has ended.
+
+    Raises:
+        OptionError: the machine has not that much memory to give.
+    """
+    slots = -(-size_bytes // SLOT_BYTES)
+    held = _staging.get(os.getpid())
+    if held is None or held.pool.slots < slots:
+        freed = 0
+        if held is not None:
+            del _staging[os.getpid()]
+            held.close()
+            freed = held.pool.slots * SLOT_BYTES
+            held = None
+        _check_memory(slots * SLOT_BYTES, freed)
+        slots = max(slots, (options.pool_bytes or 0) // SLOT_BYTES)
+        held = _staging[os.getpid()] = _Staging(slots)
+    queue = held.queue_for(vfs, directory, options)
+    _drain(queue)
+    return Lease(held.pool, queue)
+
+
+def check_pool(pool_bytes: int, needed_bytes: int, rank: int) -> None:
+    """Check that a limit takes what a rank has to stage.
+
+    Raises:
+        OptionError: it does not; the text has both numbers.
+    """
+    if pool_bytes < needed_bytes:
+        raise OptionError(
+            f"rank {rank} has to stage {needed_bytes} bytes, and its pool_bytes is {pool_bytes}: "
+            "a save in the background copies its whole share first. Set "
+            f"Options(pool_bytes={needed_bytes}) or more, or leave it out (the pool is then as "
+            "large as it has to be), or use holdfast.save, which streams"
+        )
+
+
+def _check_memory(needed: int, freed: int) -> None:
+    """Check before memory is touched: what is too much ends the process, not the call."""
+    available = available_bytes() + freed
+    if needed > available:
+        raise OptionError(
+            f"a save in the background needs {needed / 1e9:.1f} GB of host memory for a copy of "
+            f"this rank's share, and {available / 1e9:.1f} GB are available; use holdfast.save, "
+            "which streams through 128 MiB, or have more ranks share the writing"
+        )
 
 
 def _drain(queue: Queue) -> None:

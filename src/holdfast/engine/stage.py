@@ -1,15 +1,23 @@
-"""Tensor → bytes in the pool, hashed as they arrive.
+"""Tensor → bytes in the pool: chunk by chunk and hashed as they arrive, or all of them at once.
 
 Knows elements and memory; no names, no files.
 """
 
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from .._core import copy_and_hash_chunk, hash_chunk
-from ..layout import Box, Chunk, boxes_of_range
+from .._core import copy_and_hash_chunk, copy_pieces, hash_chunk
+from ..errors import StateError
+from ..format.names import dotted
+from ..layout import Box, Chunk, Path, Shard, boxes_of_range, chunks_of, size_of
 from .place import copy_elements
+
+Sources = Mapping[Path, tuple[torch.Tensor, Box]]  # what this rank holds of each tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ def stage(source: torch.Tensor, box: Box, chunk: Chunk, target: torch.Tensor, se
     address, size = target.data_ptr(), chunk.size_bytes
     inner = chunk.shard.box.relative_to(box.offset)
     held = source[inner.slices()] if inner.shape != tuple(source.shape) else source
-    if held.device.type == "cpu" and held.is_contiguous() and not (held.is_conj() or held.is_neg()):
+    if held.device.type == "cpu" and _is_plain(held):
         start = held.data_ptr() + chunk.first * held.element_size()
         checksum, digest = copy_and_hash_chunk(address, start, size, seed)
         return Staged(address, size, checksum, digest)
@@ -49,9 +57,240 @@ def stage(source: torch.Tensor, box: Box, chunk: Chunk, target: torch.Tensor, se
     return Staged(address, size, checksum, digest)
 
 
-def _copy_elements(held: torch.Tensor, chunk: Chunk, target: torch.Tensor) -> None:
-    """Gather a run of elements box by box."""
+def seal(address: int, size_bytes: int, seed: int) -> Staged:
+    """Hash a chunk that stands in its place already."""
+    checksum, digest = hash_chunk(address, size_bytes, seed)
+    return Staged(address, size_bytes, checksum, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Elements to be staged: a shard's, and where in the pool each of its chunks is to stand.
+
+    Attributes:
+        elements: those of the shard, in any strides, on any device.
+        version: torch's count of the changes in place to ``elements`` when the save was asked for.
+        nbytes: of the memory that ``elements`` are in, at that time.
+    """
+
+    shard: Shard
+    elements: torch.Tensor
+    chunks: tuple[Chunk, ...]
+    offsets: tuple[int, ...]
+    version: int | None
+    nbytes: int
+
+
+def hold(
+    shards: Sequence[Shard], sources: Sources, offsets: Sequence[int], chunk: int
+) -> list[Held]:
+    """Pair every shard with its elements and the places of its chunks, without a copy.
+
+    Args:
+        offsets: of all chunks, in the order of shards and chunks.
+        chunk: elements of a chunk.
+    """
+    result, first = [], 0
+    for shard in shards:
+        source, box = sources[shard.tensor.path]
+        inner = shard.box.relative_to(box.offset)
+        held = source[inner.slices()] if inner.shape != tuple(source.shape) else source
+        chunks = tuple(chunks_of(shard, chunk))
+        places = tuple(offsets[first : first + len(chunks)])
+        first += len(chunks)
+        version = None if held.is_inference() else held._version
+        nbytes = held.untyped_storage().nbytes()
+        result.append(Held(shard, held, chunks, places, version, nbytes))
+    return result
+
+
+class Staging:
+    """The copies of one save: some made at once, the rest while the computation goes on.
+
+    Every element is copied before `before_step` returns, or its device is told to copy it before
+    it changes it; whatever was changed earlier makes `finish` fail.
+
+    Attributes:
+        copied_bytes: when it was made; all of them when `finish` has returned.
+    """
+
+    def __init__(
+        self, held: Sequence[Held], later: AbstractSet[Path], memory: torch.Tensor
+    ) -> None:
+        """Copy what is not for later; start the copies from devices.
+
+        Args:
+            later: tensors that nothing but an optimizer's step changes.
+        """
+        self._memory = memory
+        now = [item for item in held if item.shard.tensor.path not in later]
+        rest = [item for item in held if item.shard.tensor.path in later]
+        devices = DeviceCopies([item for item in now if not _on_host(item)], memory)
+        copy_from_host([item for item in now if _on_host(item)], memory, _threads())
+        devices.wait()
+        self.copied_bytes = size_of(item.shard for item in now)
+        self._host = [item for item in rest if _on_host(item)]
+        self._device = [item for item in rest if not _on_host(item)]
+        self._copies = DeviceCopies(self._device, memory)
+        self._host_done = threading.Event()
+        self._lock = threading.Lock()
+        self._fault: StateError | None = None
+
+    def before_step(self) -> None:
+        """Wait for what is copied by the host; let devices step after their copies."""
+        self._host_done.wait()
+        self._judge_device()
+        self._copies.order()
+
+    def finish(self) -> None:
+        """Copy the rest, in the background; the sources are let go of.
+
+        Raises:
+            StateError: something was changed, or its memory freed, before it was copied.
+        """
+        try:
+            for item in self._host:
+                copy_held(item, self._memory)
+        finally:
+            self._host_done.set()
+        self._copies.wait()
+        self._judge_device()
+        if self._fault is not None:
+            raise self._fault
+        self._host = []
+
+    def _judge_device(self) -> None:
+        """Check, once, that nothing was changed before the copies were certain to come first."""
+        with self._lock:
+            items, self._device = self._device, []
+            try:
+                for item in items:
+                    _check_unchanged(item)
+            except StateError as error:
+                self._fault = error
+
+
+def _on_host(item: Held) -> bool:
+    return item.elements.device.type == "cpu"
+
+
+def _threads() -> int:
+    """As many as torch computes with; more than 8 do not copy faster."""
+    return min(torch.get_num_threads(), 8)
+
+
+def copy_held(item: Held, memory: torch.Tensor) -> None:
+    """Copy the elements of one shard while the computation goes on.
+
+    Raises:
+        StateError: they were changed, or their memory was freed, before they were copied.
+    """
+    _check_unchanged(item)
+    copy_from_host([item], memory, threads=1)
+    _check_unchanged(item)
+
+
+def _check_unchanged(item: Held) -> None:
+    name = dotted(item.shard.tensor.path)
+    if item.elements.untyped_storage().nbytes() < item.nbytes:
+        raise StateError(
+            f"the memory of {name} was freed (resized) before it was staged; call "
+            'wait_staged() before that, or save with stage="eager"'
+        )
+    if item.version is not None and item.elements._version != item.version:
+        raise StateError(
+            f"{name} was changed before it was staged, outside of optimizer.step: the checkpoint "
+            'would be of no one moment. Call wait_staged() before that, or save with stage="eager"'
+        )
+
+
+def copy_from_host(held: Iterable[Held], memory: torch.Tensor, threads: int) -> None:
+    """Copy elements in host memory into the pool, unhashed; returns when that is done."""
+    pieces: list[tuple[int, int, int]] = []  # (target, source, bytes)
+    for item in held:
+        if _is_plain(item.elements):
+            pieces += _pieces(item, memory.data_ptr())
+        else:
+            _copy_chunks(item, memory, non_blocking=False)
+    if pieces:
+        table = np.array(pieces, np.uint64).T.copy()
+        copy_pieces(table[0], table[1], table[2], threads)
+
+
+class DeviceCopies:
+    """Copies from devices into the pool, under way on streams of their own.
+
+    The computation goes on: what it does after `order` comes after the copies.
+    """
+
+    def __init__(self, held: Iterable[Held], memory: torch.Tensor) -> None:
+        """Start them; where the pool is pinned they overlap with what the device computes."""
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        for item in held:
+            device = item.elements.device
+            if device.type != "cuda":
+                _copy_chunks(item, memory, non_blocking=False)
+                continue
+            with torch.cuda.stream(self._stream(device)):
+                _copy_chunks(item, memory, non_blocking=True)
+
+    def order(self) -> None:
+        """Let the current streams go on only after the copies; the host does not wait."""
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
+
+    def wait(self) -> None:
+        """Wait, on the host, until the bytes are there."""
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    def _stream(self, device: torch.device) -> "torch.cuda.Stream":
+        if device not in self._streams:
+            if device not in _side_streams:
+                _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            _side_streams[device].wait_stream(torch.cuda.current_stream(device))
+            self._streams[device] = _side_streams[device]
+        return self._streams[device]
+
+
+_side_streams: dict[torch.device, "torch.cuda.Stream"] = {}
+
+
+def _is_plain(elements: torch.Tensor) -> bool:
+    """Whether the bytes in memory are those of the elements in row-major order."""
+    return elements.is_contiguous() and not (elements.is_conj() or elements.is_neg())
+
+
+def _pieces(item: Held, base: int) -> list[tuple[int, int, int]]:
+    """Join chunks that follow each other in the pool as they do in the tensor."""
+    pieces: list[tuple[int, int, int]] = []
+    source = item.elements.data_ptr()
+    for chunk, at in zip(item.chunks, item.offsets, strict=True):
+        size = chunk.size_bytes
+        if pieces and pieces[-1][0] + pieces[-1][2] == base + at:
+            target, start, before = pieces[-1]
+            pieces[-1] = (target, start, before + size)
+        else:
+            pieces.append((base + at, source, size))
+        source += size
+    return pieces
+
+
+def _copy_chunks(item: Held, memory: torch.Tensor, *, non_blocking: bool) -> None:
+    for chunk, at in zip(item.chunks, item.offsets, strict=True):
+        target = memory[at : at + chunk.size_bytes]
+        _copy_elements(item.elements, chunk, target, non_blocking=non_blocking)
+
+
+def _copy_elements(
+    held: torch.Tensor, chunk: Chunk, target: torch.Tensor, *, non_blocking: bool = False
+) -> None:
+    """Gather a run of elements, box by box where they do not lie behind each other."""
     values = target.view(held.dtype)
+    if _is_plain(held):
+        run = held.view(-1)[chunk.first : chunk.first + chunk.elements]
+        copy_elements(run, values, non_blocking=non_blocking)
+        return
     for before, part in boxes_of_range(chunk.shard.box.shape, chunk.first, chunk.elements):
         run = values[before : before + part.elements].view(part.shape)
-        copy_elements(held[part.slices()], run)
+        copy_elements(held[part.slices()], run, non_blocking=non_blocking)

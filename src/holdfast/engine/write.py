@@ -1,14 +1,12 @@
-"""Payloads → data files. Knows slots, offsets and descriptors; no tensors.
+"""Payloads → data files. Knows positions and descriptors; no tensors.
 
-Room is reserved in the current slot, the payload appended, and whole slots are handed to the
-queue, which writes them while the next one fills. A file is durable, with all that its footer
-says, when `finish` returns.
+Room is reserved, the payload appended, and the file's stream writes what is full while more is
+filled in. A file is durable, with all that its footer says, when `finish` returns.
 """
 
 import contextlib
-import errno
-import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,14 +18,14 @@ from ..format.data_file import align_payload, chunk_seed, encode_footer, encode_
 from ..format.names import data_file_name
 from ..format.rows import FileRows
 from ..format.table import Header, Table
-from ..layout import Shard, chunk_count
+from ..layout import Shard, chunk_count, chunks_of
 from ..options import SLOT_BYTES
 from ..stores.base import Store
 from .pool import Lease
+from .stream import FileStream, Window
 
 FOOTER_ROOM_BYTES = 64 << 10  # allocated beside the payloads; a longer footer extends the file
 CHUNK_ROW_BYTES = 16
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SyncError(StoreError):
@@ -55,52 +53,122 @@ class WriterPlan:
         return replace(self, first_number=number)
 
 
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Data files as they will be, each in one piece of the pool, for chunks staged in advance.
+
+    Attributes:
+        offsets: of every chunk in the pool, in the order of shards and chunks.
+        windows: of every file.
+        footers: window that the footers pass through.
+    """
+
+    offsets: tuple[int, ...]
+    windows: tuple[Window, ...]
+    footers: Window
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the pool that it takes."""
+        return self.footers[1]
+
+
+def lay_out(plan: WriterPlan, shards: Iterable[Shard]) -> Images:
+    """Find where every chunk will stand, when payloads are the chunks as they are (codec raw)."""
+    offsets: list[int] = []
+    windows: list[Window] = []
+    start = position = rows_bytes = 0
+    for shard in shards:
+        if not position or not _goes_on(plan, position, rows_bytes, shard):
+            windows += [(start, start + _page_up(position))] if position else []
+            start, position, rows_bytes = start + _page_up(position), spec.DATA_HEADER_BYTES, 0
+        rows_bytes += _row_bytes(plan, shard)
+        for chunk in chunks_of(shard, plan.header.chunk_elements):
+            at = align_payload(position, chunk.size_bytes)
+            offsets.append(start + at)
+            position = at + chunk.size_bytes
+    end = start + _page_up(position)
+    return Images(tuple(offsets), (*windows, (start, end)), (end, end + SLOT_BYTES))
+
+
 class DataFileWriter:
     """One rank's data files, one after the other. Use it in one thread."""
 
-    def __init__(self, store: Store, lease: Lease, plan: WriterPlan) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        plan: WriterPlan,
+        images: Images | None = None,
+    ) -> None:
+        """Prepare; nothing is written yet.
+
+        Args:
+            images: where every chunk stands already, in the order in which they will come.
+        """
         self._store, self._lease, self._plan = store, lease, plan
+        self._images = images
         self._remaining_bytes = plan.payload_bytes
-        self._free = list(range(lease.pool.slots))
-        self._in_flight: dict[int, tuple[int, int]] = {}  # slot → (offset, bytes)
         self.next_number = plan.first_number
         self.tables: list[Table] = []
         self._names: list[str] = []
         self._descriptor = -1  # of the file being written, between `begin_shard` and `finish`
+        self._streams: list[FileStream] = []  # of every file; the last one is being written
+        self._rows_bytes = 0
+        self.sync_s = 0.0
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that the disk has handed over; durable when `finish` returns."""
+        return sum(stream.written_bytes for stream in self._streams)
+
+    @property
+    def waits(self) -> int:
+        """How often the disk was waited for."""
+        return sum(stream.waits for stream in self._streams)
+
+    @property
+    def wait_s(self) -> float:
+        """How long the disk was waited for, without fsync."""
+        return sum(stream.wait_s for stream in self._streams)
+
+    @property
+    def _stream(self) -> FileStream:
+        return self._streams[-1]
 
     def begin_shard(self, shard: Shard) -> None:
         """Start the rows of a shard; goes on in a new file when this one would grow too large."""
         if self._descriptor < 0:
             self._open_file()
-        elif self._position + self._room_for(shard) > self._plan.file_bytes:
+        elif not _goes_on(self._plan, self._stream.position, self._rows_bytes, shard):
             self._close_file()
             self._open_file()
-        self._rows_bytes += _row_bytes(shard, self._plan.header.chunk_elements)
+        self._rows_bytes += _row_bytes(self._plan, shard)
         self._shard_first_chunk = len(self._rows.offsets)
 
     def end_shard(self, shard: Shard, digest: bytes) -> None:
         """Add the row of the shard, all of whose chunks have been appended."""
         self._rows.add_shard(shard, digest, self._shard_first_chunk)
 
-    def reserve(self, size_bytes: int) -> tuple[int, int, int]:
+    def reserve(self, size_bytes: int) -> tuple[int, int]:
         """Find room for the next payload, and zero the gap before it.
 
         Returns:
-            (slot, first byte in it, checksum seed of the chunk).
+            (where in the pool it is to stand, checksum seed of the chunk).
         """
-        at = align_payload(self._position, size_bytes)
-        if at + size_bytes > self._slot_offset + SLOT_BYTES:
-            self._flush()
-            at = align_payload(self._position, size_bytes)
-        self._zero_until(at)
+        stream = self._stream
+        at = align_payload(stream.position, size_bytes)
+        if not stream.fits(at, size_bytes):
+            stream.turn()
+            at = align_payload(stream.position, size_bytes)
         save_id, chunk = self._plan.header.save_id, len(self._rows.offsets)
         seed = chunk_seed(save_id, self._plan.rank, self._rows.number, chunk)
-        return self._slot, at - self._slot_offset, seed
+        return stream.room(at, size_bytes), seed
 
     def append(self, payload: Payload, checksum: int) -> None:
         """Add the payload that now stands where `reserve` said."""
-        self._rows.add_chunk(payload.size_bytes, payload.mode, self._position, checksum)
-        self._position += payload.size_bytes
+        self._rows.add_chunk(payload.size_bytes, payload.mode, self._stream.position, checksum)
+        self._stream.advance(payload.size_bytes)
         self._remaining_bytes -= payload.size_bytes
 
     def finish(self) -> list[Table]:
@@ -125,39 +193,36 @@ class DataFileWriter:
             with contextlib.suppress(StoreError):
                 self._store.remove(name)
 
-    def _room_for(self, shard: Shard) -> int:
-        """Return what a shard adds to the file at most, with its padding and the whole footer."""
-        chunk_elements = self._plan.header.chunk_elements
-        padding = chunk_count(shard, chunk_elements) * spec.LARGE_ALIGN_BYTES
-        footer = self._rows_bytes + _row_bytes(shard, chunk_elements) + FOOTER_ROOM_BYTES
-        return shard.size_bytes + padding + footer
-
     def _open_file(self) -> None:
         name = data_file_name(self._plan.header.save_id, self._plan.rank, self.next_number)
         self._descriptor = self._store.create(name, direct=self._lease.queue.direct)
         self._names.append(name)
         self._rows = FileRows(self._plan.rank, self.next_number)
-        self.next_number += 1
+        self._rows_bytes = self._shard_first_chunk = 0
         expected = min(self._remaining_bytes + FOOTER_ROOM_BYTES, self._plan.file_bytes)
         # Writes into allocated space do not wait for the file to grow, and a full disk says so
         # first.
         self._store.vfs.allocate(self._descriptor, expected)
-        self._slot = self._take_slot()
-        self._slot_offset = self._position = self._rows_bytes = 0
-        self._shard_first_chunk = 0
-        self._put(encode_header(self._plan.header.save_id, self._plan.rank, self._rows.number))
+        where = f"{self._store.location}/{name}"
+        window = (0, self._lease.pool.slots * self._lease.pool.slot_bytes)
+        if self._images:
+            window = self._images.windows[self.next_number - self._plan.first_number]
+        self._streams.append(FileStream(self._lease, self._descriptor, where, window))
+        self.next_number += 1
+        save_id, rank = self._plan.header.save_id, self._plan.rank
+        self._stream.put(encode_header(save_id, rank, self._rows.number))
 
     def _close_file(self) -> None:
         """Write the footer, wait for every write, cut the padding off, make the file durable."""
-        offset = align_payload(self._position, 0)
+        stream = self._stream
+        if self._images:
+            stream.move(self._images.footers)
+        offset = align_payload(stream.position, 0)
         footer, checksum = encode_footer(self._rows.table(self._plan.header), offset)
-        self._zero_until(offset)
-        self._put(footer)
-        size = self._position
-        self._flush()
-        self._free.append(self._slot)
-        while self._in_flight:
-            self._reap()
+        stream.zero_until(offset)
+        stream.put(footer)
+        size = stream.position
+        stream.drain()
         self._store.vfs.truncate(self._descriptor, size)
         self._sync(lambda: self._store.vfs.sync(self._descriptor))
         self._close_descriptor()
@@ -169,63 +234,11 @@ class DataFileWriter:
             )
         )
 
-    def _put(self, data: bytes) -> None:
-        """Write bytes that are no payload, through as many slots as they take."""
-        while data:
-            if self._position == self._slot_offset + SLOT_BYTES:
-                self._flush()
-            start = self._position - self._slot_offset
-            part = data[: SLOT_BYTES - start]
-            self._lease.pool.view(self._slot)[start : start + len(part)] = part
-            self._position += len(part)
-            data = data[len(part) :]
-
-    def _zero_until(self, position: int) -> None:
-        start, end = self._position - self._slot_offset, position - self._slot_offset
-        if end > start:
-            self._lease.pool.view(self._slot)[start:end] = bytes(end - start)
-            self._position = position
-
-    def _flush(self) -> None:
-        """Hand the slot to the queue, padded to whole pages, and take a free one."""
-        align = spec.LARGE_ALIGN_BYTES
-        end = -(-self._position // align) * align
-        self._zero_until(end)
-        size, address = end - self._slot_offset, self._lease.pool.address(self._slot)
-        self._in_flight[self._slot] = (self._slot_offset, size)
-        queue = self._lease.queue
-        queue.submit_write(self._descriptor, address, size, self._slot_offset, self._slot)
-        self._slot_offset = end
-        self._slot = self._take_slot()
-
-    def _take_slot(self) -> int:
-        while not self._free:
-            self._reap()
-        return self._free.pop(0)
-
-    def _reap(self) -> None:
-        """Wait for writes; every completion is checked."""
-        failures = []
-        for slot, done, code in self._lease.queue.wait():
-            offset, size = self._in_flight.pop(slot)
-            self._free.append(slot)
-            if code or done != size:
-                failures.append(self._write_error(offset, size, done, code))
-        if failures:
-            raise failures[0]
-
-    def _write_error(self, offset: int, size: int, done: int, code: int) -> StoreError:
-        where = f"{self._store.location}/{self._names[-1]}"
-        why = os.strerror(code) if code else "the disk took no more"
-        kind = NoSpaceError if code in _FULL or not code else StoreError
-        error = kind(f"write {where}[{offset}:+{size}]: {why} after {done} bytes")
-        error.errno = code or errno.ENOSPC
-        error.__cause__ = OSError(error.errno, why, where)
-        return error
-
     def _sync(self, call: Callable[[], None]) -> None:
         try:
+            started = time.perf_counter()
             call()
+            self.sync_s += time.perf_counter() - started
         except NoSpaceError:
             raise  # a full disk is as full under another name
         except StoreError as error:
@@ -239,7 +252,18 @@ class DataFileWriter:
             self._store.close(descriptor)
 
 
-def _row_bytes(shard: Shard, chunk_elements: int) -> int:
+def _goes_on(plan: WriterPlan, position: int, rows_bytes: int, shard: Shard) -> bool:
+    """Whether a shard goes into the file that has come to ``position``, with its whole footer."""
+    padding = chunk_count(shard, plan.header.chunk_elements) * spec.LARGE_ALIGN_BYTES
+    footer = rows_bytes + _row_bytes(plan, shard) + FOOTER_ROOM_BYTES
+    return position + shard.size_bytes + padding + footer <= plan.file_bytes
+
+
+def _row_bytes(plan: WriterPlan, shard: Shard) -> int:
     """Return the bytes a shard takes in the footer at most: its rows, its tensor's name."""
-    rows = chunk_count(shard, chunk_elements) + 2 + len(shard.box.shape)
+    rows = chunk_count(shard, plan.header.chunk_elements) + 2 + len(shard.box.shape)
     return CHUNK_ROW_BYTES * rows + 4 * len(repr(shard.tensor.path)) + 256
+
+
+def _page_up(position: int) -> int:
+    return -(-position // spec.LARGE_ALIGN_BYTES) * spec.LARGE_ALIGN_BYTES

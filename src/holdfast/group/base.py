@@ -27,6 +27,14 @@ class Group(Protocol):
     def gather(self, data: bytes) -> list[bytes] | None:
         """Give the coordinator the bytes of all; the others get None."""
 
+    def background(self, name: str, deadline: float) -> "Group":
+        """Return the same ranks for one thread in the background, which meet without collectives.
+
+        Args:
+            name: new for every use, the same on all ranks.
+            deadline: a time of `time.monotonic`, after which every wait ends with a PeerError.
+        """
+
 
 class SingleGroup:
     """A group of one rank."""
@@ -41,6 +49,10 @@ class SingleGroup:
     def gather(self, data: bytes) -> list[bytes] | None:
         """Return the bytes of the only rank."""
         return [data]
+
+    def background(self, name: str, deadline: float) -> Group:
+        """Return itself: it waits for nobody."""
+        return self
 
 
 class Phase:

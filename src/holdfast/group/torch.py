@@ -1,16 +1,23 @@
 """Ranks of torch.distributed. Bytes travel as uint8 tensors: no pickle."""
 
+import os
+
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from ..errors import OptionError
+from .barrier import StoreGroup
 from .base import COORDINATOR, Group, SingleGroup, lost_peer
 
 
-def find_group(group: "Group | dist.ProcessGroup | str | None") -> Group:
+def find_group(group: "Group | dist.ProcessGroup | str | None", *, writing: bool = False) -> Group:
     """Return the given group, the default process group where there is one, or a group of one.
 
     ``"alone"`` is this process by itself, whatever process group there is.
+
+    Args:
+        writing: refuse to go alone where a launcher says that there are others.
 
     Raises:
         OptionError: ``group`` is neither a process group nor a holdfast group.
@@ -20,7 +27,11 @@ def find_group(group: "Group | dist.ProcessGroup | str | None") -> Group:
     if group == "alone":
         return SingleGroup()
     if group is None:
-        return TorchGroup(None) if dist.is_available() and dist.is_initialized() else SingleGroup()
+        if dist.is_available() and dist.is_initialized():
+            return TorchGroup(None)
+        if writing:
+            _check_alone()
+        return SingleGroup()
     if not hasattr(group, "all_gather"):
         kind = type(group).__name__
         raise OptionError(
@@ -28,6 +39,18 @@ def find_group(group: "Group | dist.ProcessGroup | str | None") -> Group:
             "process by itself, or None for the default process group"
         )
     return group  # type: ignore[return-value]
+
+
+def _check_alone() -> None:
+    """Check that no launcher (torchrun) started this process as one of several."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and size.isdecimal() and int(size) > 1:
+        raise OptionError(
+            f"this is rank {rank} of {size} (RANK and WORLD_SIZE in the environment), but there is "
+            "no process group: each rank would save over the others. Call "
+            'torch.distributed.init_process_group first, or give group="alone" and a path of its '
+            "own to each rank"
+        )
 
 
 class TorchGroup:
@@ -65,6 +88,15 @@ class TorchGroup:
         if parts is None:
             return None
         return [_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+    def background(self, name: str, deadline: float) -> Group:
+        """Return the same ranks over the store that the process group was made with."""
+        group = self._group or dist.distributed_c10d._get_default_group()
+        store = dist.distributed_c10d._get_process_group_store(group)
+        # A connection of its own: a thread that waits on the group's would hold up all others.
+        own = store.clone()  # type: ignore[attr-defined]
+        prefixed = PrefixStore(f"holdfast/{name}", own)
+        return StoreGroup(prefixed, self.rank, self.world_size, deadline)
 
     def _sizes(self, data: bytes) -> list[int]:
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self._device)

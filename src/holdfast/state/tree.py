@@ -38,11 +38,13 @@ class Leaves:
         tensors: every tensor by path, in the state's order, tied ones included.
         objects: every JSON-like leaf by path.
         mesh: of the first DTensor, for people.
+        optimizers: those of which every tensor is named by its parameter.
     """
 
     tensors: dict[Path, LocalTensor] = field(default_factory=dict)
     objects: dict[Path, Any] = field(default_factory=dict)
     mesh: dict[str, Any] | None = None
+    optimizers: list[Optimizer] = field(default_factory=list)
 
     def ties(self) -> dict[Path, Path]:
         """Return {further path: first path} for tensors that share one memory."""
@@ -214,6 +216,7 @@ class _Walk:
 
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
         listed = optimizer_names(optimizer, self.names)
+        self.leaves.optimizers.append(optimizer)
         for parameter, name, group in listed:
             options = optimizer.param_groups[group]
             self._object(group_options(options), (*path, "param_groups", name))

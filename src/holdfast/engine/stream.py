@@ -1,0 +1,152 @@
+"""One file's bytes, in order, through a window of the pool to the disk.
+
+A window is a ring: bytes are put down one behind the other, whole parts are handed to the queue,
+and memory is used again when its write has ended. So the next bytes are filled in while those
+before them are written. Knows memory, positions and the queue; not what the bytes mean.
+"""
+
+import errno
+import os
+import time
+
+from ..errors import NoSpaceError, StoreError
+from ..format.spec import LARGE_ALIGN_BYTES
+from ..options import SLOT_BYTES
+from .pool import Lease
+
+# Enough to keep the deepest queue busy; a disk that fails is noticed after so much at the latest.
+PARTS_IN_FLIGHT_MAX = 16
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Window = tuple[int, int]  # bytes [start, end) of the pool, whole pages
+
+
+class FileStream:
+    """The bytes of one open file. Use it in one thread.
+
+    Attributes:
+        position: of the next byte, in the file.
+        written_bytes: handed over by the disk.
+        waits, wait_s: how often, and how long, the disk was waited for.
+    """
+
+    def __init__(self, lease: Lease, descriptor: int, where: str, window: Window) -> None:
+        self._lease = lease
+        self._descriptor, self._where = descriptor, where
+        self._base, self._memory = lease.pool.address(0), lease.pool.memory()
+        self.position = self.written_bytes = self.waits = 0
+        self.wait_s = 0.0
+        self._submitted = 0  # file position up to which bytes were handed to the queue
+        self._in_flight: dict[int, tuple[int, int]] = {}  # offset in memory → (in the file, bytes)
+        self._enter(window)
+
+    def fits(self, at: int, size_bytes: int) -> bool:
+        """Whether bytes of file position ``at`` on would stand in one piece before the turn."""
+        return self._shift + at + size_bytes <= self._window[1]
+
+    def turn(self) -> None:
+        """Fill up the page, and go on at the beginning of the window."""
+        self.move(self._window)
+
+    def move(self, window: Window) -> None:
+        """Fill up the page, and go on at the beginning of another window."""
+        self.zero_until(_page_up(self.position))
+        self._submit()
+        self._enter(window)
+
+    def room(self, at: int, size_bytes: int) -> int:
+        """Zero the gap before ``at``, wait until the memory behind it is free.
+
+        Returns:
+            where in the pool the bytes of file position ``at`` stand.
+        """
+        self._claim(self._shift + at + size_bytes)
+        self.zero_until(at)
+        return self._shift + at
+
+    def advance(self, size_bytes: int) -> None:
+        """Take up bytes that now stand where `room` said."""
+        self.position += size_bytes
+        if self.position - self._submitted >= SLOT_BYTES:
+            self._submit()
+
+    def put(self, data: bytes) -> None:
+        """Add bytes that need not stand in one piece."""
+        while data:
+            start = self._shift + self.position
+            if start == self._window[1]:
+                self.turn()
+                continue
+            part = data[: self._window[1] - start]
+            self._claim(start + len(part))
+            self._memory[start : start + len(part)] = part
+            self.advance(len(part))
+            data = data[len(part) :]
+
+    def zero_until(self, position: int) -> None:
+        """Add zeros."""
+        start, end = self._shift + self.position, self._shift + position
+        if end > start:
+            self._claim(end)
+            self._memory[start:end] = bytes(end - start)
+            self.advance(end - start)
+
+    def drain(self) -> None:
+        """Hand over what is left, filled up to whole pages, and wait for every write."""
+        self.move(self._window)
+        while self._in_flight:
+            self._reap()
+
+    def _enter(self, window: Window) -> None:
+        self._window = window
+        self._shift = window[0] - self.position  # memory offset minus file position
+        self._free_until = window[0]
+
+    def _claim(self, end: int) -> None:
+        """Wait until memory is free from the next byte up to offset ``end``."""
+        here = self._shift + self._submitted
+        while end > self._free_until:
+            ahead = [start for start in self._in_flight if start >= here]
+            self._free_until = min(ahead, default=self._window[1])
+            if end > self._free_until:
+                self._reap()
+
+    def _submit(self) -> None:
+        """Hand the whole pages that are full to the queue."""
+        end = self.position // LARGE_ALIGN_BYTES * LARGE_ALIGN_BYTES
+        size, start = end - self._submitted, self._shift + self._submitted
+        if not size:
+            return
+        while len(self._in_flight) >= PARTS_IN_FLIGHT_MAX:
+            self._reap()
+        self._in_flight[start] = (self._submitted, size)
+        queue, address = self._lease.queue, self._base + start
+        queue.submit_write(self._descriptor, address, size, self._submitted, start)
+        self._submitted = end
+
+    def _reap(self) -> None:
+        """Wait for writes; every completion is checked."""
+        failures = []
+        started = time.perf_counter()
+        completions = self._lease.queue.wait()
+        self.wait_s += time.perf_counter() - started
+        self.waits += 1
+        for start, done, code in completions:
+            offset, size = self._in_flight.pop(start)
+            self.written_bytes += done
+            if code or done != size:
+                failures.append(self._error(offset, size, done, code))
+        if failures:
+            raise failures[0]
+
+    def _error(self, offset: int, size: int, done: int, code: int) -> StoreError:
+        why = os.strerror(code) if code else "the disk took no more"
+        kind = NoSpaceError if code in _FULL or not code else StoreError
+        error = kind(f"write {self._where}[{offset}:+{size}]: {why} after {done} bytes")
+        error.errno = code or errno.ENOSPC
+        error.__cause__ = OSError(error.errno, why, self._where)
+        return error
+
+
+def _page_up(position: int) -> int:
+    return -(-position // LARGE_ALIGN_BYTES) * LARGE_ALIGN_BYTES

@@ -1,0 +1,160 @@
+"""Ranks that meet through a key-value store: for threads in the background, with a deadline.
+
+Collectives belong to the main thread: one in the background could meet another of training's on
+the same group, and hang both. Here every rank puts its message down (arrive), the coordinator picks
+all up and puts the answer down, and the others pick that up (depart). Every wait ends at the
+deadline. Knows bytes, not what they mean.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol
+
+from ..errors import PeerError
+from .base import COORDINATOR, lost_peer
+
+CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
+DEPART_GRACE_S = 2.0  # the coordinator gives up at the deadline; its word has so long to arrive
+_ANSWER, _FAILURE = b"+", b"!"
+
+
+class KeyValueStore(Protocol):
+    """What is needed of torch.distributed's stores."""
+
+    def set(self, key: str, value: Any, /) -> Any:
+        """Put a value down."""
+
+    def get(self, key: str, /) -> bytes:
+        """Pick a value up."""
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
+        """Wait until all keys are there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys are there."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Count."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Remove a key."""
+
+
+class StoreGroup:
+    """See `holdfast.group.base.Group`. For one thread and one save."""
+
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int, deadline: float) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args:
+            store: of this save alone; calls on it block this thread only.
+            deadline: a time of `time.monotonic`.
+        """
+        self._store = store
+        self._deadline = deadline
+        self._round = 0
+        self.rank = rank
+        self.world_size = world_size
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Give every rank the bytes of all, in rank order."""
+        self._round += 1
+        found = self._collect(data)
+        if found is None:
+            return self._depart()
+        with _contact():
+            self._store.set(self._answer_key(self._round), _ANSWER + _join(found))
+        return found
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Give the coordinator the bytes of all; the others get None."""
+        self._round += 1
+        return self._collect(data)
+
+    def background(self, name: str, deadline: float) -> "StoreGroup":
+        """Return itself: it is in the background already."""
+        return self
+
+    def _collect(self, data: bytes) -> list[bytes] | None:
+        """Arrive; the coordinator picks up what all ranks put down."""
+        if self.rank != COORDINATOR:
+            with _contact():
+                self._store.set(f"{self._round}/{self.rank}", data)
+            return None
+        keys = {r: f"{self._round}/{r}" for r in range(self.world_size) if r != COORDINATOR}
+        if not self._wait(list(keys.values()), self._deadline):
+            raise self._give_up(keys)
+        with _contact():
+            found = {rank: self._store.get(key) for rank, key in keys.items()}
+            for key in keys.values():
+                self._store.delete_key(key)
+        return [found.get(rank, data) for rank in range(self.world_size)]
+
+    def _give_up(self, keys: dict[int, str]) -> PeerError:
+        """Say who has not arrived, to everyone who waits or is going to."""
+        with _contact():
+            missing = [rank for rank, key in keys.items() if not self._store.check([key])]
+            named = ", ".join(map(str, missing[:8])) + " …" * (len(missing) > 8)
+            text = f"rank {named} was not heard of before the save's deadline. Did it die, or hang?"
+            first = missing[0] if missing else -1
+            for number in (self._round, self._round + 1):
+                message = f"{first} {text}".encode()
+                self._store.set(self._answer_key(number), _FAILURE + message)
+        return PeerError(text, rank=first, cause=text)
+
+    def _depart(self) -> list[bytes]:
+        """Pick up the coordinator's answer."""
+        key = self._answer_key(self._round)
+        if not self._wait([key], self._deadline + DEPART_GRACE_S):
+            text = "rank 0 was not heard of before the save's deadline. Did it die, or hang?"
+            raise PeerError(text, rank=-1, cause=text)  # no rank told of a failure
+        with _contact():
+            answer = self._store.get(key)
+            if self._store.add(f"{key}/read", 1) == self.world_size - 1:  # the last one tidies up
+                self._store.delete_key(key)
+                self._store.delete_key(f"{key}/read")
+        if answer[:1] == _FAILURE:
+            rank, _, text = answer[1:].decode(errors="replace").partition(" ")
+            raise PeerError(text, rank=int(rank), cause=text)
+        return _split(answer[1:])
+
+    def _wait(self, keys: list[str], until: float) -> bool:
+        """Wait until all keys are there; return False when it is too late.
+
+        Raises:
+            PeerError: contact with the store was lost.
+        """
+        seconds = max(0.001, until - time.monotonic())
+        try:
+            self._store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError as error:  # torch's DistStoreError, for a timeout and for a lost store
+            if time.monotonic() < until - CLOCK_SLACK_S:
+                raise lost_peer(error) from error
+            return False
+        return True
+
+    def _answer_key(self, number: int) -> str:
+        return f"{number}/all"
+
+
+@contextmanager
+def _contact() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise lost_peer(error) from error
+
+
+def _join(parts: list[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _split(data: bytes) -> list[bytes]:
+    parts, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 8], "little")
+        parts.append(data[at + 8 : at + 8 + size])
+        at += 8 + size
+    return parts

@@ -1,0 +1,57 @@
+"""What changes only when an optimizer steps, and a way to hold that step up.
+
+Parameters and moments stay as they are through forward and backward; buffers, counters, random
+states and schedules need not. Knows optimizers and memory; no files, no other ranks.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ..layout import Path
+from .tree import Leaves
+
+
+def changed_by_steps(leaves: Leaves) -> set[Path]:
+    """Return the tensors that nothing but a step of the state's own optimizers changes."""
+    owned = {
+        _memory(tensor)
+        for optimizer in leaves.optimizers
+        for tensor in _tensors_of(optimizer)
+        if tensor.numel()
+    }
+    return {
+        path
+        for path, leaf in leaves.tensors.items()
+        if leaf.data.numel() and _memory(leaf.data) in owned and not leaf.data.is_inference()
+    }
+
+
+def hold_steps(optimizers: Iterable[Optimizer], before: Callable[[], None]) -> None:
+    """Call ``before`` ahead of every step of these optimizers, from now on for ever.
+
+    A hook that is taken off again while torch runs through its hooks would stop it; one that has
+    nothing to wait for costs a microsecond.
+    """
+    for optimizer in optimizers:
+        if optimizer not in _held:
+            optimizer.register_step_pre_hook(lambda *_: before())
+            _held.add(optimizer)
+
+
+_held: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+
+
+def _tensors_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _memory(tensor: torch.Tensor) -> tuple[torch.device, int]:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.device, local.untyped_storage().data_ptr()

@@ -1,0 +1,317 @@
+"""Saves in the background: what they promise about the copy, about failures, about each other."""
+
+import errno
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast import _handle
+from holdfast.errors import (
+    AlreadyCommittedError,
+    BusyError,
+    CancelledError,
+    NoSpaceError,
+    OptionError,
+    StateError,
+    StoreError,
+)
+from holdfast.testing.faults import Fault, faulty
+
+from .mutations import mutate_and_check
+
+SLOW = Fault("write", nth=1, action="delay", argument=300, persistent=True)
+
+
+def load(path: Path | str, like: dict[str, Any]) -> dict[str, Any]:
+    target = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+    holdfast.load(path, into=target)
+    return target
+
+
+def training() -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.Linear(256, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    train_step(model, optimizer)
+    return model, optimizer, {"model": model, "optimizer": optimizer, "step": 1}
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(16, 64)).square().mean().backward()
+    optimizer.step()
+
+
+def snapshot(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Leave nothing in flight, and no failure untold, to the next test."""
+    yield
+    handle = _handle.in_flight()
+    if handle is not None:
+        handle.wait_done()
+    if _handle._last is not None:
+        _handle._last.untold()
+
+
+def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
+    state = {"w": torch.randn(1 << 20), "v": torch.randn(300, 7).t(), "n": torch.arange(5)}
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    handle = holdfast.save_async(state, tmp_path / "a", step=3)
+    handle.wait_staged()
+    for tensor in state.values():
+        tensor.zero_()
+    assert handle.result() == str(tmp_path / "a")
+    assert handle.done() and handle.progress().state == "committed"
+    assert handle.progress().written_bytes >= handle.progress().total_bytes
+    found = load(tmp_path / "a", state)
+    assert all(torch.equal(found[name], expected[name]) for name in state)
+    assert holdfast.open(tmp_path / "a").verify() == []
+
+
+def test_the_files_are_those_of_a_save(tmp_path: Path) -> None:
+    state = {f"t{i}": torch.randn(random.Random(i).randrange(1, 400_000)) for i in range(30)}
+    options = holdfast.Options(chunk_elements=1 << 16)
+    holdfast.save(state, tmp_path / "a", options=options)
+    holdfast.save_async(state, tmp_path / "b", options=options).result()
+    sizes = [
+        sorted(f.stat().st_size for f in (tmp_path / name / "data").rglob("*.hf"))
+        for name in ("a", "b")
+    ]
+    assert sizes[0] and abs(sizes[0][0] - sizes[1][0]) < 1 << 12
+    found = load(tmp_path / "b", state)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_several_files_are_written_from_one_copy(tmp_path: Path) -> None:
+    state = {f"t{i}": torch.randn(50_000 + i) for i in range(40)}
+    options = holdfast.Options(file_bytes=1 << 20, chunk_elements=10_000)
+    holdfast.save_async(state, tmp_path / "a", options=options).result()
+    assert len(list((tmp_path / "a" / "data").rglob("*.hf"))) > 5
+    assert holdfast.open(tmp_path / "a").verify() == []
+    found = load(tmp_path / "a", state)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_after_a_failed_fsync_the_copy_is_written_again(tmp_path: Path) -> None:
+    state = {f"t{i}": torch.randn(50_000) for i in range(30)}
+    options = holdfast.Options(file_bytes=1 << 20, chunk_elements=10_000)
+    with faulty(Fault("sync", nth=3, action="fail", argument=errno.EIO)):
+        holdfast.save_async(state, tmp_path / "a", options=options).result()
+    assert holdfast.open(tmp_path / "a").verify() == []
+    found = load(tmp_path / "a", state)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_the_second_save_takes_the_same_memory(tmp_path: Path) -> None:
+    from holdfast.engine import pool
+
+    state = {"w": torch.randn(1 << 20)}
+    holdfast.save_async(state, tmp_path / "a").result()
+    held = next(iter(pool._staging.values())).pool
+    holdfast.save_async(state, tmp_path / "b").result()
+    assert next(iter(pool._staging.values())).pool is held
+
+
+def test_a_lazy_save_holds_the_next_step_until_it_is_staged(tmp_path: Path) -> None:
+    model, optimizer, state = training()
+    for number in range(20):
+        before, moments = snapshot(model), optimizer.state_dict()["state"][0]["exp_avg"].clone()
+        handle = holdfast.save_async(state, tmp_path / f"{number}", stage="lazy")
+        train_step(model, optimizer)
+        handle.result()
+        fresh, other, target = training()
+        holdfast.load(tmp_path / f"{number}", into=target)
+        assert all(torch.equal(snapshot(fresh)[name], before[name]) for name in before)
+        assert torch.equal(other.state_dict()["state"][0]["exp_avg"], moments)
+
+
+def test_a_lazy_save_fails_when_a_parameter_is_changed_behind_its_back(tmp_path: Path) -> None:
+    model, _, state = training()
+    release = threading.Event()
+    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
+
+    def waits(item: Any, memory: torch.Tensor) -> None:
+        release.wait()
+        original(item, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.engine.stage.copy_held", waits)
+        handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        release.set()
+        with pytest.raises(StateError, match=r"model\.0\.weight was changed before it was staged"):
+            handle.wait_staged()
+    with pytest.raises(StateError):
+        handle.result()
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_lazy_save_fails_when_a_parameter_is_freed(tmp_path: Path) -> None:
+    model, _, state = training()
+    release = threading.Event()
+    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
+
+    def waits(item: Any, memory: torch.Tensor) -> None:
+        release.wait()
+        original(item, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.engine.stage.copy_held", waits)
+        handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
+        model[2].weight.untyped_storage().resize_(0)
+        release.set()
+        with pytest.raises(StateError, match=r"memory of model\.2\.weight was freed"):
+            handle.result()
+
+
+def test_a_tensor_dropped_while_it_is_staged_is_saved_nevertheless(tmp_path: Path) -> None:
+    model, optimizer, state = training()
+    expected = snapshot(model)
+    handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
+    del model, optimizer, state
+    handle.result()
+    fresh, _, target = training()
+    holdfast.load(tmp_path / "a", into=target)
+    assert all(torch.equal(snapshot(fresh)[name], expected[name]) for name in expected)
+
+
+def test_a_failure_is_logged_and_raised_by_result(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with faulty(Fault("write", nth=1, action="fail", argument=errno.ENOSPC, persistent=True)):
+        handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a")
+        with pytest.raises(NoSpaceError, match="No space left"):
+            handle.result()
+    assert "No space left" in caplog.text
+    assert not (tmp_path / "a").exists()
+    holdfast.save_async({"w": torch.ones(10)}, tmp_path / "b").result()  # it has been told
+
+
+def test_a_failure_nobody_asked_for_is_raised_by_the_next_save(tmp_path: Path) -> None:
+    with faulty(Fault("write", nth=1, action="fail", argument=errno.EIO, persistent=True)):
+        handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a")
+        handle.wait_done()
+    with pytest.raises(StoreError) as raised:
+        holdfast.save_async({"w": torch.ones(10)}, tmp_path / "b")
+    assert "told of late" in str(raised.value.__notes__)
+    holdfast.save_async({"w": torch.ones(10)}, tmp_path / "b").result()
+
+
+def test_busy_waits_skips_or_fails(tmp_path: Path) -> None:
+    state = {"w": torch.ones(1000)}
+    with faulty(SLOW):
+        first = holdfast.save_async(state, tmp_path / "a")
+        skipped = holdfast.save_async(state, tmp_path / "b", busy="skip")
+        assert skipped.skipped and skipped.done() and not (tmp_path / "b").exists()
+        with pytest.raises(BusyError, match="still in flight on rank 0"):
+            skipped.result()
+        with pytest.raises(BusyError):
+            holdfast.save_async(state, tmp_path / "b", busy="fail")
+        second = holdfast.save_async(state, tmp_path / "c", busy="wait")
+        assert first.done() and not second.done()
+        assert second.result() == str(tmp_path / "c")
+    assert first.result() == str(tmp_path / "a")
+
+
+def test_a_cancelled_save_leaves_nothing(tmp_path: Path) -> None:
+    with faulty(SLOW):
+        handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a")
+        assert handle.cancel()
+        with pytest.raises(CancelledError):
+            handle.result()
+    assert not (tmp_path / "a").exists()
+    assert not handle.cancel()
+    done = holdfast.save_async({"w": torch.ones(10)}, tmp_path / "b")
+    done.result()
+    assert not done.cancel()
+
+
+def test_a_save_past_its_deadline_fails(tmp_path: Path) -> None:
+    with faulty(SLOW):
+        handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a", deadline_s=0.1)
+        with pytest.raises(StoreError, match="deadline"):
+            handle.result()
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_pool_too_small_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    options = holdfast.Options(pool_bytes=32 << 20)
+    state = {"w": torch.zeros(12 << 20)}
+    with pytest.raises(OptionError, match=r"stage \d+ bytes, and its pool_bytes is 33554432"):
+        holdfast.save_async(state, tmp_path / "a", options=options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_memory_the_machine_has_not_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.pool.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("holdfast.engine.pool._staging", {})
+    with pytest.raises(OptionError, match="GB are available"):
+        holdfast.save_async({"w": torch.zeros(12 << 20)}, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_step_that_exists_is_refused_at_the_call(tmp_path: Path) -> None:
+    holdfast.save({"w": torch.ones(3)}, tmp_path / "a")
+    with pytest.raises(AlreadyCommittedError):
+        holdfast.save_async({"w": torch.ones(3)}, tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("stage", "later"), ("busy", True), ("deadline_s", 0), ("deadline_s", "1 h")],
+)
+def test_an_argument_that_cannot_be_is_refused(tmp_path: Path, argument: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=argument):
+        holdfast.save_async({"w": torch.ones(3)}, tmp_path / "a", **{argument: value})
+
+
+def test_one_of_several_ranks_without_a_group_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for verb in (holdfast.save, holdfast.save_async):
+        with pytest.raises(OptionError, match="rank 1 of 4"):
+            verb({"w": torch.ones(3)}, tmp_path / "a")
+    holdfast.save_async({"w": torch.ones(3)}, tmp_path / "a", group="alone").result()
+
+
+def test_a_save_in_flight_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "holdfast"):
+        holdfast.save_async({"w": torch.ones(3)}, tmp_path / "a").result()
+    assert [r.message.split(":")[0] for r in caplog.records] == [f"saved {tmp_path / 'a'}"]
+
+
+def test_threads_and_descriptors_do_not_pile_up(tmp_path: Path) -> None:
+    state = {"w": torch.ones(1000)}
+
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    holdfast.save_async(state, tmp_path / "first").result()
+    before = count()
+    for number in range(30):
+        holdfast.save_async(state, tmp_path / str(number)).result()
+    _handle._last.wait_done()  # type: ignore[union-attr]
+    assert count() <= before
+
+
+@pytest.mark.parametrize("stage", ["eager", "lazy"])
+def test_random_changes_after_staging_reach_no_file(tmp_path: Path, stage: str) -> None:
+    """`make mutations` makes 10,000 of each."""
+    assert mutate_and_check(tmp_path, trials=250, stage=stage, seed=11) == []
