@@ -147,6 +147,7 @@ class SaveHandle:
             raise HoldfastError(f"the save of {self.path} belongs to the process it was asked in")
         if event.wait(None if until == float("inf") else max(0.0, until)):
             return
+        self._told = True
         text = f"the save of {self.path} did not end by its deadline"
         if self.ledger.state == "committing":
             cause = "the ranks' store does not answer"

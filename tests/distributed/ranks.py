@@ -18,6 +18,20 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
 
     ``function`` lives at the top of a module. A rank that raises fails the call with its traceback.
     """
+    found = _run(world_size, world_size, function, arguments)
+    return [found[rank] for rank in range(world_size)]
+
+
+def run_survivor(
+    world_size: int, victim: int, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Do as `run_ranks` for two ranks of which one is killed; return the other's result."""
+    return _run(world_size, world_size - 1, function, arguments)[1 - victim]
+
+
+def _run(
+    world_size: int, answers_due: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> dict[int, Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.fsdp", "distributed.preloaded"])
     port = _free_port()
@@ -29,14 +43,14 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     for process in processes:
         process.start()
     try:
-        results = dict(_checked(answers.get(timeout=TIMEOUT_S)) for _ in processes)
+        results = dict(_checked(answers.get(timeout=TIMEOUT_S)) for _ in range(answers_due))
     finally:
         for process in processes:
             process.join(5)
             if process.is_alive():
                 process.kill()
                 process.join()
-    return [results[rank] for rank in range(world_size)]
+    return results
 
 
 def _checked(answer: tuple[int, bool, Any]) -> tuple[int, Any]:
