@@ -62,7 +62,7 @@ def rows(
         Row(
             name=name,
             seconds=median(rounds),
-            quartiles=_quartiles(rounds),
+            quartiles=quartiles(rounds),
             gbps=size_bytes[name] / median(rounds) / 1e9,
             ratio=None if fastest is None else _ratio(rates[name], rates[fastest], best),
         )
@@ -98,10 +98,11 @@ def table(found: Sequence[Row], limits: Sequence[str]) -> str:
 def _ratio(rates: Rounds, limit: Rounds, best: Rounds) -> Ratio:
     paired = [mine / other for mine, other in zip(rates, limit, strict=True)]
     to_best = [mine / other for mine, other in zip(rates, best, strict=True)]
-    return Ratio(median(paired), _quartiles(paired), median(to_best))
+    return Ratio(median(paired), quartiles(paired), median(to_best))
 
 
-def _quartiles(values: Sequence[float]) -> Quartiles:
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """Return the 25 % and 75 % quantiles."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")
