@@ -41,7 +41,10 @@ State = Mapping[Path, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """What a golden checkpoint is made of: one state for each rank."""
+    """What a golden checkpoint is made of: one state for each rank.
+
+    Each box is on one rank alone, so that no file depends on how writing is shared out.
+    """
 
     states: Sequence[State]
     ties: Mapping[Path, Path] = field(default_factory=dict)
@@ -63,6 +66,11 @@ def elements(shape: Shape, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
+def nothing_of(tensor: torch.Tensor) -> Piece:
+    """The empty part of a tensor, all of which is on another rank."""
+    return Piece(tuple(tensor.shape), (0,) * tensor.ndim, tensor[:0])
+
+
 def _dtypes() -> Case:
     state: dict[Path, Any] = {}
     for number, (dtype, name) in enumerate(DTYPE_NAMES.items()):
@@ -78,13 +86,13 @@ def _boxes() -> Case:
     three = pieces(wide, [((0, 0), (5, 5)), ((0, 5), (2, 7)), ((2, 5), (3, 7))])
     two = pieces(deep, [((0, 0, 1, 0), (2, 3, 3, 3)), ((0, 0, 0, 0), (2, 3, 1, 3))])
     halves = pieces(flat, [((0,), (11,)), ((11,), (12,))])
-    nothing = Piece((23,), (0,), flat[:0])
-    replica = elements((7,), torch.uint8, 4)
+    last = elements((7,), torch.uint8, 4)
+    no_flat, no_last = nothing_of(flat), nothing_of(last)
     states: list[State] = [
-        {("wide",): three[0], ("deep",): two[0], ("flat",): halves[1], ("same",): replica},
-        {("wide",): three[1], ("deep",): two[1], ("flat",): nothing, ("same",): replica},
-        {("wide",): three[2], ("deep",): two[0], ("flat",): halves[0], ("same",): replica},
-        {("flat",): nothing, ("same",): replica},
+        {("wide",): three[0], ("deep",): two[0], ("flat",): halves[1], ("same",): no_last},
+        {("wide",): three[1], ("deep",): two[1], ("flat",): no_flat, ("same",): no_last},
+        {("wide",): three[2], ("deep",): nothing_of(deep), ("flat",): halves[0]},
+        {("flat",): no_flat, ("same",): last},
     ]
     mesh = {"shape": [2, 2], "names": ["dp", "tp"]}
     return Case(states, mesh=mesh, step=1200, options=SHORT_CHUNKS)
@@ -141,8 +149,13 @@ def _aligned() -> Case:
 
 
 def _files() -> Case:
-    state: dict[Path, Any] = {(f"t{i}",): elements((9, i), torch.int16, 20 + i) for i in (1, 2, 3)}
-    return Case([state, state], options=Options(file_bytes=1 << 16, pool_bytes=32 << 20))
+    tensors = {(f"t{i}",): elements((9, i), torch.int16, 20 + i) for i in (1, 2, 3)}
+    writers = {("t1",): 1, ("t2",): 1, ("t3",): 0}
+    states: list[State] = [
+        {path: x if writers[path] == rank else nothing_of(x) for path, x in tensors.items()}
+        for rank in (0, 1)
+    ]
+    return Case(states, options=Options(file_bytes=1 << 16, pool_bytes=32 << 20))
 
 
 def _empty_tensors() -> Case:
