@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -237,6 +238,7 @@ def _describe(
             "chunk_elements": wanted.options.chunk_elements,
             "file_bytes": wanted.options.file_bytes,
             "codec": wanted.codec,
+            "writers": wanted.options.writers,
             "written_by": f"holdfast {__version__}",
             # Of each rank itself; what is above has to be the same, and the coordinator's counts.
             "pool_bytes": wanted.options.pool_bytes if background else None,
@@ -252,7 +254,9 @@ def _agree(store: LocalStore, answers: list[bytes], ranks: "Group", ledger: Ledg
         settings = _settings(answers)
         chosen = settings[COORDINATOR]
         requests = [decode_request(data.partition(b"\n")[2]) for data in answers]
-        plan = plan_save(requests, chosen["file_bytes"])
+        plan = plan_save(
+            requests, chosen["file_bytes"], chosen["chunk_elements"], chosen["writers"]
+        )
         header = _header(plan, ranks.world_size, chosen)
         files = [
             WriterPlan(header, rank, 0, size_of(shards), chosen["file_bytes"])
@@ -378,7 +382,8 @@ def _request(
     shards = tuple(tensor.shard for tensor in leaves.tensors.values())
     save_id = secrets.token_hex(16)  # that of the coordinator counts
     ties, numbers = leaves.ties(), dict(metrics or {})
-    return Request(save_id, step, leaves.mesh, numbers, shards, ties, digests, leaves.objects)
+    values, node = leaves.objects, socket.gethostname()
+    return Request(save_id, step, leaves.mesh, numbers, shards, ties, digests, values, node)
 
 
 def _header(plan: SavePlan, world_size: int, settings: Mapping[str, Any]) -> Header:

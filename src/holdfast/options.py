@@ -21,6 +21,10 @@ class Options:
         block_bytes: size of one write or read; a multiple of 4 KiB.
         queue_depth: writes or reads in flight.
         io: "auto" probes; or one of "io_uring", "direct", "buffered".
+        writers: who writes what several ranks hold. "rank": all of them, in equal shares; "node":
+            the lowest rank of each host; a number: so many ranks at most, evenly spread. Fewer
+            writers make fewer and larger files. What none of these ranks holds is written by those
+            that do.
     """
 
     chunk_elements: int = 1 << 20
@@ -29,6 +33,7 @@ class Options:
     block_bytes: int = 4 << 20
     queue_depth: int = 16
     io: str = "auto"
+    writers: str | int = "rank"
 
     def __post_init__(self) -> None:
         """Reject what cannot be."""
@@ -42,6 +47,14 @@ class Options:
             raise OptionError(f"block_bytes is {self.block_bytes}; it must be a multiple of 4096")
         if self.io not in ("auto", "io_uring", "direct", "buffered"):
             raise OptionError(f"io is {self.io!r}; there are auto, io_uring, direct and buffered")
+        if self.writers not in ("rank", "node") and not _is_count(self.writers):
+            raise OptionError(
+                f"writers is {self.writers!r}; there are 'rank', 'node' and numbers of ranks from 1"
+            )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
 
 
 def _within(name: str, value: int, low: int, high: int) -> None:

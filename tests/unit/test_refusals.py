@@ -234,6 +234,7 @@ OPTIONS: list[tuple[str, Any]] = [
     *(("block_bytes", value) for value in (0, 4097, (16 << 20) + 4096)),
     *(("queue_depth", value) for value in (0, 5000)),
     ("io", "fast"),
+    *(("writers", value) for value in ("ranks", 0, -1, True, 2.0, None)),
 ]
 
 

@@ -12,7 +12,7 @@ from ..errors import StateError
 from ..format.names import display_names, dotted
 from ..format.values import decode_path, decode_value, encode_path, encode_value, parse_json
 from ..layout import Box, Path, Shape, Shard, Tensor
-from .balance import assign, cut_shard
+from .balance import assign, chosen_writers, cut_shard
 from .dedup import merge_objects, merge_tensors, merge_ties
 
 # Running means and variances of a layer are smaller (16384 features in f32), its weights larger.
@@ -28,6 +28,7 @@ class Request:
         ties: {further path: first path} on this rank.
         digests: {path: digest} of ordinary tensors, which this rank holds whole.
         save_id, step, mesh, metrics: those of the coordinator count.
+        node: name of this rank's host, the same for all ranks there.
     """
 
     save_id: str
@@ -38,6 +39,7 @@ class Request:
     ties: dict[Path, Path]
     digests: dict[Path, str]
     objects: dict[Path, Any]
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,14 @@ class SavePlan:
     shards: tuple[tuple[Shard, ...], ...]
 
 
-def plan_save(requests: list[Request], file_bytes: int) -> SavePlan:
-    """Merge what all ranks hold: every distinct box is written once, by one of its holders.
+def plan_save(
+    requests: list[Request], file_bytes: int, chunk_elements: int, writers: str | int
+) -> SavePlan:
+    """Merge what all ranks hold: every element is written once, by a rank that holds it.
 
     Args:
         file_bytes: largest data file; larger boxes are cut, since a shard lies in one file.
+        chunk_elements, writers: as in `Options`.
 
     Raises:
         StateError: the ranks disagree about a tensor's dtype or shape, or about a value.
@@ -79,6 +84,8 @@ def plan_save(requests: list[Request], file_bytes: int) -> SavePlan:
     shards = assign(
         [[s for s in request.shards if s.tensor.path not in ties] for request in requests],
         _forced_writers(requests),
+        chosen_writers(writers, [request.node for request in requests]),
+        chunk_elements,
     )
     kept = tuple(tensor for path, tensor in tensors.items() if path not in ties)
     index = {tensor.path: i for i, tensor in enumerate(kept)}
@@ -148,6 +155,7 @@ def encode_request(request: Request) -> bytes:
         "ties": [[encode_path(p), encode_path(target)] for p, target in request.ties.items()],
         "digests": [[encode_path(p), digest] for p, digest in request.digests.items()],
         "objects": [[encode_path(p), encode_value(v, p)] for p, v in request.objects.items()],
+        "node": request.node,
     }
     return json.dumps(values, separators=(",", ":")).encode()
 
@@ -164,6 +172,7 @@ def decode_request(data: bytes) -> Request:
         {decode_path(p): decode_path(target) for p, target in values["ties"]},
         {decode_path(p): digest for p, digest in values["digests"]},
         {decode_path(p): decode_value(v) for p, v in values["objects"]},
+        values["node"],
     )
 
 
