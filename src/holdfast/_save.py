@@ -28,7 +28,7 @@ from .group.base import COORDINATOR, Phase
 from .group.torch import find_group
 from .layout import Shard, size_of
 from .options import Options
-from .plan.save_plan import Request, SavePlan, decode_request, encode_request, plan_save
+from .plan.save_plan import Request, SavePlan, decode_requests, encode_request, plan_save
 from .state.steps import changed_by_steps, hold_steps
 from .state.tree import Leaves, flatten
 from .stores.local import LocalStore
@@ -253,7 +253,7 @@ def _agree(store: LocalStore, answers: list[bytes], ranks: "Group", ledger: Ledg
     with ledger.timed("plan"):
         settings = _settings(answers)
         chosen = settings[COORDINATOR]
-        requests = [decode_request(data.partition(b"\n")[2]) for data in answers]
+        requests = decode_requests([data.partition(b"\n")[2] for data in answers])
         plan = plan_save(
             requests, chosen["file_bytes"], chosen["chunk_elements"], chosen["writers"]
         )

@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from holdfast.layout import Box, Shard, Tensor, tiling_fault, whole
 from holdfast.plan.save_plan import (
     Request,
     SavePlan,
-    decode_request,
+    decode_requests,
     encode_request,
     plan_save,
 )
@@ -190,7 +191,12 @@ def test_a_request_survives_the_wire() -> None:
         objects={("o", -1): (1, b"x", {None: 2})},
         node="hôst",
     )
-    assert decode_request(encode_request(request)) == request
+    other = replace(request, node="another", save_id="cd" * 16)
+    third = replace(request, shards=())
+    sent = [request, other, third]
+    found = decode_requests([encode_request(request) for request in sent])
+    assert found == sent
+    assert found[0].shards is found[1].shards, "decoded once"
 
 
 def test_a_tie_on_one_rank_only_is_no_tie() -> None:

@@ -5,7 +5,8 @@ Each rank describes what it holds (`Request`); `plan_save` merges the requests o
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import StateError
@@ -142,9 +143,12 @@ def _is_statistic(dtype: str) -> bool:
 
 
 def encode_request(request: Request) -> bytes:
-    """Write a request as bytes for the other ranks."""
+    """Write a request as bytes for the other ranks: a line of what is its own, one of the rest.
+
+    The rest of ranks that hold the same is the same, and is decoded once.
+    """
+    own = {"save_id": request.save_id, "node": request.node}
     values = {
-        "save_id": request.save_id,
         "step": request.step,
         "mesh": request.mesh,
         "metrics": encode_value(request.metrics, ("metrics",)),
@@ -155,16 +159,26 @@ def encode_request(request: Request) -> bytes:
         "ties": [[encode_path(p), encode_path(target)] for p, target in request.ties.items()],
         "digests": [[encode_path(p), digest] for p, digest in request.digests.items()],
         "objects": [[encode_path(p), encode_value(v, p)] for p, v in request.objects.items()],
-        "node": request.node,
     }
-    return json.dumps(values, separators=(",", ":")).encode()
+    return b"\n".join(json.dumps(v, separators=(",", ":")).encode() for v in (own, values))
 
 
-def decode_request(data: bytes) -> Request:
-    """Read the request of another rank."""
+def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
+    """Read the requests of all ranks; those that hold the same share it in memory."""
+    known: dict[bytes, Request] = {}
+    requests = []
+    for data in encoded:
+        own, _, rest = data.partition(b"\n")
+        if rest not in known:
+            known[rest] = _decode_rest(rest)
+        requests.append(replace(known[rest], **parse_json(own)))
+    return requests
+
+
+def _decode_rest(data: bytes) -> Request:
     values = parse_json(data)
     return Request(
-        values["save_id"],
+        "",
         values["step"],
         values["mesh"],
         decode_value(values["metrics"]),
@@ -172,7 +186,7 @@ def decode_request(data: bytes) -> Request:
         {decode_path(p): decode_path(target) for p, target in values["ties"]},
         {decode_path(p): digest for p, digest in values["digests"]},
         {decode_path(p): decode_value(v) for p, v in values["objects"]},
-        values["node"],
+        "",
     )
 
 
