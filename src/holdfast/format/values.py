@@ -197,8 +197,12 @@ def encode_path(path: Path) -> Json:
     return encoded
 
 
+# One encoder for all: json.dumps would make a new one for each of these arguments.
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def _path_bytes(encoded: Json) -> int:
-    return len(json.dumps(encoded, ensure_ascii=False, separators=(",", ":")).encode())
+    return len(_compact(encoded).encode())
 
 
 def decode_path(value: Json) -> Path:
