@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash bench sanitize clean
+.PHONY: all demo test check crash strike mutations bench sanitize clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
@@ -25,6 +25,12 @@ check: $(VENV)/.native build/core/.built
 
 crash: $(VENV)/.native
 	$(BIN)/python tests/crash/kill_loop.py --kills 1000
+
+strike: $(VENV)/.native
+	$(BIN)/python tests/crash/background_loop.py --times 100
+
+mutations: $(VENV)/.native
+	$(BIN)/python -m tests.unit.mutations --trials 10000
 
 bench: $(VENV)/.native
 	$(BIN)/python benchmarks/save_load.py
