@@ -22,7 +22,7 @@ LAYERS = [
     {"format", "codecs", "stores", "group"},
     {"state", "plan"},
     {"engine"},
-    {"_save", "_load", "_fit", "_handle", "_keep", "_checkpoint", "_checkpointer"},
+    {"_save", "_load", "_fit", "_handle", "_wanted", "_keep", "_checkpoint", "_checkpointer"},
     {"__init__"},
     {"integrations", "tools", "cli", "testing", "__main__"},
 ]

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
-from .codecs.registry import check_codec
+from ._wanted import Wanted, check_background, check_wanted
 from .engine.commit import check_absent, commit, discard, encode_tables
 from .engine.pipeline import Ledger, write_shards
 from .engine.pool import check_pool, lease, staging
 from .engine.stage import Staging, hold
 from .engine.write import WriterPlan, lay_out
-from .errors import OptionError
 from .format.table import Header, Table
 from .group.base import COORDINATOR, Phase
 from .group.torch import find_group
@@ -43,24 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
-STEP_LIMIT = 1 << 53  # as docs/format.md says
-_CHOICES = {"stage": ("eager", "lazy"), "busy": ("wait", "skip", "fail")}
 
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a save was asked for; see `save` and `save_async`."""
-
-    path: str | os.PathLike[str]
-    step: int | None
-    metrics: Mapping[str, float] | None
-    codec: str
-    options: Options
-    stage: str = "eager"
-    busy: str = "wait"
-    deadline_s: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +173,7 @@ def start_save(
     Args:
         after: called there, on every rank, when the checkpoint is committed.
     """
-    _check_background(wanted, ranks)
+    check_background(wanted, ranks)
     before = in_flight()
     if before is not None and wanted.busy == "wait":
         before.wait_done()
@@ -229,7 +212,7 @@ def _describe(
     """Lay the state flat, and tell the others what this rank holds and how it is set."""
     with ledger.timed("plan"):
         store = open_store(wanted.path)
-        _check_arguments(wanted.step, wanted.metrics, wanted.codec)
+        check_wanted(wanted)
         if ranks.rank == COORDINATOR:
             check_absent(store)
         leaves = flatten(state)
@@ -339,36 +322,6 @@ def _fail(agreed: _Agreed, ranks: "Group", error: BaseException, ledger: Ledger)
         raise error
 
     _finish(agreed, ranks, write, ledger)
-
-
-def _check_arguments(step: int | None, metrics: Mapping[str, float] | None, codec: str) -> None:
-    check_codec(codec)
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise OptionError(f"metrics is a {type(metrics).__name__}; expected a dict of numbers")
-    for name, value in (metrics or {}).items():
-        if not isinstance(name, str) or type(value) is bool or not isinstance(value, (int, float)):
-            kind = type(value).__name__
-            raise OptionError(
-                f"metrics[{name!r}] is a {kind}; expected a number, such as loss.item()"
-            )
-    if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
-        raise OptionError(f"step is {step!r}; expected an integer from 0 below 2^53, or None")
-
-
-def _check_background(wanted: Wanted, ranks: "Group") -> None:
-    for name, choices in _CHOICES.items():
-        if getattr(wanted, name) not in choices:
-            raise OptionError(
-                f"{name} is {getattr(wanted, name)!r}; there are {', '.join(choices)}"
-            )
-    seconds = wanted.deadline_s
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise OptionError(f"deadline_s is {seconds!r}; expected a number of seconds above 0")
-    if not hasattr(ranks, "background"):
-        raise OptionError(
-            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
-            "meet in the background; use holdfast.save"
-        )
 
 
 def _request(

@@ -1,0 +1,71 @@
+"""What a save was asked for, and whether that can be. Knows no state and no files."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .codecs.registry import check_codec
+from .errors import OptionError
+from .options import Options
+
+if TYPE_CHECKING:
+    from .group.base import Group
+
+STEP_LIMIT = 1 << 53  # as docs/format.md says
+_CHOICES = {"stage": ("eager", "lazy"), "busy": ("wait", "skip", "fail")}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a save was asked for; see `save` and `save_async`."""
+
+    path: str | os.PathLike[str]
+    step: int | None
+    metrics: Mapping[str, float] | None
+    codec: str
+    options: Options
+    stage: str = "eager"
+    busy: str = "wait"
+    deadline_s: float = 1800.0
+
+
+def check_wanted(wanted: Wanted) -> None:
+    """Check what every save is given.
+
+    Raises:
+        OptionError: an argument that cannot be.
+    """
+    step, metrics, codec = wanted.step, wanted.metrics, wanted.codec
+    check_codec(codec)
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise OptionError(f"metrics is a {type(metrics).__name__}; expected a dict of numbers")
+    for name, value in (metrics or {}).items():
+        if not isinstance(name, str) or type(value) is bool or not isinstance(value, (int, float)):
+            kind = type(value).__name__
+            raise OptionError(
+                f"metrics[{name!r}] is a {kind}; expected a number, such as loss.item()"
+            )
+    if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
+        raise OptionError(f"step is {step!r}; expected an integer from 0 below 2^53, or None")
+
+
+def check_background(wanted: Wanted, ranks: "Group") -> None:
+    """Check what a save in the background is given besides.
+
+    Raises:
+        OptionError: an argument that cannot be.
+    """
+    for name, choices in _CHOICES.items():
+        if getattr(wanted, name) not in choices:
+            raise OptionError(
+                f"{name} is {getattr(wanted, name)!r}; there are {', '.join(choices)}"
+            )
+    seconds = wanted.deadline_s
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise OptionError(f"deadline_s is {seconds!r}; expected a number of seconds above 0")
+    if not hasattr(ranks, "background"):
+        raise OptionError(
+            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
+            "meet in the background; use holdfast.save"
+        )
