@@ -67,14 +67,14 @@ def _run(arguments: list[str]) -> int:
     if chosen.verb is None:
         parser.print_help()
         return USAGE
-    verbs = {"inspect": _inspect, "verify": _verify, "diff": _diff}
+    verbs = {"inspect": _inspect, "verify": _verify, "diff": _diff, "bench": _bench}
     return verbs[chosen.verb](chosen)
 
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="holdfast",
-        description="Look at checkpoints, check them and compare them.",
+        description="Look at checkpoints, check them and compare them; measure a disk for them.",
         epilog="Exit codes: 0 good or the same, 1 bad or different, 2 usage.",
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
@@ -90,8 +90,12 @@ def _make_parser() -> argparse.ArgumentParser:
     diff.add_argument("a", metavar="A", help="directory of a checkpoint")
     diff.add_argument("b", metavar="B", help="directory of another")
     diff.add_argument("--all", action="store_true", help="all differences, however many")
+    bench = verbs.add_parser("bench", help="which settings are fastest on a disk")
+    bench.add_argument("path", metavar="DIR", help="directory on it; what is written is removed")
+    bench.add_argument("--gib", type=float, default=1.0, help="size of the state; default: 1")
+    bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
     verbs.add_parser("demo", help="a training run that is killed and goes on", add_help=False)
-    for verb in (inspect, verify, diff):
+    for verb in (inspect, verify, diff, bench):
         verb.add_argument("--json", action="store_true", help="for machines, with full names")
     return parser
 
@@ -134,3 +138,16 @@ def _diff(chosen: argparse.Namespace) -> int:
     else:
         write_lines(diff.render(document, everything=chosen.all))
     return GOOD if document["same"] else BAD
+
+
+def _bench(chosen: argparse.Namespace) -> int:
+    from .tools.bench import bench
+    from .tools.bench_report import render
+    from .tools.text import write_json, write_lines
+
+    document = bench(chosen.path, gib=chosen.gib, rounds=chosen.rounds)
+    if chosen.json:
+        write_json(document)
+    else:
+        write_lines(render(document))
+    return GOOD

@@ -41,11 +41,11 @@ def test_the_version(holdfast_command: Command) -> None:
 def test_alone_it_prints_help(holdfast_command: Command) -> None:
     answer = holdfast_command()
     assert answer.code == 2 and answer.out.startswith("usage: holdfast ")
-    for verb in ("inspect", "verify", "diff", "demo"):
+    for verb in ("inspect", "verify", "diff", "bench", "demo"):
         assert re.search(rf"^ +{verb}  ", answer.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("verb", ["inspect", "verify", "diff"])
+@pytest.mark.parametrize("verb", ["inspect", "verify", "diff", "bench"])
 def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
     answer = holdfast_command(verb, "--help")
     assert answer.code == 0 and answer.out.startswith(f"usage: holdfast {verb} ")

@@ -1,0 +1,311 @@
+"""`holdfast bench`: who wins by given seconds, one screen, and nothing left behind."""
+
+import os
+import re
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import Options
+from holdfast.errors import OptionError
+from holdfast.tools import bench_contenders, bench_disk
+from holdfast.tools.bench_contenders import Fio, Holdfast, Plain, grid, make_state
+from holdfast.tools.bench_report import Document, Figures, conclude, render
+
+from .conftest import Answer, Command, start_python
+
+NewPath = Callable[[], Path]
+
+GB = 10**9
+DEFAULT = Options(io="io_uring")
+DEEP = Options(io="io_uring", block_bytes=8 << 20, queue_depth=32)
+SMALL = ("--gib", "0.02", "--rounds", "1")
+
+# Forbids io_uring_setup (425 on every architecture) as containers do: EPERM.
+WITHOUT_IO_URING = """
+import ctypes, struct, sys
+filters = b"".join(struct.pack("HBBI", *line) for line in (
+    (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000),
+))
+program = ctypes.create_string_buffer(filters)
+prog = struct.pack("HxxxxxxP", len(filters) // 8, ctypes.addressof(program))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.create_string_buffer(prog), 0, 0) == 0, ctypes.get_errno()
+from holdfast.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def place(new_path: NewPath) -> Path:
+    place = new_path()
+    place.mkdir()
+    return place
+
+
+def figures(name: str, seconds: float, options: Options | None = None) -> Figures:
+    """Three rounds, in which save and load take as long."""
+    return Figures(name, options, [seconds] * 3, [seconds] * 3)
+
+
+def document_of(*found: Figures) -> Document:
+    return conclude(found, DEFAULT, GB) | {
+        "path": "/data",
+        "disk": {"file_system": "ext4", "device": "/dev/vda", "model": None},
+        "machine": "2 cores",
+        "size_bytes": GB,
+        "rounds": 3,
+        "skipped": {"fio": "not installed"},
+    }
+
+
+def test_the_fastest_setting_wins() -> None:
+    found = conclude([figures("a", 1.0, DEFAULT), figures("b", 0.5, DEEP)], DEFAULT, GB)
+    assert found["best"] == {"io": "io_uring", "block_bytes": 8 << 20, "queue_depth": 32}
+    assert (found["default_share"], found["default_is_fine"]) == (0.5, False)
+    assert [(s["name"], s["share"], s["default"]) for s in found["settings"]] == [
+        *(("b", 1.0, False), ("a", 0.5, True)),
+    ]
+    assert [(s["save_gbps"], s["load_gbps"]) for s in found["settings"]] == [(2, 2), (1, 1)]
+
+
+def test_a_setting_wins_by_its_median_and_not_by_its_best_round() -> None:
+    lucky = Figures("lucky", DEEP, [0.1, 2.0, 2.0], [1.0] * 3)
+    assert conclude([figures("a", 1.0, DEFAULT), lucky], DEFAULT, GB)["best"]["queue_depth"] == 16
+
+
+def test_save_and_load_count_together() -> None:
+    slow_load = Figures("b", DEEP, [0.5] * 3, [1.6] * 3)
+    found = conclude([figures("a", 1.0, DEFAULT), slow_load], DEFAULT, GB)
+    assert found["best"] == found["default"] and found["default_share"] == 1
+
+
+def test_only_settings_of_holdfast_can_win() -> None:
+    found = conclude([figures("a", 1.0, DEFAULT), figures("fio", 0.5)], DEFAULT, GB)
+    assert found["best"] == found["default"]
+    assert [s["share"] for s in found["settings"]] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(("seconds", "fine"), [(0.96, True), (0.94, False)])
+def test_a_default_within_five_percent_is_fine(seconds: float, fine: bool) -> None:
+    found = document_of(figures("a", 1.0, DEFAULT), figures("b", seconds, DEEP))
+    assert found["default_is_fine"] == fine
+    text = "\n".join(render(found))
+    paste = 'Options(io="io_uring", block_bytes=8 << 20, queue_depth=32)'
+    assert f"Fastest, save and load together: {paste}" in text
+    assert ("The default is fine here: it has 96% of that speed." in text) == fine
+    default = 'Options(io="io_uring", block_bytes=4 << 20, queue_depth=16)'
+    assert (f"The default here, {default}, has 94% of that." in text) == (not fine)
+
+
+@pytest.mark.parametrize(("slowest_s", "steady"), [(1.9, True), (2.1, False)])
+def test_a_disk_that_is_not_steady_is_said_to_be(slowest_s: float, steady: bool) -> None:
+    rounds = Figures("a", DEFAULT, [1.0, 1.0, slowest_s], [1.0] * 3)
+    found = document_of(rounds, figures("b", 1.0))
+    assert found["steady"] == steady
+    lines = render(found)
+    assert any("more --rounds tell more" in line for line in lines) == (not steady)
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_winner_can_be_pasted() -> None:
+    line = next(line for line in render(document_of(figures("a", 1.0, DEFAULT))) if "Opt" in line)
+    assert eval(line.partition(": ")[2]) == DEFAULT
+
+
+def test_the_grid_has_the_default_and_nothing_that_the_pool_cannot_hold() -> None:
+    settings = [one.options for one in grid("direct")]
+    assert Options(io="direct") in settings and len(set(settings)) == 8
+    assert all(o.block_bytes * o.queue_depth <= o.pool_bytes for o in settings)
+
+
+def test_one_screen_says_all(
+    place: Path, holdfast_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(place))  # no fio
+    answer = holdfast_command("bench", place, *SMALL)
+    assert (answer.code, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert len(lines) < 30 and max(map(len, lines)) <= 100
+    assert lines[0].startswith(f"{place}, ")
+    assert "25.2 MB, median of 1 round" in lines[2]
+    assert sum(line.endswith("100%") for line in lines) == 1
+    assert sum("(default)" in line for line in lines) == 1
+    assert lines.count("not measured: fio: not installed") == 1
+    assert re.search(r'together: Options\(io="\w+", block_bytes=\d << 20, queue_', answer.out)
+    assert list(place.iterdir()) == []
+
+
+def test_json_has_every_measurement(place: Path, holdfast_command: Command) -> None:
+    answer = holdfast_command("bench", place, "--json", *SMALL)
+    document = answer.document
+    assert answer.code == 0 and document["path"] == str(place)
+    assert (document["size_bytes"], document["rounds"]) == (3 << 23, 1)
+    names = [setting["name"] for setting in document["settings"]]
+    assert "plain write, page cache, 8 MiB x 1" in names and len(set(names)) == len(names)
+    for setting in document["settings"]:
+        assert len(setting["save_s"]) == len(setting["load_s"]) == 1
+        assert 0 < setting["share"] <= 1 and min(setting["save_s"] + setting["load_s"]) > 0
+    ours = [setting["options"] for setting in document["settings"] if setting["options"]]
+    assert document["best"] in ours and document["default"] in ours
+    measured = {name.split()[0] for name in [*names, *document["skipped"]]}
+    assert measured == {"holdfast", "plain", "fio"}
+    assert document["disk"]["file_system"] == "tmpfs" or not str(place).startswith("/dev/shm")
+
+
+def test_where_io_uring_is_forbidden_the_others_are_measured(place: Path) -> None:
+    done = start_python("-c", WITHOUT_IO_URING, "bench", place, *SMALL, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search("^not measured: holdfast io_uring: .*not permitted", done.stdout, re.MULTILINE)
+    assert re.search(r"holdfast direct, 4 MiB x 16 \(default\)|buffered.*default", done.stdout)
+    assert "Fastest, save and load together: Options(" in done.stdout
+
+
+def check_refused(answer: Answer, pattern: str) -> None:
+    assert (answer.code, answer.out) == (2, "")
+    assert re.fullmatch(r"holdfast: .+\n", answer.err) and re.search(pattern, answer.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--gib", "0"], "--gib is 0; expected a size"),
+        (["--gib", "-1"], "--gib is -1"),
+        (["--gib", "nan"], "--gib is nan"),
+        (["--gib", "inf"], "--gib is inf"),
+        (["--gib", "much"], "invalid float value: 'much'"),
+        (["--rounds", "0"], "--rounds is 0; expected 1 or more"),
+        (["--gib", "1e6"], "there are .+B.*; a state of 1.07 PB takes .+; choose a smaller --gib"),
+    ],
+)
+def test_what_cannot_be_measured(
+    place: Path, holdfast_command: Command, arguments: list[str], pattern: str
+) -> None:
+    check_refused(holdfast_command("bench", place, *arguments), pattern)
+
+
+def test_a_place_that_is_none(place: Path, holdfast_command: Command) -> None:
+    check_refused(holdfast_command("bench", place / "x"), "/x does not exist")
+    (place / "file").touch()
+    check_refused(holdfast_command("bench", place / "file"), "/file is not a directory")
+    check_refused(holdfast_command("bench", "s3://bucket/x"), "no store for s3://")
+
+
+@pytest.mark.parametrize(("free_gb", "memory_gb"), [(2.9, 2.0), (3.0, 1.9)])
+def test_too_little_room_is_refused(free_gb: float, memory_gb: float) -> None:
+    def check(free_gb: float, memory_gb: float) -> None:
+        room = {"free_bytes": int(free_gb * GB), "memory_bytes": int(memory_gb * GB)}
+        bench_disk.check_room(Path("/data"), GB, **room)
+
+    check(3.0, 2.0)
+    with pytest.raises(OptionError, match=r"a state of 1\.00 GB takes [23]\.00 GB"):
+        check(free_gb, memory_gb)
+
+
+def test_a_directory_that_may_not_be_written(holdfast_command: Command) -> None:
+    # Not even root may make a directory there.
+    check_refused(holdfast_command("bench", "/proc", *SMALL), "free in /proc|directory in /proc")
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Files of at most 16 MiB: a real fault, of everything but the first small trials."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_disk_that_fails_leaves_nothing(place: Path, holdfast_command: Command) -> None:
+    check_refused(holdfast_command("bench", place, *SMALL), "File too large")
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_leaves_nothing(
+    place: Path,
+    holdfast_command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    handlers = {n: signal.getsignal(n) for n in bench_disk.STOPPING}
+    save = Plain.save
+
+    def interrupted(self: Plain, path: Path, state: bench_contenders.State) -> float:
+        save(self, path, state)
+        assert list(place.iterdir()) != []
+        signal.raise_signal(number)
+        raise AssertionError(f"{number} was ignored")
+
+    monkeypatch.setattr(Plain, "save", interrupted)
+    try:
+        found = holdfast_command("bench", place, *SMALL).code
+    except SystemExit as stop:
+        found = stop.code
+    assert found == code and list(place.iterdir()) == []
+    assert {n: signal.getsignal(n) for n in bench_disk.STOPPING} == handlers
+
+
+def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with bench_disk.scratch_in(place):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_cannot_be_removed_is_named(place: Path, holdfast_command: Command) -> None:
+    with pytest.raises(bench_disk.StoreError, match="which is left"), bench_disk.scratch_in(place):
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_plain_calls_move_every_byte(tmp_path: Path, direct: bool) -> None:
+    path, state = tmp_path / "state", make_state(3 << 23)
+    plain = Plain(direct)
+    try:
+        assert plain.save(path, state) > 0
+    except OSError:
+        pytest.skip("no O_DIRECT here")
+    assert path.stat().st_size == 3 << 23
+    first = path.read_bytes()[: 1 << 23]
+    assert path.read_bytes() == 3 * first and len(set(first)) == 256
+    assert plain.load(path, state) > 0
+    os.truncate(path, 1 << 23)
+    with pytest.raises(bench_disk.StoreError, match="ends at byte 8388608"):
+        plain.load(path, state)
+
+
+def test_a_verified_load_refuses_what_the_disk_changed(new_path: NewPath) -> None:
+    from holdfast.errors import CorruptError
+
+    path, state, one = new_path(), make_state(1 << 23), Holdfast(Options())
+    one.save(path, state)
+    (file,) = path.glob("data/*/*.hf")
+    with file.open("r+b") as data:
+        data.seek(1 << 22)
+        data.write(b"changed")
+    with pytest.raises(CorruptError):
+        one.load(path, state)
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+def test_fio_takes_a_path_with_a_colon(tmp_path: Path) -> None:
+    path, state = tmp_path / "a:b", make_state(1 << 23)
+    fio = Fio(1 << 20, 8)
+    try:
+        assert fio.save(path, state) > 0
+    except bench_disk.StoreError as error:
+        pytest.skip(str(error))
+    assert path.stat().st_size == 1 << 23 and fio.load(path, state) > 0
+    assert os.listdir(tmp_path) == ["a:b"]
