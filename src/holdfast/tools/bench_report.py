@@ -54,6 +54,7 @@ def conclude(figures: Sequence[Figures], default: Options, size_bytes: int) -> D
     """
     ours = [one for one in figures if one.options is not None]
     best, best_of_all = fastest(ours), fastest(figures)
+    assert best.options is not None
     (default_one,) = (one for one in ours if one.options == default)
     default_share = best.both_s / default_one.both_s
     spread = max(one.spread for one in ours)
@@ -72,7 +73,7 @@ def conclude(figures: Sequence[Figures], default: Options, size_bytes: int) -> D
     ]
     return {
         "settings": settings,
-        "best": _chosen(best.options or default),
+        "best": _chosen(best.options),
         "default": _chosen(default),
         "default_share": default_share,
         "default_is_fine": default_share >= FINE_SHARE,
