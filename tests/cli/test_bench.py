@@ -125,6 +125,12 @@ def test_a_disk_that_is_not_steady_is_said_to_be(slowest_s: float, steady: bool)
     assert max(map(len, lines)) <= 100
 
 
+def test_one_round_does_not_say_that_a_disk_is_steady() -> None:
+    found = document_of(Figures("a", DEFAULT, [1.0], [1.0]))
+    assert (found["spread"], found["steady"]) == (None, None)
+    assert "One round does not tell" in render(found)[-1]
+
+
 def test_the_winner_can_be_pasted() -> None:
     line = next(line for line in render(document_of(figures("a", 1.0, DEFAULT))) if "Opt" in line)
     assert eval(line.partition(": ")[2]) == DEFAULT

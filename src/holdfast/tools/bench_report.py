@@ -57,7 +57,7 @@ def conclude(figures: Sequence[Figures], default: Options, size_bytes: int) -> D
     assert best.options is not None
     (default_one,) = (one for one in ours if one.options == default)
     default_share = best.both_s / default_one.both_s
-    spread = max(one.spread for one in ours)
+    spread = max(one.spread for one in ours) if len(best.save_s) > 1 else None
     settings = [
         {
             "name": one.name,
@@ -78,7 +78,7 @@ def conclude(figures: Sequence[Figures], default: Options, size_bytes: int) -> D
         "default_share": default_share,
         "default_is_fine": default_share >= FINE_SHARE,
         "spread": spread,
-        "steady": spread <= STEADY_SPREAD_MAX,
+        "steady": spread <= STEADY_SPREAD_MAX if spread else None,  # one round does not tell
     }
 
 
@@ -113,11 +113,13 @@ def _verdict(document: Document) -> list[str]:
         lines.append(f"The default is fine here: it has {share:.0%} of that speed.")
     else:
         lines.append(f"The default here, {_call(document['default'])}, has {share:.0%} of that.")
-    if not document["steady"]:
+    if spread is None:
+        lines.append("One round does not tell speed from chance; more --rounds do.")
+    elif not document["steady"]:
         lines.append(
-            f"The disk is not steady: rounds of one setting differ by a factor of {spread:.1f}; "
-            "more --rounds tell more."
+            f"The disk is not steady: rounds of one setting differ by a factor of {spread:.1f}."
         )
+        lines.append("Who is first may be chance; more --rounds tell more.")
     return lines
 
 
