@@ -230,9 +230,24 @@ def test_a_state_that_fits_nowhere_is_refused(place: Path, holdfast_command: Com
     check_refused(answer, "there are .+B.*; a state of 1.07 PB takes .+; choose a smaller --gib")
 
 
-def test_a_directory_that_may_not_be_written(holdfast_command: Command) -> None:
-    # Not even root may make a directory there.
-    check_refused(holdfast_command("bench", "/proc", *SMALL), "free in /proc|directory in /proc")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take its rights away")
+def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir(mode=0o555)
+    for directory in place.parents[:3]:
+        directory.chmod(0o755)
+    # Python's own files may be out of reach afterwards, so everything is imported before.
+    code = """
+import os, sys
+import holdfast.tools.bench
+from holdfast.cli import main
+main(["--version"])
+os.setuid(65534)
+sys.exit(main())
+"""
+    done = start_python("-c", code, "bench", place, *SMALL, capture_output=True)
+    assert done.returncode == 2
+    assert re.fullmatch(f"holdfast: make a directory in {place}: Permission .+\n", done.stderr)
 
 
 def test_a_disk_that_fails_leaves_nothing(place: Path, holdfast_command: Command) -> None:
