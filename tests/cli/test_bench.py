@@ -13,6 +13,7 @@ import pytest
 
 from holdfast import Options
 from holdfast.errors import OptionError
+from holdfast.options import STREAM_BYTES
 from holdfast.tools import bench_contenders, bench_disk
 from holdfast.tools.bench_contenders import Fio, Holdfast, Plain, grid, make_state
 from holdfast.tools.bench_report import Document, Figures, conclude, render
@@ -139,7 +140,7 @@ def test_the_winner_can_be_pasted() -> None:
 def test_the_grid_has_the_default_and_nothing_that_the_pool_cannot_hold() -> None:
     settings = [one.options for one in grid("direct")]
     assert Options(io="direct") in settings and len(set(settings)) == 8
-    assert all(o.block_bytes * o.queue_depth <= o.pool_bytes for o in settings)
+    assert all(o.block_bytes * o.queue_depth <= STREAM_BYTES for o in settings)
 
 
 def test_one_screen_says_all(

@@ -18,7 +18,7 @@ import torch
 
 from .. import load, save
 from ..errors import StoreError
-from ..options import Options
+from ..options import STREAM_BYTES, Options
 from .bench_disk import remove
 
 State = dict[str, torch.Tensor]
@@ -217,12 +217,11 @@ def state_bytes(state: State) -> int:
 
 def grid(io: str) -> list[Holdfast]:
     """Return one backend with all blocks and depths that differ within the pool."""
-    pool_bytes = Options().pool_bytes
     return [
         Holdfast(Options(io=io, block_bytes=block, queue_depth=depth))
         for block in BLOCKS_BYTES
         for depth in DEPTHS
-        if block * depth <= pool_bytes  # more than the pool is never in flight
+        if block * depth <= STREAM_BYTES  # more than the pool is never in flight
     ]
 
 
