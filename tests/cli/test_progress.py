@@ -2,10 +2,15 @@
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from holdfast.tools.progress import Progress
+import holdfast
+from holdfast.testing import Fault, faulty
+from holdfast.tools import progress as progress_module
+from holdfast.tools.progress import Progress, watch
 
 
 class Terminal(io.StringIO):
@@ -76,4 +81,18 @@ def test_a_bar_is_erased_after_an_error(no_rich: None) -> None:
         clock.now_s += 3
         progress.advance(50)
         raise KeyboardInterrupt
+    assert stream.getvalue().endswith(" \r")
+
+
+def test_a_save_in_the_background_is_shown_while_it_lasts(
+    no_rich: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
+    stream = Terminal()
+    slow = Fault("write", persistent=True, action="delay", argument=400)
+    with faulty(slow):
+        handle = holdfast.save_async({"w": torch.zeros(1000)}, tmp_path / "a")
+        with watch(handle, stream=stream):
+            handle.result()
+    assert stream.getvalue().startswith("\rsave   0 %  0 B of 4.00 kB")
     assert stream.getvalue().endswith(" \r")

@@ -34,6 +34,19 @@ def test_a_save_of_one_rank_survives_a_power_cut_at_any_moment(scratch: Path, di
     assert_kept(faults)
 
 
+def test_a_save_in_the_background_survives_a_power_cut_at_any_moment(
+    scratch: Path, disk: Path
+) -> None:
+    with record(disk) as made:
+        made.save("older", 1)
+        made.begun.add(("newer", 2))
+        holdfast.save_async(make_state(2), disk / "newer", step=2, options=OPTIONS).result()
+        made.acknowledge("newer", 2)
+    count, faults = checkpoint_states(made, scratch, seed=SEED, subsets=SUBSETS)
+    assert count > 200
+    assert_kept(faults)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (2, 0, 1)])
 def test_a_save_of_several_ranks_survives_a_power_cut_at_any_moment(
     scratch: Path, disk: Path, order: tuple[int, ...]

@@ -1,12 +1,20 @@
-"""A progress bar for what takes longer than two seconds. Knows bytes; not what is done to them."""
+"""A progress bar for what takes longer than two seconds. Knows bytes; not what is done to them.
+
+For a training loop: ``with watch(handle): …`` shows a save in flight.
+"""
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from .text import show_bytes
+
+if TYPE_CHECKING:
+    from .. import SaveHandle
 
 PATIENCE_S = 2.0  # what ends before needs no bar
 REDRAW_S = 0.1
@@ -66,6 +74,33 @@ class Progress:
             self._bar = _new_bar(self._verb, self._total_bytes, self._stream)
         # Reads are rounded to pages and gaps: a little more may be read than there is.
         self._bar.draw(min(self._done_bytes, self._total_bytes))
+
+
+@contextmanager
+def watch(handle: "SaveHandle", *, stream: TextIO | None = None) -> Iterator[None]:
+    """Show how far a save in the background is, while the block runs; on a terminal only.
+
+    Example:
+        ``with watch(holdfast.save_async(state, path)): train()``
+    """
+    left = threading.Event()
+    total_bytes = handle.progress().total_bytes
+
+    def draw() -> None:
+        shown_bytes = 0
+        with Progress("save", total_bytes, stream=stream) as progress:
+            while not left.wait(REDRAW_S) and not handle.done():
+                written_bytes = handle.progress().written_bytes
+                progress.advance(written_bytes - shown_bytes)
+                shown_bytes = written_bytes
+
+    thread = threading.Thread(target=draw, name="holdfast-watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
 
 
 def _new_bar(verb: str, total_bytes: int, stream: TextIO) -> Bar:
