@@ -66,6 +66,12 @@ void bind_checksum(nb::module_& module) {
       },
       "target"_a, "source"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
+      "copy_if_there",
+      [](std::uintptr_t target, std::uintptr_t source, std::size_t size) {
+        return copy_if_there(memory_at(target), memory_at(source), size);
+      },
+      "target"_a, "source"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
+  module.def(
       "copy_pieces",
       [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
         const std::size_t count = sizes.shape(0);

@@ -1,5 +1,10 @@
 #include "holdfast/copy.h"
 
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -49,6 +54,42 @@ TEST(every_piece_is_copied_and_nothing_else) {
 
 TEST(no_pieces_are_copied_at_once) {
   copy_pieces({}, 4);
+}
+
+std::byte* map(std::size_t size) {
+  void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return static_cast<std::byte*>(at);
+}
+
+TEST(memory_that_is_there_is_copied) {
+  const std::vector<std::byte> source = random_bytes(3 << 20, 5);
+  std::vector<std::byte> target(source.size());
+  CHECK(copy_if_there(target.data(), source.data(), source.size()));
+  CHECK(source == target);
+}
+
+TEST(memory_that_was_taken_away_is_told_of) {
+  constexpr std::size_t kSize = 4 << 20;
+  std::vector<std::byte> target(kSize);
+  std::byte* source = map(kSize);
+  ::munmap(source + kSize / 2, kSize / 2);
+  for (int again = 0; again < 3; ++again) CHECK(!copy_if_there(target.data(), source, kSize));
+  CHECK(copy_if_there(target.data(), source, kSize / 2));
+  ::munmap(source, kSize / 2);
+}
+
+TEST(a_fault_elsewhere_ends_the_process_as_ever) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::byte* target = map(4096);
+    const std::vector<std::byte> source(4096);
+    ::munmap(target, 4096);
+    copy_if_there(target, source.data(), source.size());
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
 }  // namespace holdfast

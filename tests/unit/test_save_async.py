@@ -3,6 +3,7 @@
 import errno
 import logging
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,28 @@ def test_a_lazy_save_fails_when_a_parameter_is_freed(tmp_path: Path) -> None:
         release.set()
         with pytest.raises(StateError, match=r"memory of model\.2\.weight was freed"):
             handle.result()
+
+
+def test_memory_freed_in_the_middle_of_a_copy_fails_the_save_and_not_the_process(
+    tmp_path: Path,
+) -> None:
+    """The copy runs into memory that is no longer there; whoever trains must not notice."""
+    failed = 0
+    for number in range(12):
+        weight = nn.Parameter(torch.ones(32 << 20))  # so large that freeing it unmaps it
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        state = {"w": weight, "optimizer": optimizer}
+        handle = holdfast.save_async(state, tmp_path / str(number), stage="lazy")
+        for _ in range(number * 200):
+            pass
+        weight.untyped_storage().resize_(0)
+        try:
+            handle.result()
+        except StateError as error:
+            assert "freed" in str(error)
+            failed += 1
+        shutil.rmtree(tmp_path / str(number), ignore_errors=True)
+    assert failed
 
 
 def test_a_tensor_dropped_while_it_is_staged_is_saved_nevertheless(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .._core import copy_and_hash_chunk, copy_pieces, hash_chunk
+from .._core import copy_and_hash_chunk, copy_if_there, copy_pieces, hash_chunk
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Box, Chunk, Path, Shard, boxes_of_range, chunks_of, size_of
@@ -186,13 +186,18 @@ def copy_held(item: Held, memory: torch.Tensor) -> None:
         StateError: they were changed, or their memory was freed, before they were copied.
     """
     _check_unchanged(item)
-    copy_from_host([item], memory, threads=1)
-    _check_unchanged(item)
+    there = True
+    if _is_plain(item.elements):
+        for target, source, size in _pieces(item, memory.data_ptr()):
+            there = there and copy_if_there(target, source, size)
+    else:
+        _copy_chunks(item, memory, non_blocking=False)
+    _check_unchanged(item, there=there)
 
 
-def _check_unchanged(item: Held) -> None:
+def _check_unchanged(item: Held, *, there: bool = True) -> None:
     name = dotted(item.shard.tensor.path)
-    if item.elements.untyped_storage().nbytes() < item.nbytes:
+    if not there or item.elements.untyped_storage().nbytes() < item.nbytes:
         raise StateError(
             f"the memory of {name} was freed (resized) before it was staged; call "
             'wait_staged() before that, or save with stage="eager"'
