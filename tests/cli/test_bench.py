@@ -267,6 +267,10 @@ def test_a_signal_leaves_nothing(
     number: signal.Signals,
     code: int,
 ) -> None:
+    # As in a shell: whoever runs the tests may have started them with signals ignored.
+    before = {n: signal.getsignal(n) for n in bench_disk.STOPPING}
+    for n in bench_disk.STOPPING:
+        signal.signal(n, signal.default_int_handler if n == signal.SIGINT else signal.SIG_DFL)
     handlers = {n: signal.getsignal(n) for n in bench_disk.STOPPING}
     save = Plain.save
 
@@ -283,6 +287,8 @@ def test_a_signal_leaves_nothing(
         found = stop.code
     assert found == code and list(place.iterdir()) == []
     assert {n: signal.getsignal(n) for n in bench_disk.STOPPING} == handlers
+    for n, handler in before.items():
+        signal.signal(n, handler)
 
 
 def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
