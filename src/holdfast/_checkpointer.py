@@ -1,34 +1,28 @@
 """A run of checkpoints: save when due, keep what the policy keeps, restore the newest good one."""
 
-import errno
-import json
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+import secrets
+import signal
+import time
+import weakref
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from ._emergency import LastState, meet
 from ._keep import Keep
-from ._load import load_from
-from ._save import save
-from .engine.retire import retire, sweep, sweep_pending
-from .errors import (
-    AlreadyCommittedError,
-    CorruptError,
-    HoldfastError,
-    OptionError,
-    PeerError,
-    StoreError,
-    VersionError,
-)
-from .format import spec
-from .format.manifest import decode_manifest
-from .format.names import step_name, step_of
-from .group.base import COORDINATOR, Phase
+from ._restore import agree_steps, restore_newest, restore_step
+from ._run import Run
+from ._saver import Saver
+from ._schedule import Every, Schedule, is_positive
+from ._signals import SignalWatch
+from ._wanted import Wanted
+from .errors import HoldfastError, OptionError, PeerError
+from .group.base import COORDINATOR, Phase, Poll, SingleGroup
 from .group.torch import find_group
 from .options import Options
-from .stores.local import LocalStore
-from .stores.url import open_store
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,17 +31,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
-LATEST_NAME = "LATEST"
-PENDING_LATEST_PREFIX = ".latest-"
-# Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
-GRACE_S = 24 * 3600.0
+_CHOICES = {"stage": ("eager", "lazy", "sync"), "busy": ("wait", "skip")}
 
 
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run under ``root``.
 
-    All ranks of the group make one and call its methods together. Saving is synchronous: `step`
-    returns when the checkpoint is committed and durable on every rank.
+    All ranks of the group make one with the same arguments, and call its methods together.
+
+    Saving is asynchronous: `step` returns when the state is copied to host memory, and the copy is
+    written while training goes on. With ``stage="lazy"`` it returns at once, and the next
+    ``optimizer.step()`` waits for the copy of what it changes. A save that fails is logged at once,
+    and its error is raised, once, by the next `step` or `save` after it has saved its own state, or
+    by `wait` or `close`. It harms no older checkpoint; catch it, and training can go on.
+
+    On a signal, and when the job's time is nearly up, `step` saves a last time on all ranks, waits
+    until that is durable, and sets ``stopping``.
+
+    Args:
+        root: directory of the run.
+        every: `step` saves at multiples of this number of steps; or when so much time (a
+            `datetime.timedelta`) has passed since the last save began; or with "auto" as often as
+            costs no more than ``overhead``, measured, beginning with the first step. None: only
+            `save` saves.
+        keep: what is kept after each save; default: everything.
+        stage, busy: as `holdfast.save_async` takes them; "sync" waits as `holdfast.save` does, and
+            needs no memory for a copy.
+        overhead: with "auto", the share of training that saves may cost.
+        mtbf_s: with "auto", the mean time between failures, if known: no more is saved than pays.
+        ends_in_s: seconds from now until the job is ended, by a scheduler perhaps: the last save
+            begins early enough to be durable by then.
+        signals: what asks for a last save; watched for from the first `step` on, which has to be
+            called in the main thread. A second one, more than two seconds later, is obeyed at once;
+            so is one that was served, when `step` is called again nevertheless.
+        emergency: when an exception leaves the ``with`` block (a KeyboardInterrupt too), save the
+            state of the last `step`, if no optimizer of torch has begun another since and all ranks
+            fail alike. What else training changes may be a part of a step ahead.
+        deadline_s: seconds from its start until a save in the background that is not durable fails.
+        codec, group, options: as `holdfast.save` takes them.
 
     Example::
 
@@ -56,42 +77,50 @@ class Checkpointer:
             for step in range(start + 1, steps + 1):
                 train()
                 checkpointer.step(step, state)
+                if checkpointer.stopping:
+                    break
     """
 
     def __init__(
         self,
         root: "str | os.PathLike[str]",
         *,
-        every: int | None = None,
+        every: Every = None,
         keep: Keep | None = None,
         codec: str = "raw",
+        stage: Literal["eager", "lazy", "sync"] = "eager",
+        busy: Literal["wait", "skip"] = "wait",
+        overhead: float = 0.03,
+        mtbf_s: float | None = None,
+        ends_in_s: float | None = None,
+        signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1),
+        emergency: bool = False,
+        deadline_s: float = 1800.0,
         group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,
     ) -> None:
         """Prepare; nothing is written before the first save.
 
-        Args:
-            root: directory of the run.
-            every: `step` saves at multiples of this; None: only `save` saves.
-            keep: what is kept after each save; default: everything.
-            codec, group, options: as `holdfast.save` takes them.
-
         Raises:
             OptionError: an argument that cannot be.
         """
-        if every is not None and (type(every) is not int or every < 1):
-            raise OptionError(f"every is {every!r}; expected a number of steps from 1, or None")
-        if keep is not None and not isinstance(keep, Keep):
-            raise OptionError(f"keep is {keep!r}; expected a Keep, such as Keep.latest(3)")
-        self._store = open_store(root)
-        self._every = every
-        self._keep = keep or Keep.all()
-        self._codec = codec
-        self._ranks = find_group(group)
-        self._options = options
-        self._damaged: set[int] = set()
-        self._metrics: dict[int, dict[str, float]] = {}
-        self._closed = False
+        self._group, self._ranks = group, find_group(group)
+        self._options, self._deadline_s = options or Options(), deadline_s
+        wanted = Wanted("", None, None, codec, self._options, stage, busy, deadline_s)
+        _check(wanted, keep, self._ranks, emergency=emergency)
+        self._run = Run(root, keep or Keep.all())
+        self._schedule = Schedule(every, overhead=overhead, mtbf_s=mtbf_s, ends_in_s=ends_in_s)
+        self._saver = Saver(self._run, self._ranks, self._schedule, wanted)
+        self._signals = SignalWatch(signals)
+        self._last = LastState() if emergency else None
+        asks = self._signals.wanted or self._schedule.by_clock or emergency
+        self._poll = Poll(self._ranks) if asks else None
+        self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
+        self._meeting = 0
+        self._stopping = self._closed = False
+        # One that is dropped without `close` must not go on catching signals and holding a state.
+        self._release = weakref.finalize(self, _release, self._signals, self._last)
+        self._release.atexit = False
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -102,82 +131,100 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        """Close; with an exception under way, what else fails is only logged."""
+        if error is None:
+            self.close()
+        elif not self._closed:
+            try:
+                self._leave(error)
+            finally:
+                self._end()
 
     def close(self) -> None:
-        """End the use of this object; idempotent."""
-        self._closed = True
+        """Wait for the save in flight, and end the use of this object; idempotent.
+
+        Raises:
+            HoldfastError: the save failed.
+        """
+        if self._closed:
+            return
+        try:
+            if self._poll is not None:
+                with contextlib.suppress(PeerError):  # training's own collectives say it better
+                    self._poll.close()
+            self._saver.wait()
+        finally:
+            self._end()
 
     @property
     def root(self) -> str:
         """Directory of the run."""
-        return self._store.location
+        return self._run.root
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the last save has been made, on all ranks, because training has to end."""
+        return self._stopping
 
     def steps(self) -> list[int]:
         """List the committed steps, ascending, as this rank sees them."""
-        if not self._store.exists(""):
-            return []
-        found = [step_of(entry.name) for entry in self._store.list() if entry.kind == "directory"]
-        steps = sorted(step for step in found if step is not None)
-        return [s for s in steps if self._store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+        return self._run.steps()
 
     def path(self, step: int) -> str:
         """Return the directory of a step."""
-        if type(step) is not int or step < 0:
-            raise OptionError(f"step is {step!r}; expected an integer from 0")
-        return f"{self._store.location}/{step_name(step)}"
+        return self._run.path(step)
 
     def step(
         self, step: int, state: Mapping[Any, Any], *, metrics: Mapping[str, float] | None = None
     ) -> bool:
-        """Save when the step is due (a multiple of ``every``); return whether it was.
+        """Begin to save when that is due; return whether it was.
+
+        Call it after each step of training. It returns before the checkpoint is durable, unless
+        ``stage="sync"``; one that was due while another was in flight is left out if
+        ``busy="skip"``.
 
         Args:
             metrics: recorded in the checkpoint, for `Keep.best`; equal on all ranks.
 
         Raises:
-            HoldfastError: as `holdfast.save`; older checkpoints are untouched.
+            HoldfastError: as `holdfast.save_async`; or the save before has failed, which does not
+                keep this one from being made. Older checkpoints are untouched.
         """
-        self._check_open()
-        self.path(step)  # refuses what is no step, due or not
-        if self._every is None or step % self._every:
-            return False
-        self.save(step, state, metrics=metrics)
-        return True
+        self._check_usable(step)
+        self._signals.pass_on_served()
+        self._signals.watch()
+        if self._last is not None:
+            self._last.take(step, state)
+        self._schedule.begin_step()
+        try:
+            self._saver.settle()
+            ends, due = self._agree(step)
+            if ends:
+                self._save_last(step, state, metrics)
+                return True
+            return due and self._saver.begin(step, state, metrics)
+        finally:
+            self._schedule.end_step()
 
     def save(
         self, step: int, state: Mapping[Any, Any], *, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Save this step now, then let go of what the policy does not keep.
+        """Save this step now, after the one in flight; return when it is durable.
 
         Raises:
             AlreadyCommittedError: the run holds this step already.
-            HoldfastError: as `holdfast.save`.
+            HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
         """
-        self._check_open()
-        if lacking := self._keep.metrics - set(metrics or ()):
-            raise OptionError(
-                f"{self._keep} looks at {', '.join(sorted(lacking))}, but metrics has "
-                f"{', '.join(sorted(metrics or ())) or 'nothing'}; give it, as NaN if unknown"
-            )
-        if step in self._damaged:
-            self._replace_damaged(step)
-        try:
-            save(
-                state,
-                self.path(step),
-                step=step,
-                metrics=metrics,
-                codec=self._codec,
-                group=self._ranks,
-                options=self._options,
-            )
-        except AlreadyCommittedError as error:
-            raise AlreadyCommittedError(
-                f"{error}. To train on from an earlier step, call retire_after(step) first"
-            ) from error
-        if self._ranks.rank == COORDINATOR:
-            self._after_save(step)
+        self._check_usable(step)
+        self._saver.save(step, state, metrics)
+
+    def wait(self) -> None:
+        """Wait until the save in flight is durable, and what the policy lets go of is gone.
+
+        Raises:
+            HoldfastError: the save failed.
+        """
+        self._saver.wait()
 
     def restore(self, into: Mapping[Any, Any], *, step: int | None = None) -> int | None:
         """Fill a state from the newest good step, or a given one; return that step.
@@ -199,123 +246,114 @@ class Checkpointer:
             MismatchError: the state does not fit.
         """
         self._check_open()
-        if step is not None:
-            self._load(step, into)
-            return step
-        faults = []
-        for candidate in reversed(self._agreed_steps()):
-            damage = self._try(candidate, into)
-            if not damage:
-                return candidate
-            logger.error("step %d is damaged and is skipped: %s", candidate, damage)
-            faults.append(f"step {candidate}: {damage}")
-        if faults:
-            raise CorruptError(f"every checkpoint of {self.root} is damaged. {' '.join(faults)}")
-        return None
-
-    def _load(self, step: int, into: Mapping[Any, Any]) -> None:
-        # A stranger in the directory is no reason to go back to an older step.
-        options = self._options or Options()
-        where, ranks = self.path(step), self._ranks
-        load_from(
-            where,
-            ranks,
-            into,
-            strict=True,
-            partial=False,
-            cast=False,
-            options=options,
-            strangers=True,
-        )
-
-    def _try(self, step: int, into: Mapping[Any, Any]) -> str:
-        """Load a step; return what is damaged, the same on every rank, or "" when it is good."""
-        failure: HoldfastError | None = None
-        try:
-            self._load(step, into)
-        except HoldfastError as error:
-            failure = error
-        with Phase(self._ranks) as judged:
-            # What is no damage is raised here, and so on every rank; a peer's error is the peer's.
-            if failure is not None and not isinstance(failure, PeerError):
-                if not _is_damage(failure):
-                    raise failure
-                judged.answer = str(failure).encode(errors="replace")
-        found = [answer.decode() for answer in judged.answers if answer]
-        if found:
-            self._damaged.add(step)
-        elif failure is not None:
-            raise failure
-        return " ".join(found)
+        self._saver.rest()
+        if step is None:
+            return restore_newest(self._run, into, self._ranks, self._options)
+        restore_step(self._run, step, into, self._ranks, self._options)
+        return step
 
     def retire_after(self, step: int) -> list[int]:
         """Remove every step after ``step``, to train on from there in another way; return them."""
         self._check_open()
-        later = [s for s in self._agreed_steps() if s > step]
+        self._saver.rest()
+        later = [s for s in agree_steps(self._run, self._ranks) if s > step]
         with Phase(self._ranks):
             for s in reversed(later if self._ranks.rank == COORDINATOR else []):
-                retire(LocalStore(self.path(s), self._store.vfs))
+                self._run.retire(s)
         return later
+
+    def _agree(self, step: int) -> tuple[bool, bool]:
+        """Return whether this is the last save, and whether one is due: the same on every rank."""
+        due, here = self._schedule.due_at(step), self._ranks.rank == COORDINATOR
+        if self._poll is None:
+            return False, due
+        signalled, ending, due_now, meeting = self._poll.turn(
+            [
+                int(self._signals.asked),
+                int(here and not self._stopping and self._schedule.ending()),
+                int(here and not due and self._schedule.due_now()),
+                self._token if here else 0,
+            ]
+        )
+        self._meeting = max(self._meeting, meeting)
+        # What the clock asked for may have been saved meanwhile.
+        due_now = due_now and self._saver.saved_step != step
+        return bool(signalled or ending), bool(due or due_now)
+
+    def _save_last(
+        self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, float] | None
+    ) -> None:
+        logger.info("saving step %d, the last: training has to end", step)
+        try:
+            with self._signals.serving():
+                self._saver.save_last(step, state, metrics)
+        finally:
+            self._stopping = True
+
+    def _leave(self, error: BaseException) -> None:
+        """Wait, and save in an emergency, while an exception is under way."""
+        reason = f"{type(error).__name__}: {error}"
+        logger.info("training ends with %s", reason)  # it is raised when the waiting is over
+        try:
+            self._saver.wait()
+        except HoldfastError as failure:
+            logger.error("the save in flight failed: %s", failure)
+        if self._last is None or isinstance(error, GeneratorExit):
+            return
+        if self._last.step is not None and self._last.step == self._saver.saved_step:
+            return
+        try:
+            step, state = meet(self._ranks, self._meeting, self._last)
+            deadline = time.monotonic() + self._deadline_s
+            ranks = self._ranks.background(f"emergency/{self._meeting}/save", deadline)
+            self._saver.save_with(ranks, step, state, self._saver.completed(None))
+            logger.warning("saved step %d in an emergency, after %s", step, reason)
+        except Exception as failure:  # whatever it is: the user's own comes first
+            logger.error("no emergency save: %s: %s", type(failure).__name__, failure)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._poll = None
+        self._release()
+
+    def _check_usable(self, step: int) -> None:
+        """Check that this object can save this step."""
+        self._check_open()
+        self.path(step)  # refuses what is no step
+        if self._group is None and isinstance(self._ranks, SingleGroup):
+            found = find_group(None, writing=True)
+            if found.world_size > 1:
+                raise OptionError(
+                    f"the Checkpointer of {self.root} was made before the process group of "
+                    f"{found.world_size} ranks, so each would save by itself; make it afterwards, "
+                    'or give group="alone" and a directory of its own to each rank'
+                )
 
     def _check_open(self) -> None:
         if self._closed:
             raise OptionError(f"the Checkpointer of {self.root} is closed; make a new one")
 
-    def _agreed_steps(self) -> list[int]:
-        """Return the steps that the coordinator sees, on every rank."""
-        with Phase(self._ranks) as listed:
-            if self._ranks.rank == COORDINATOR:
-                listed.answer = json.dumps(self.steps()).encode()
-        result: list[int] = json.loads(listed.answers[COORDINATOR])
-        return result
 
-    def _replace_damaged(self, step: int) -> None:
-        """Retire a step that could not be restored, so that it can be saved again."""
-        with Phase(self._ranks):
-            if self._ranks.rank == COORDINATOR and self._store.exists(step_name(step)):
-                logger.warning("replacing step %d, which was found damaged", step)
-                retire(LocalStore(self.path(step), self._store.vfs))
-        self._damaged.discard(step)
-
-    def _after_save(self, step: int) -> None:
-        """Move the hint, retire, sweep: none of it may fail a save that is committed."""
-        try:
-            hint = f"{step_name(step)}\n".encode()
-            self._store.replace(LATEST_NAME, f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}", hint)
-            # Steps found damaged are no reason to let go of good ones, nor may they be the one
-            # kept.
-            good = [s for s in self.steps() if s not in self._damaged and self._is_judged(s)]
-            for s in set(good) - self._keep.kept(good, self._metrics) - {step}:
-                retire(LocalStore(self.path(s), self._store.vfs))
-            for entry in self._store.list():
-                if step_of(entry.name) is not None:
-                    self._sweep(entry.name)
-            sweep_pending(self._store, PENDING_LATEST_PREFIX, GRACE_S)
-        except HoldfastError as error:
-            logger.warning("step %d is saved, but tidying %s failed: %s", step, self.root, error)
-
-    def _sweep(self, name: str) -> None:
-        try:
-            sweep(LocalStore(f"{self.root}/{name}", self._store.vfs), GRACE_S)
-        except CorruptError as error:  # what else lies there cannot be told from what it names
-            logger.warning("%s/%s is left as it is: %s", self.root, name, error)
-
-    def _is_judged(self, step: int) -> bool:
-        """Read the metrics of a step, once, where the policy asks for them."""
-        if self._keep.metrics and step not in self._metrics:
-            name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
-            try:
-                data = self._store.get(name, spec.MANIFEST_BYTES_MAX)
-                manifest = decode_manifest(data, f"{self.root}/{name}")
-            except (CorruptError, VersionError) as error:
-                logger.warning("step %d is neither kept nor removed: %s", step, error)
-                return False
-            self._metrics[step] = manifest.table.header.metrics
-        return True
+def _release(watch: SignalWatch, last: LastState | None) -> None:
+    if last is not None:
+        last.close()
+    watch.close()
 
 
-def _is_damage(error: HoldfastError) -> bool:
-    """Whether an error says that this checkpoint cannot be read, and another perhaps can."""
-    if isinstance(error, StoreError):
-        return error.errno == errno.EIO
-    return isinstance(error, CorruptError)
+def _check(wanted: Wanted, keep: object, ranks: "Group", *, emergency: object) -> None:
+    if keep is not None and not isinstance(keep, Keep):
+        raise OptionError(f"keep is {keep!r}; expected a Keep, such as Keep.latest(3)")
+    for name, choices in _CHOICES.items():
+        if (value := getattr(wanted, name)) not in choices:
+            raise OptionError(f"{name} is {value!r}; there are {', '.join(choices)}")
+    if not is_positive(wanted.deadline_s):
+        raise OptionError(
+            f"deadline_s is {wanted.deadline_s!r}; expected a number of seconds above 0"
+        )
+    if not isinstance(emergency, bool):
+        raise OptionError(f"emergency is {emergency!r}; expected True or False")
+    if (wanted.stage != "sync" or emergency) and not hasattr(ranks, "background"):
+        raise OptionError(
+            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
+            'meet in the background; give stage="sync", and no emergency'
+        )

@@ -83,6 +83,11 @@ class SaveHandle:
 
     # What follows is for the corridor.
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it failed, once it has ended."""
+        return self._failure
+
     def skip(self, busy_ranks: list[int], busy: str) -> "SaveHandle":
         """End before the beginning, as ``busy`` says."""
         ranks = ", ".join(map(str, busy_ranks[:8])) + " …" * (len(busy_ranks) > 8)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
-from ._wanted import Wanted, check_background, check_wanted
+from ._wanted import Wanted, check_background, check_room, check_wanted
 from .engine.commit import check_absent, commit, discard, encode_tables
 from .engine.pipeline import Ledger, write_shards
 from .engine.pool import check_pool, lease, staging
@@ -174,19 +174,19 @@ def start_save(
         after: called there, on every rank, when the checkpoint is committed.
     """
     check_background(wanted, ranks)
-    before = in_flight()
-    if before is not None and wanted.busy == "wait":
-        before.wait_done()
-    ledger = Ledger()
     with Phase(ranks) as described:
+        before = in_flight()
+        if before is not None and wanted.busy == "wait":
+            before.wait_done()
         raise_untold()
+        ledger = Ledger()
         store, leaves = _describe(described, state, wanted, ranks, ledger, background=True)
     handle = SaveHandle(store.location, wanted.step, ledger, wanted.deadline_s)
     if busy := [rank for rank, told in enumerate(_settings(described.answers)) if told["busy"]]:
         return handle.skip(busy, wanted.busy)
     agreed = _agree(store, described.answers, ranks, ledger)
-    take_flight(handle)
     background = ranks.background(agreed.files.header.save_id, handle.deadline)
+    take_flight(handle)
     try:
         write = _stage(agreed, leaves, handle, wanted)
     except BaseException as error:
@@ -213,8 +213,10 @@ def _describe(
     with ledger.timed("plan"):
         store = open_store(wanted.path)
         check_wanted(wanted)
+        free_bytes = None
         if ranks.rank == COORDINATOR:
             check_absent(store)
+            free_bytes = wanted.free_bytes() if wanted.free_bytes is not None else None
         leaves = flatten(state)
         request = _request(leaves, wanted.step, wanted.metrics, compare=ranks.world_size > 1)
         settings = {
@@ -223,6 +225,7 @@ def _describe(
             "codec": wanted.codec,
             "writers": wanted.options.writers,
             "written_by": f"holdfast {__version__}",
+            "free_bytes": free_bytes,
             # Of each rank itself; what is above has to be the same, and the coordinator's counts.
             "pool_bytes": wanted.options.pool_bytes if background else None,
             "busy": background and in_flight() is not None,
@@ -240,6 +243,7 @@ def _agree(store: LocalStore, answers: list[bytes], ranks: "Group", ledger: Ledg
         plan = plan_save(
             requests, chosen["file_bytes"], chosen["chunk_elements"], chosen["writers"]
         )
+        check_room(store.location, size_of(plan.tensors), chosen["free_bytes"])
         header = _header(plan, ranks.world_size, chosen)
         files = [
             WriterPlan(header, rank, 0, size_of(shards), chosen["file_bytes"])

@@ -1,12 +1,13 @@
 """What a save was asked for, and whether that can be. Knows no state and no files."""
 
+import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .codecs.registry import check_codec
-from .errors import OptionError
+from .errors import NoSpaceError, OptionError
 from .options import Options
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ _CHOICES = {"stage": ("eager", "lazy"), "busy": ("wait", "skip", "fail")}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a save was asked for; see `save` and `save_async`."""
+    """What a save was asked for; see `save` and `save_async`.
+
+    Attributes:
+        free_bytes: called on the coordinator: checks the place, and returns what may be written
+            there. None: that is not looked at.
+    """
 
     path: str | os.PathLike[str]
     step: int | None
@@ -28,6 +34,7 @@ class Wanted:
     stage: str = "eager"
     busy: str = "wait"
     deadline_s: float = 1800.0
+    free_bytes: Callable[[], int | None] | None = None
 
 
 def check_wanted(wanted: Wanted) -> None:
@@ -48,6 +55,22 @@ def check_wanted(wanted: Wanted) -> None:
             )
     if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
         raise OptionError(f"step is {step!r}; expected an integer from 0 below 2^53, or None")
+
+
+def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:
+    """Check that a state can fit on the disk, before anything is written.
+
+    Raises:
+        NoSpaceError: it cannot; the text has both numbers.
+    """
+    needed = size_bytes + size_bytes // 100  # names, shapes, checksums, blocks that are not full
+    if free_bytes is not None and needed > free_bytes:
+        error = NoSpaceError(
+            f"{place} needs {needed / 1e9:.3f} GB, and {free_bytes / 1e9:.3f} GB are free there; "
+            "nothing was written"
+        )
+        error.errno = errno.ENOSPC
+        raise error
 
 
 def check_background(wanted: Wanted, ranks: "Group") -> None:

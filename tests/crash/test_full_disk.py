@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import re
 import shutil
 import subprocess
 import traceback
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from crash_content import OPTIONS, load_number, make_state
 
 import holdfast
@@ -106,6 +108,46 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_space(small_disk: Path) -> N
     run.save(2, make_state(2))
     assert run.steps() == [2]
     assert load_number(Path(run.path(2))) == 2
+
+
+def test_a_run_refuses_a_state_that_cannot_fit_before_it_writes(small_disk: Path) -> None:
+    """The disk holds one of these steps, and room is needed for one more than is kept."""
+    state = {"w": torch.ones(130_000), "step": 1}
+    run = small_disk / "run"
+    with holdfast.Checkpointer(run, every=1, keep=holdfast.Keep.latest(1)) as checkpointer:
+        checkpointer.step(1, state)
+        checkpointer.wait()
+        before = names_below(small_disk)
+        for use in (checkpointer.step, checkpointer.save):
+            with pytest.raises(NoSpaceError) as caught:
+                use(2, state)
+            assert re.search(
+                r"step-00000002 needs 0\.001 GB, and 0\.000 GB are free", str(caught.value)
+            )
+            assert "Steps kept here: 1, of 0.001 GB together (Keep.latest(1))" in str(caught.value)
+            assert "n steps take room for n + 1" in str(caught.value)
+            assert caught.value.errno == errno.ENOSPC
+        assert names_below(small_disk) == before
+        assert checkpointer.restore(state) == 1
+        shutil.rmtree(small_disk / "older")
+        small = {"w": torch.ones(60_000), "step": 2}
+        assert checkpointer.step(2, small)
+    assert checkpointer.steps() == [2]
+
+
+def test_a_run_on_a_read_only_disk_says_so_at_the_call_and_goes_on_later(small_disk: Path) -> None:
+    with holdfast.Checkpointer(small_disk / "run", every=1, options=OPTIONS) as checkpointer:
+        checkpointer.step(1, make_state(1))
+        checkpointer.wait()
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+        for step in (2, 3):
+            with pytest.raises(StoreError, match="remount it writable") as caught:
+                checkpointer.step(step, make_state(step))
+            assert caught.value.errno == errno.EROFS
+        assert checkpointer.restore(make_state(-1)) == 1
+        subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+        assert checkpointer.step(4, make_state(4))
+    assert checkpointer.steps() == [1, 4]
 
 
 def test_a_full_disk_does_not_stop_a_run_from_letting_go(small_disk: Path) -> None:

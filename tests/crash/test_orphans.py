@@ -48,6 +48,7 @@ def test_what_a_dead_save_left_is_swept_when_it_is_old(root: Path) -> None:
     run.save(5, make_state(5))
     assert sorted(path.name for path in root.iterdir()) == [
         "LATEST",
+        "metrics.jsonl",
         "step-00000001",
         "step-00000005",
     ]

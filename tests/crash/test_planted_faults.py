@@ -6,14 +6,16 @@ Without a fault it reports nothing (`test_crash_states`, and the first test here
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crash_content import OPTIONS, make_state
 from crash_oracle import Record, checkpoint_states, record, run_states
 from crash_ranks import ThreadGroup, run_ranks
 
-import holdfast._checkpointer
+import holdfast._run
 import holdfast._save
+import holdfast._saver
 from holdfast.engine import commit
 from holdfast.engine.write import DataFileWriter
 from holdfast.errors import PeerError, StateError
@@ -194,7 +196,7 @@ def test_each_fsync_of_a_save_is_needed_but_one(scratch: Path) -> None:
 
 
 def retire_data_first(patch: pytest.MonkeyPatch) -> None:
-    retire = holdfast._checkpointer.retire
+    retire = holdfast._run.retire
 
     def retire_backwards(store: LocalStore) -> None:
         for save in store.list("data"):
@@ -202,7 +204,7 @@ def retire_data_first(patch: pytest.MonkeyPatch) -> None:
                 store.remove(f"data/{save.name}/{file.name}")
         retire(store)
 
-    patch.setattr(holdfast._checkpointer, "retire", retire_backwards)
+    patch.setattr(holdfast._run, "retire", retire_backwards)
 
 
 def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -210,14 +212,14 @@ def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
-    save = holdfast._checkpointer.save
+    save = holdfast._saver.save_now
 
-    def make_room_and_save(state: object, path: str, **options: object) -> None:
-        for older in Path(path).parent.glob("step-*"):
-            holdfast._checkpointer.retire(LocalStore(older))
-        save(state, path, **options)
+    def make_room_and_save(state: Any, wanted: Any, ranks: Any) -> Any:
+        for older in Path(wanted.path).parent.glob("step-*"):
+            holdfast._run.retire(LocalStore(older))
+        return save(state, wanted, ranks)
 
-    patch.setattr(holdfast._checkpointer, "save", make_room_and_save)
+    patch.setattr(holdfast._saver, "save_now", make_room_and_save)
 
 
 def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:

@@ -225,3 +225,28 @@ def test_a_killed_rank_is_noticed_by_the_deadline(tmp_path: Path, victim: int) -
     assert told and waited <= DEADLINE_S + 5
     assert not (tmp_path / "a" / "MANIFEST").exists()
     assert holdfast.open(tmp_path / "b").verify() == []
+
+
+def stuck_rank(rank: int, root: str) -> str:
+    """Rank 1's disk hangs past the deadline of a save, and the next one is asked for meanwhile."""
+    state = {f"t{i}": torch.full((1000,), float(i)) for i in range(8)}
+    hangs = Fault("write", nth=1, action="delay", argument=7000)
+    with faulty(*([hangs] if rank == 1 else [])):
+        first = holdfast.save_async(state, f"{root}/a", deadline_s=0.2)
+    told = ""
+    try:
+        holdfast.save_async(state, f"{root}/b")
+    except HoldfastError as error:
+        told = type(error).__name__
+    assert first._thread is not None
+    first._thread.join()
+    holdfast.save_async(state, f"{root}/c").result()
+    return told
+
+
+def test_a_rank_that_cannot_begin_the_next_save_does_not_leave_the_others_waiting(
+    tmp_path: Path,
+) -> None:
+    assert run_ranks(2, stuck_rank, str(tmp_path)) == ["PeerError", "StoreError"]
+    assert not (tmp_path / "b").exists()
+    assert holdfast.open(tmp_path / "c").verify() == []

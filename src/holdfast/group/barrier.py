@@ -7,13 +7,13 @@ deadline. Knows bytes, not what they mean.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
 from ..errors import PeerError
-from .base import COORDINATOR, lost_peer
+from .base import COORDINATOR, gather_max, lost_peer
 
 CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
 DEPART_GRACE_S = 2.0  # the coordinator gives up at the deadline; its word has so long to arrive
@@ -76,6 +76,10 @@ class StoreGroup:
     def background(self, name: str, deadline: float) -> "StoreGroup":
         """Return itself: it is in the background already."""
         return self
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Wait for all ranks: whoever is in the background may."""
+        return gather_max(self, values)
 
     def _collect(self, data: bytes) -> list[bytes] | None:
         """Arrive; the coordinator picks up what all ranks put down."""

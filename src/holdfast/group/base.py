@@ -1,5 +1,6 @@
 """What a group is, and how its ranks fail together. Knows bytes, not what they mean."""
 
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -35,6 +36,12 @@ class Group(Protocol):
             deadline: a time of `time.monotonic`, after which every wait ends with a PeerError.
         """
 
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Find the largest of each value over all ranks; return at once what waits for them.
+
+        Values fit into 63 bits; all ranks give equally many.
+        """
+
 
 class SingleGroup:
     """A group of one rank."""
@@ -53,6 +60,10 @@ class SingleGroup:
     def background(self, name: str, deadline: float) -> Group:
         """Return itself: it waits for nobody."""
         return self
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Return what returns the values."""
+        return lambda: list(values)
 
 
 class Phase:
@@ -109,6 +120,55 @@ class Phase:
         gathered = self._group.gather(message)
         self.answers = [data[1:] for data in gathered or ()]
         return self._group.all_gather(message if message[:1] == _BAD else _GOOD)
+
+
+class Poll:
+    """What ranks ask for in one turn, told to all of them in the next: nobody waits for anybody.
+
+    All ranks take their turns together.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._read: Callable[[], list[int]] | None = None
+
+    def turn(self, wishes: Sequence[int]) -> list[int]:
+        """Ask for numbers; return the largest of each that a rank asked for in the turn before.
+
+        A rank alone is told at once. What is told now is not asked for again in this turn.
+
+        Raises:
+            PeerError: a rank was lost.
+        """
+        if self._group.world_size == 1:
+            return list(wishes)
+        told = self._read() if self._read is not None else [0] * len(wishes)
+        asked = [0 if found else wish for wish, found in zip(wishes, told, strict=True)]
+        if hasattr(self._group, "start_max"):
+            self._read = self._group.start_max(asked)
+        else:
+            self._read = gather_max(self._group, asked)
+        return told
+
+    def close(self) -> None:
+        """Take the last turn's answer from the wire.
+
+        Raises:
+            PeerError: a rank was lost.
+        """
+        read, self._read = self._read, None
+        if read is not None:
+            read()
+
+
+def gather_max(group: Group, values: Sequence[int]) -> Callable[[], list[int]]:
+    """Do as `Group.start_max`, but wait for all ranks here."""
+    mine = b"".join(value.to_bytes(8, "little") for value in values)
+    rows = [
+        [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+        for data in group.all_gather(mine)
+    ]
+    return lambda: [max(column) for column in zip(*rows, strict=True)]
 
 
 def lost_peer(error: Exception) -> HoldfastError:

@@ -1,6 +1,8 @@
 """Ranks of torch.distributed. Bytes travel as uint8 tensors: no pickle."""
 
+import contextlib
 import os
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -64,6 +66,7 @@ class TorchGroup:
         backends = str(dist.get_backend_config(process_group))
         on_cpu = "cpu" in backends or "gloo" in backends or "mpi" in backends
         self._device = torch.device("cpu" if on_cpu else "cuda")
+        self._stream: torch.cuda.Stream | None = None
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """Gather sizes, then padded bytes."""
@@ -97,6 +100,34 @@ class TorchGroup:
         own = store.clone()  # type: ignore[attr-defined]
         prefixed = PrefixStore(f"holdfast/{name}", own)
         return StoreGroup(prefixed, self.rank, self.world_size, deadline)
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Start an all_reduce of a few integers."""
+        try:
+            with self._beside_training():
+                numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
+                work = dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, async_op=True)
+        except RuntimeError as error:
+            raise lost_peer(error) from error
+
+        def read() -> list[int]:
+            try:
+                with self._beside_training():
+                    work.wait()
+                    result: list[int] = numbers.tolist()
+            except RuntimeError as error:
+                raise lost_peer(error) from error
+            return result
+
+        return read
+
+    def _beside_training(self) -> contextlib.AbstractContextManager[object]:
+        """Wait for nothing that training has queued on a CUDA device."""
+        if self._device.type != "cuda":
+            return contextlib.nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._stream)
 
     def _sizes(self, data: bytes) -> list[int]:
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self._device)

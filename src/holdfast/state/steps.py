@@ -1,4 +1,4 @@
-"""What changes only when an optimizer steps, and a way to hold that step up.
+"""What changes only when an optimizer steps, and ways to hold that step up or to hear of it.
 
 Parameters and moments stay as they are through forward and backward; buffers, counters, random
 states and schedules need not. Knows optimizers and memory; no files, no other ranks.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..layout import Path
 from .tree import Leaves
@@ -40,6 +41,11 @@ def hold_steps(optimizers: Iterable[Optimizer], before: Callable[[], None]) -> N
         if optimizer not in _held:
             optimizer.register_step_pre_hook(lambda *_: before())
             _held.add(optimizer)
+
+
+def before_any_step(note: Callable[[], None]) -> Callable[[], None]:
+    """Call ``note`` ahead of every step of any optimizer of torch; return what ends that."""
+    return register_optimizer_step_pre_hook(lambda *_: note()).remove
 
 
 _held: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()

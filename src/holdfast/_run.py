@@ -1,0 +1,153 @@
+"""The directory of a run: which steps are there, whether another fits, what is let go.
+
+Knows names, sizes and the policy; no ranks, no tensors. Used by one thread at a time, but for
+`steps` and `path`.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ._keep import Keep
+from .engine.retire import retire, sweep, sweep_pending
+from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError
+from .format import spec
+from .format.manifest import decode_manifest
+from .format.names import step_name, step_of
+from .stores.local import LocalStore
+from .stores.url import open_store
+
+logger = logging.getLogger("holdfast")
+
+LATEST_NAME = "LATEST"
+PENDING_LATEST_PREFIX = ".latest-"
+METRICS_NAME = "metrics.jsonl"
+# Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
+GRACE_S = 24 * 3600.0
+
+
+class Run:
+    """The directory that a `holdfast.Checkpointer` saves to.
+
+    Attributes:
+        keep: the policy.
+        damaged: steps that could not be restored; the same on every rank.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], keep: Keep) -> None:
+        self.damaged: set[int] = set()
+        self._store = open_store(root)
+        self.keep = keep
+        self._metrics: dict[int, dict[str, float]] = {}  # of steps, where the policy looks at them
+        self._seen = False
+
+    @property
+    def root(self) -> str:
+        """Where it is."""
+        return self._store.location
+
+    def path(self, step: int) -> str:
+        """Return the directory of a step.
+
+        Raises:
+            OptionError: that is no step.
+        """
+        if type(step) is not int or step < 0:
+            raise OptionError(f"step is {step!r}; expected an integer from 0")
+        return f"{self.root}/{step_name(step)}"
+
+    def steps(self) -> list[int]:
+        """List the committed steps, ascending."""
+        if not self._store.exists(""):
+            return []
+        self._seen = True
+        found = [step_of(entry.name) for entry in self._store.list() if entry.kind == "directory"]
+        steps = sorted(step for step in found if step is not None)
+        return [s for s in steps if self._store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+
+    def free_bytes(self) -> int | None:
+        """Check that a step can be written, and return for how many bytes there is room.
+
+        Raises:
+            StoreError: it cannot, or the run that was here is gone.
+        """
+        if self._seen and not self._store.exists(""):
+            raise StoreError(
+                f"{self.root} was there, and is gone. Is its disk mounted? When it is back, the "
+                "next save goes there again; to begin anew, make the directory"
+            )
+        return self._store.free_bytes()
+
+    def advice(self) -> str:
+        """Say what a full disk has to do with the policy."""
+        steps = self.steps()
+        taken = sum(self._disk_bytes(step) for step in steps) / 1e9
+        return (
+            f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r}). The "
+            "newest is written before another is let go, so n steps take room for n + 1: keep "
+            "fewer, or make room for one more"
+        )
+
+    def retire(self, step: int) -> None:
+        """Remove a step, if it is there."""
+        if self._store.exists(step_name(step)):
+            retire(LocalStore(self.path(step), self._store.vfs))
+
+    def note(self, verb: str, step: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add what each rank has measured to metrics.jsonl: a line each, in one write.
+
+        It is for people: when it fails, that is only logged.
+        """
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        rows = [{"time": now, "verb": verb, "step": step, **record} for record in records]
+        data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        try:
+            self._store.append(METRICS_NAME, data)
+        except StoreError as error:
+            logger.warning("what the %s of step %d took is not noted: %s", verb, step, error)
+
+    def tidy(self, step: int) -> None:
+        """Move the hint, retire, sweep: none of it may fail a save that is committed."""
+        self._seen = True
+        try:
+            hint = f"{step_name(step)}\n".encode()
+            self._store.replace(LATEST_NAME, f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}", hint)
+            # Steps found damaged are no reason to let go of good ones, nor may they be the one
+            # kept.
+            good = [s for s in self.steps() if s not in self.damaged and self._is_judged(s)]
+            for s in set(good) - self.keep.kept(good, self._metrics) - {step}:
+                self.retire(s)
+            for entry in self._store.list():
+                if step_of(entry.name) is not None:
+                    self._sweep(entry.name)
+            sweep_pending(self._store, PENDING_LATEST_PREFIX, GRACE_S)
+        except HoldfastError as error:
+            logger.warning("step %d is saved, but tidying %s failed: %s", step, self.root, error)
+
+    def _sweep(self, name: str) -> None:
+        try:
+            sweep(LocalStore(f"{self.root}/{name}", self._store.vfs), GRACE_S)
+        except CorruptError as error:  # what else lies there cannot be told from what it names
+            logger.warning("%s/%s is left as it is: %s", self.root, name, error)
+
+    def _is_judged(self, step: int) -> bool:
+        """Read the metrics of a step, once, where the policy asks for them."""
+        if self.keep.metrics and step not in self._metrics:
+            name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
+            try:
+                data = self._store.get(name, spec.MANIFEST_BYTES_MAX)
+                manifest = decode_manifest(data, f"{self.root}/{name}")
+            except (CorruptError, VersionError) as error:
+                logger.warning("step %d is neither kept nor removed: %s", step, error)
+                return False
+            self._metrics[step] = manifest.table.header.metrics
+        return True
+
+    def _disk_bytes(self, step: int) -> int:
+        below = f"{step_name(step)}/{spec.DATA_DIRECTORY}"
+        saves = self._store.list(below) if self._store.exists(below) else []
+        names = [f"{below}/{save.name}" for save in saves if save.kind == "directory"]
+        return sum(file.size_bytes for name in names for file in self._store.list(name))
