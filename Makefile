@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash strike mutations bench sanitize clean
+.PHONY: all demo test check crash strike mutations bench bench-peers sanitize clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
@@ -34,6 +34,17 @@ mutations: $(VENV)/.native
 
 bench: $(VENV)/.native
 	$(BIN)/python benchmarks/save_load.py
+
+# What bench compares with. Nothing that is installed changes; who cannot be installed is named, and left out.
+bench-peers: $(VENV)/.native $(VENV)/.installed
+	-scripts/install-packages libaio-dev
+	@{ sed '/^#/d' benchmarks/requirements.txt; echo --no-deps bytecheckpoint==0.0.2; } | while read -r peer; do \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c $(VENV)/.installed $$peer \
+	    || echo "bench-peers: $$peer cannot be installed; the benchmark skips it"; \
+	done
+
+$(VENV)/.installed: $(VENV)/.python
+	$(BIN)/python -m pip list --format=freeze --exclude holdfast > $@
 
 # The core alone, with warnings as errors; then under ASan + UBSan.
 build/core/.built: $(VENV)/.system $(NATIVE) $(shell find core/tests -type f)

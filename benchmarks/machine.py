@@ -5,12 +5,23 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("holdfast", "torch", "numpy", "safetensors")
+PACKAGES = (
+    "holdfast",
+    "torch",
+    "numpy",
+    "safetensors",
+    "torchsnapshot",
+    "torch_checkpointing",
+    "deepspeed",
+    "bytecheckpoint",
+    "orbax-checkpoint",
+    "tensorstore",
+)
 
 
 def describe(directory: Path) -> dict[str, str]:
     """Return facts about the machine and the disk of ``directory``, as far as the system tells."""
-    versions = [f"{name} {_version(name)}" for name in PACKAGES]
+    versions = [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
     return {
         "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
@@ -26,7 +37,7 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return "not installed"
+        return ""
 
 
 def _processor() -> str:

@@ -5,6 +5,7 @@ away. Before every measurement: nothing dirty, caches dropped, memory touched (`
 the limit, the fastest setting of fio, are paired round by round (`ratios`). What a load gave is
 compared bit by bit, every time, outside the clock.
 
+    make bench-peers    # installs the other formats; who is not there is skipped
     python benchmarks/save_load.py --gib 2 --rounds 11
     python benchmarks/publish.py    # the figures and the picture of docs/benchmarks.md
 """
@@ -39,7 +40,17 @@ from training_state import (
     state_bytes,
 )
 
-PEER_MODULES = ("holdfast", "torch_save", "dcp", "safetensors")
+PEERS = {  # name → module of `compare`
+    "holdfast": "holdfast",
+    "torch.save": "torch_save",
+    "DCP": "dcp",
+    "safetensors": "safetensors",
+    "torchsnapshot": "torchsnapshot",
+    "torch_checkpointing": "torch_checkpointing",
+    "DeepSpeed": "deepspeed",
+    "ByteCheckpoint": "bytecheckpoint",
+    "Orbax": "orbax",
+}
 VERBS = ("save", "load")
 FIO_VERBS = {"save": "write", "load": "read"}
 OUT = Path(__file__).parent / "out"
@@ -147,17 +158,16 @@ def _contenders(state: State, scratch: Path, only: str) -> tuple[list[Contender]
         found += [_limit(setting, state, scratch) for setting in fio.SETTINGS]
     else:
         skipped["fio"] = "not installed; there is no limit to compare with"
-    for module in PEER_MODULES:
+    for name, module in PEERS.items():
+        if not any(part.strip() in name for part in only.split(",")):
+            skipped[name] = "not asked for"  # and not imported: some start threads when they are
+            continue
         try:
             peers: list[Peer] = importlib.import_module(f"compare.{module}").peers()
         except ImportError as error:
-            skipped[module] = str(error)
+            skipped[name] = str(error)
             continue
-        for peer in peers:
-            if any(part.strip() in peer.name for part in only.split(",")):
-                found.append(_contender(peer, state, target, scratch))
-            else:
-                skipped[peer.name] = "not asked for"
+        found += [_contender(peer, state, target, scratch) for peer in peers]
     return found, skipped
 
 

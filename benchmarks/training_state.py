@@ -1,7 +1,8 @@
 """A state like a real one: a GPT's parameters and AdamW's moments, fp32. Knows no checkpoints."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -90,6 +91,12 @@ def spoil(state: State) -> None:
     """Overwrite every element with a value that `make_state` never gives; touches every page."""
     for _, _, tensor in _leaves(state):
         tensor.fill_(-math.inf)
+
+
+def fill(state: State, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Copy tensors or arrays of the same names and shapes into those of a state."""
+    for room, name, tensor in _leaves(state):
+        tensor.copy_(torch.as_tensor(found[room][name]))
 
 
 def differences(found: State, expected: State) -> list[str]:

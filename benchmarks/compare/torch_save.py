@@ -1,10 +1,12 @@
 """torch.save + fsync, torch.load: one file, at its fastest settings (docs/benchmarks.md)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from durable import sync_all
-from training_state import State
+from training_state import State, fill
 
 from compare import Peer
 
@@ -15,17 +17,21 @@ def peers() -> list[Peer]:
 
 
 def _save(state: State, path: Path) -> None:
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_crc32():
         torch.save(state, path)
-    finally:
-        torch.serialization.set_crc32_options(before)
     sync_all(path)
 
 
+@contextmanager
+def without_crc32() -> Iterator[None]:
+    """Let torch.save leave out what torch.load never checks."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
 def _load(path: Path, state: State) -> None:
-    found = torch.load(path, mmap=True, weights_only=True)
-    for room, tensors in state.items():
-        for name, tensor in tensors.items():
-            tensor.copy_(found[room][name])
+    fill(state, torch.load(path, mmap=True, weights_only=True))
