@@ -1,11 +1,14 @@
-"""The result of `save_load.py` → docs/benchmarks.md and its picture: nothing is copied by hand."""
+"""Results of `save_load.py` → docs/benchmarks.md and its picture: nothing is copied by hand.
+
+python benchmarks/publish.py benchmarks/out/{1,2,4}-gib.json
+"""
 
 import argparse
-import json
 from pathlib import Path
 
-from picture import draw
-from save_load import OUT, report
+from picture import draw, read
+from report import report
+from save_load import OUT
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -13,15 +16,16 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 def main() -> None:
     """Replace the figures of the page and draw the picture anew."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("result", type=Path, nargs="?", default=OUT / "save_load.json")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("result", type=Path, nargs="*", default=[OUT / "save_load.json"])
     parser.add_argument("--page", type=Path, default=DOCS / "benchmarks.md")
     parser.add_argument("--picture", type=Path, default=DOCS / "pictures" / "save_load.png")
     options = parser.parse_args()
-    result = json.loads(options.result.read_text())
-    figures = f"`{result['command']}`\n\n{report(result)}"
+    results = read(options.result)
+    commands = ", ".join(f"`{result['command']}`" for result in results)
+    figures = f"{commands}\n\n{report(results)}"
     options.page.write_text(with_figures(options.page.read_text(), figures))
-    draw(result, options.picture)
+    draw(results, options.picture)
 
 
 def with_figures(page: str, figures: str) -> str:

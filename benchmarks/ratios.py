@@ -95,6 +95,28 @@ def table(found: Sequence[Row], limits: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def table_of_sizes(by_size: Mapping[str, Sequence[Row]], limits: Sequence[str]) -> str:
+    """Return rows of several sizes as one Markdown table, fastest at the last size first."""
+    heads = [f"{size}: GB/s | of the limit (quartiles)" for size in by_size]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + 2 * len(by_size)) + "|"]
+    tables = list(by_size.values())
+    for name in dict.fromkeys(row.name for found in reversed(tables) for row in found):
+        cells = [name]
+        for found in tables:
+            row = next((row for row in found if row.name == name), None)
+            cells += ["", ""] if row is None else [f"{row.gbps:.2f}", _share(row, found, limits)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _share(row: Row, found: Sequence[Row], limits: Sequence[str]) -> str:
+    if row.ratio is None:
+        return ""
+    if row is limit_of(found, limits):
+        return "the limit"
+    return f"{row.ratio.paired:.2f} ({_span(row.ratio.quartiles, 2)})"
+
+
 def _ratio(rates: Rounds, limit: Rounds, best: Rounds) -> Ratio:
     paired = [mine / other for mine, other in zip(rates, limit, strict=True)]
     to_best = [mine / other for mine, other in zip(rates, best, strict=True)]

@@ -24,12 +24,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import machine
 import quiet
-import ratios
 from compare import Peer, fio
+from report import VERBS, Result, report
 from training_state import (
     State,
     differences,
@@ -51,7 +50,6 @@ PEERS = {  # name → module of `compare`
     "ByteCheckpoint": "bytecheckpoint",
     "Orbax": "orbax",
 }
-VERBS = ("save", "load")
 FIO_VERBS = {"save": "write", "load": "read"}
 OUT = Path(__file__).parent / "out"
 WARM_FACTOR = 1.25  # of the state: the page cache of a buffered peer, and a rest
@@ -96,38 +94,8 @@ def main() -> None:
         }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(report(result))
+    print(report([result]))
     print(f"\n{options.json}")
-
-
-def report(result: dict[str, Any]) -> str:
-    """Return a result as Markdown: machine, a table for each direction, sizes, who was skipped."""
-    size = result["state_bytes"]
-    parts = [f"- {key}: {value}" for key, value in result["machine"].items()]
-    parts += [
-        f"- state: {size / 1e9:.3f} GB in {result['tensors']} tensors, {result['rounds']} rounds",
-        f"- caches: {result['caches']}",
-    ]
-    for verb in VERBS:
-        found = rows_of(result, verb)
-        parts += [f"\n**{verb}**\n", ratios.table(found, result["limits"])]
-    parts.append("")
-    for name, contender in result["contenders"].items():
-        if name not in result["limits"]:
-            more = contender["stored_bytes"] / size - 1
-            parts.append(f"- {name}: {contender['settings']}; {more:+.3%} on disk")
-    parts += [f"- skipped: {name}: {reason}" for name, reason in result["skipped"].items()]
-    return "\n".join(parts)
-
-
-def rows_of(result: dict[str, Any], verb: str) -> list[ratios.Row]:
-    """Return the rows of one direction of a result."""
-    contenders = result["contenders"]
-    return ratios.rows(
-        {name: contender[verb] for name, contender in contenders.items()},
-        {name: contender["moved_bytes"] for name, contender in contenders.items()},
-        result["limits"],
-    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -258,7 +226,7 @@ def _result(
     contenders: list[Contender],
     skipped: dict[str, str],
     facts: dict[str, str],
-) -> dict[str, Any]:
+) -> Result:
     dropped = "dropped" if quiet.can_drop_caches() else "files forgotten (posix_fadvise)"
     return {
         "command": shlex.join(["python", "benchmarks/save_load.py", *sys.argv[1:]]),
