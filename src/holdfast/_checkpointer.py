@@ -19,7 +19,7 @@ from ._saver import Saver
 from ._schedule import Every, Schedule, is_positive
 from ._signals import SignalWatch
 from ._wanted import Wanted
-from .errors import HoldfastError, OptionError, PeerError
+from .errors import OptionError, PeerError
 from .group.base import COORDINATOR, Phase, Poll, SingleGroup
 from .group.torch import find_group
 from .options import Options
@@ -179,8 +179,8 @@ class Checkpointer:
     ) -> bool:
         """Begin to save when that is due; return whether it was.
 
-        Call it after each step of training. It returns before the checkpoint is durable, unless
-        ``stage="sync"``; one that was due while another was in flight is left out if
+        Call it after each step of training. It returns before the checkpoint is durable, unless it
+        is the last, or ``stage="sync"``. What is due while another save is in flight is left out if
         ``busy="skip"``.
 
         Args:
@@ -296,7 +296,7 @@ class Checkpointer:
         logger.info("training ends with %s", reason)  # it is raised when the waiting is over
         try:
             self._saver.wait()
-        except HoldfastError as failure:
+        except Exception as failure:  # whatever it is: the user's own comes first
             logger.error("the save in flight failed: %s", failure)
         if self._last is None or isinstance(error, GeneratorExit):
             return
@@ -308,7 +308,7 @@ class Checkpointer:
             ranks = self._ranks.background(f"emergency/{self._meeting}/save", deadline)
             self._saver.save_with(ranks, step, state, self._saver.completed(None))
             logger.warning("saved step %d in an emergency, after %s", step, reason)
-        except Exception as failure:  # whatever it is: the user's own comes first
+        except Exception as failure:
             logger.error("no emergency save: %s: %s", type(failure).__name__, failure)
 
     def _end(self) -> None:

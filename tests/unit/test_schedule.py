@@ -76,8 +76,9 @@ def test_a_time_is_counted_from_the_start_of_the_save_before() -> None:
 
 def test_a_save_that_fails_is_not_tried_again_at_once() -> None:
     clock = Clock()
-    for every in (timedelta(seconds=60), "auto"):
-        schedule = Schedule(every, clock=clock)  # type: ignore[arg-type]
+    both: list[Any] = [timedelta(seconds=60), "auto"]
+    for every in both:
+        schedule = Schedule(every, clock=clock)
         clock.go(60)
         schedule.try_save()
         assert not schedule.due_now() and not schedule.due_at(1)

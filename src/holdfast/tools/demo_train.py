@@ -108,9 +108,8 @@ def train(arguments: argparse.Namespace, rank: int, world_size: int) -> None:
     text = read_text()
     model, optimizer = build(arguments.size)
     state = {"model": model, "optimizer": optimizer, "step": 0}
-    with holdfast.Checkpointer(  # holdfast
-        arguments.root, every=arguments.every, keep=holdfast.Keep.latest(2)
-    ) as checkpointer:
+    keep = holdfast.Keep.latest(2)  # holdfast
+    with holdfast.Checkpointer(arguments.root, every=arguments.every, keep=keep) as checkpointer:
         start = checkpointer.restore(state) or 0  # holdfast
         record(arguments.record, rank, {"restored": start})
         for step in range(start + 1, arguments.steps + 1):
@@ -118,6 +117,8 @@ def train(arguments: argparse.Namespace, rank: int, world_size: int) -> None:
             record(arguments.record, rank, {"step": step, "loss": loss})
             state["step"] = step
             checkpointer.step(step, state)  # holdfast
+            if checkpointer.stopping:  # holdfast
+                break
 
 
 def record(path: str, rank: int, row: dict[str, float]) -> None:
@@ -142,8 +143,7 @@ def main() -> None:
         train(arguments, dist.get_rank(), dist.get_world_size())
         dist.destroy_process_group()
         os._exit(0)  # gloo's threads may hold a tensor yet, and abort in the end of Python
-    else:
-        train(arguments, 0, 1)
+    train(arguments, 0, 1)
 
 
 if __name__ == "__main__":
