@@ -11,7 +11,6 @@ compared bit by bit, every time, outside the clock.
 """
 
 import argparse
-import gc
 import importlib
 import json
 import random
@@ -192,7 +191,6 @@ def _run(contenders: list[Contender], rounds: int, order: random.Random) -> None
 
 
 def _seconds(call: Callable[[], None]) -> float:
-    gc.collect()
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
