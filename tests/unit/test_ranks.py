@@ -53,6 +53,19 @@ def test_what_all_ranks_hold_is_written_once_and_in_equal_shares(new_path: NewPa
     assert checkpoint.objects() == {"v": 1}
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_what_is_cut_comes_back_whatever_its_strides(new_path: NewPath, ranks: int) -> None:
+    path = new_path()
+    cube = torch.arange(2 * 3 * 5000, dtype=torch.float64).reshape(2, 3, 5000)
+    views = {"cube": cube, "turned": cube.permute(2, 0, 1), "gaps": cube[:, 1:, ::2]}
+    save_pieces(path, [{(name,): view for name, view in views.items()}] * ranks)
+    checkpoint = holdfast.open(path)
+    assert checkpoint.verify() == []
+    assert sum(len(checkpoint.info(name).shards) for name in views) > len(views), "cut"
+    assert all(same(checkpoint.tensor(name), view) for name, view in views.items())
+    assert max(checkpoint.file_bytes) <= 1.05 * sum(checkpoint.file_bytes) / ranks
+
+
 def test_ranks_without_elements_write_no_file(new_path: NewPath) -> None:
     path = new_path()
     empty = Piece((5, 12), (0, 0), WHOLE[:0])
