@@ -166,6 +166,22 @@ def test_a_failure_never_masks_an_exception_under_way(
         checkpointer.step(2, state_at(2))
 
 
+def test_nor_does_a_failure_that_is_no_error_of_ours(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("holdfast._save.write_shards", write)
+    with (
+        pytest.raises(KeyError, match="mine"),
+        Checkpointer(new_path(), every=1, options=SMALL) as checkpointer,
+    ):
+        checkpointer.step(1, state_at(1))
+        raise KeyError("mine")
+    assert "the save in flight failed: CUDA error" in caplog.text
+
+
 def test_retention_is_done_when_wait_returns(new_path: NewPath) -> None:
     run = new_path()
     with Checkpointer(run, every=1, keep=Keep.latest(2), options=SMALL) as checkpointer:
