@@ -86,6 +86,7 @@ def test_a_stranger_in_a_step_is_no_reason_to_go_back(tmp_path: Path) -> None:
     with holdfast.Checkpointer(tmp_path, every=1) as checkpointer:
         for step in (1, 2):
             checkpointer.step(step, state)
+        checkpointer.wait()
         (Path(checkpointer.path(2)) / "config.json").write_text("{}")
         assert checkpointer.restore(state) == 2
     with pytest.raises(CorruptError, match=r"config\.json"):
