@@ -37,7 +37,7 @@ bench: $(VENV)/.native
 
 # What bench compares with. Nothing that is installed changes; who cannot be installed is named, and left out.
 bench-peers: $(VENV)/.native $(VENV)/.installed
-	-scripts/install-packages libaio-dev
+	-scripts/install-packages libaio-dev fio
 	@{ sed '/^#/d' benchmarks/requirements.txt; echo --no-deps bytecheckpoint==0.0.2; } | while read -r peer; do \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c $(VENV)/.installed $$peer \
 	    || echo "bench-peers: $$peer cannot be installed; the benchmark skips it"; \

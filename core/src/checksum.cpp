@@ -46,6 +46,17 @@ Digest copy_and_hash_chunk(void* target, const void* source, std::size_t size, s
   return best().digest(target, source, size, seed);
 }
 
+Hash128 hash_samples(const void* data, std::size_t size, std::size_t item, std::size_t count,
+                     std::size_t run) {
+  auto* bytes = static_cast<const unsigned char*>(data);
+  std::vector<unsigned char> samples(count * run);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = i * ((size - run) / item) / (count - 1) * item;
+    std::memcpy(&samples[i * run], bytes + at, run);
+  }
+  return xxh3_128(samples.data(), samples.size());
+}
+
 void copy_chunk(void* target, const void* source, std::size_t size) {
   best().copy(target, source, size);
 }

@@ -156,6 +156,25 @@ TEST(the_public_functions_agree_with_the_variants) {
   CHECK(again == bytes);
 }
 
+TEST(samples_reach_from_the_first_byte_to_the_last) {
+  constexpr std::size_t kItem = 8, kCount = 5, kRun = 16;
+  for (const std::size_t size : {16, 24, 200, 1000}) {
+    auto bytes = random_bytes(size);
+    std::vector<unsigned char> expected;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const auto begin = bytes.begin() + i * ((size - kRun) / kItem) / (kCount - 1) * kItem;
+      expected.insert(expected.end(), begin, begin + kRun);
+    }
+    const auto found = hash_samples(bytes.data(), size, kItem, kCount, kRun);
+    CHECK(found == xxh3_128(expected.data(), expected.size()));
+    for (const std::size_t at : {std::size_t{0}, size - 1}) {
+      bytes[at] ^= 1;
+      CHECK(hash_samples(bytes.data(), size, kItem, kCount, kRun) != found);
+      bytes[at] ^= 1;
+    }
+  }
+}
+
 TEST(is_zero_sees_every_byte) {
   std::vector<unsigned char> bytes(1500, 0);
   CHECK(is_zero(bytes.data(), 0));

@@ -19,6 +19,9 @@ def xxh3_64(data: Buffer, seed: int = 0) -> int:
 def xxh3_128(data: Buffer) -> bytes:
     """XXH3-128 of ``data``: 16 bytes, little-endian."""
 
+def hash_samples(address: int, size: int, item: int, count: int, run: int) -> bytes:
+    """XXH3-128 of ``count`` runs of ``run`` bytes from the first to the last, at whole items."""
+
 def hash_chunk(address: int, size: int, seed: int) -> tuple[int, bytes]:
     """(XXH3-64 with ``seed``, XXH3-128) of ``size`` bytes of memory, in one pass."""
 

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
@@ -22,12 +22,22 @@ from .engine.pipeline import Ledger, write_shards
 from .engine.pool import check_pool, lease, staging
 from .engine.stage import Staging, hold
 from .engine.write import WriterPlan, lay_out
-from .format.table import Header, Table
-from .group.base import COORDINATOR, Phase
+from .format.table import Table
+from .format.values import encode_value
+from .group.base import COORDINATOR, BriefPhase, Phase
 from .group.torch import find_group
-from .layout import Shard, size_of
+from .layout import Path, Shard, size_of
 from .options import Options
-from .plan.save_plan import Request, SavePlan, decode_requests, encode_request, plan_save
+from .plan import known
+from .plan.save_plan import (
+    Request,
+    decode_objects,
+    decode_requests,
+    encode_object,
+    encode_objects,
+    encode_request,
+    plan_save,
+)
 from .state.steps import changed_by_steps, hold_steps
 from .state.tree import Leaves, flatten
 from .stores.local import LocalStore
@@ -47,19 +57,47 @@ Records = list[dict[str, Any]]  # of every rank on the coordinator, of none else
 
 
 @dataclass(frozen=True, slots=True)
+class _Described:
+    """What one rank holds.
+
+    Attributes:
+        held: what a plan depends on.
+        before: the plan of an earlier save in which that was the same.
+    """
+
+    store: LocalStore
+    leaves: Leaves
+    request: Request
+    held: known.Held
+    before: known.Known | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Agreed:
     """What a rank does of the save that all have agreed on.
 
     Attributes:
-        shards: those this rank writes, in order.
+        files: its header has no objects yet: the coordinator collects them in the end.
+        objects: texts of the values that this rank holds.
         size_bytes: of the tensors of all ranks.
     """
 
     store: LocalStore
     files: WriterPlan
-    shards: tuple[Shard, ...]
-    codec: str
+    made: known.Known
+    objects: dict[Path, bytes]
     size_bytes: int
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Those that this rank writes, in order."""
+        return self.made.plan.shards[self.files.rank]
+
+    @property
+    def codec(self) -> str:
+        """How their chunks are stored."""
+        codec: str = self.made.settings["codec"]
+        return codec
 
 
 def save(
@@ -146,12 +184,12 @@ def save_async(
 def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Records:
     """Walk all the way in this thread."""
     ledger, options = Ledger(), wanted.options
-    with Phase(ranks) as described:
-        store, leaves = _describe(described, state, wanted, ranks, ledger)
-    agreed = _agree(store, described.answers, ranks, ledger)
+    with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
+        mine = _describe(told, state, wanted, ranks, ledger)
+    agreed, store = _agree(mine, told, ranks, ledger), mine.store
 
     def write() -> list[Table]:
-        sources = leaves.sources()
+        sources = mine.leaves.sources()
         with lease(store.vfs, store.location, options) as leased:
             return write_shards(
                 store, leased, agreed.files, agreed.shards, sources, agreed.codec, ledger
@@ -174,21 +212,21 @@ def start_save(
         after: called there, on every rank, when the checkpoint is committed.
     """
     check_background(wanted, ranks)
-    with Phase(ranks) as described:
+    with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
         before = in_flight()
         if before is not None and wanted.busy == "wait":
             before.wait_done()
         raise_untold()
         ledger = Ledger()
-        store, leaves = _describe(described, state, wanted, ranks, ledger, background=True)
-    handle = SaveHandle(store.location, wanted.step, ledger, wanted.deadline_s)
-    if busy := [rank for rank, told in enumerate(_settings(described.answers)) if told["busy"]]:
+        mine = _describe(told, state, wanted, ranks, ledger, background=True)
+    handle = SaveHandle(mine.store.location, wanted.step, ledger, wanted.deadline_s)
+    if busy := [rank for rank, answer in enumerate(told.answers) if _first_line(answer)["busy"]]:
         return handle.skip(busy, wanted.busy)
-    agreed = _agree(store, described.answers, ranks, ledger)
+    agreed = _agree(mine, told, ranks, ledger)
     background = ranks.background(agreed.files.header.save_id, handle.deadline)
     take_flight(handle)
     try:
-        write = _stage(agreed, leaves, handle, wanted)
+        write = _stage(agreed, mine.leaves, handle, wanted)
     except BaseException as error:
         # The others are on their way: they are told as they would be of any other failure.
         failure = error
@@ -201,65 +239,79 @@ def start_save(
 
 
 def _describe(
-    described: Phase,
+    told: BriefPhase,
     state: Mapping[Any, Any],
     wanted: Wanted,
     ranks: "Group",
     ledger: Ledger,
     *,
     background: bool = False,
-) -> tuple[LocalStore, Leaves]:
+) -> _Described:
     """Lay the state flat, and tell the others what this rank holds and how it is set."""
     with ledger.timed("plan"):
         store = open_store(wanted.path)
         check_wanted(wanted)
-        free_bytes = None
+        busy = background and in_flight() is not None
+        word: dict[str, Any] = {}
         if ranks.rank == COORDINATOR:
             check_absent(store)
-            free_bytes = wanted.free_bytes() if wanted.free_bytes is not None else None
-        leaves = flatten(state)
-        request = _request(leaves, wanted.step, wanted.metrics, compare=ranks.world_size > 1)
+            word["save_id"], word["step"] = secrets.token_hex(16), wanted.step
+            word["metrics"] = encode_value(dict(wanted.metrics or {}), ("metrics",))
+            if wanted.free_bytes is not None:
+                word["free_bytes"] = wanted.free_bytes()
+        options, leaves = wanted.options, flatten(state)
         settings = {
-            "chunk_elements": wanted.options.chunk_elements,
-            "file_bytes": wanted.options.file_bytes,
+            "chunk_elements": options.chunk_elements,
+            "file_bytes": options.file_bytes,
             "codec": wanted.codec,
-            "writers": wanted.options.writers,
+            "writers": options.writers,
             "written_by": f"holdfast {__version__}",
-            "free_bytes": free_bytes,
+            "world_size": ranks.world_size,
             # Of each rank itself; what is above has to be the same, and the coordinator's counts.
-            "pool_bytes": wanted.options.pool_bytes if background else None,
-            "busy": background and in_flight() is not None,
+            "pool_bytes": options.pool_bytes if background else None,
         }
-        described.answer = json.dumps(settings).encode() + b"\n" + encode_request(request)
-    return store, leaves
+        request = _request(leaves, compare=ranks.world_size > 1)
+        held = known.held_by(ranks.rank, settings, request)
+        before = known.find(held)
+        if before is not None:
+            told.numbers = known.numbers(before, request, word, busy=busy)
+        first = json.dumps({"settings": settings, "word": word, "busy": busy}).encode()
+        told.tell = lambda: first + b"\n" + encode_request(request)
+    return _Described(store, leaves, request, held, before)
 
 
-def _agree(store: LocalStore, answers: list[bytes], ranks: "Group", ledger: Ledger) -> _Agreed:
-    """Plan, on every rank alike, from what all ranks told."""
+def _agree(mine: _Described, told: BriefPhase, ranks: "Group", ledger: Ledger) -> _Agreed:
+    """Plan, on every rank alike, from what all ranks told; or take the plan made before."""
     with ledger.timed("plan"):
-        settings = _settings(answers)
-        chosen = settings[COORDINATOR]
-        requests = decode_requests([data.partition(b"\n")[2] for data in answers])
-        plan = plan_save(
-            requests, chosen["file_bytes"], chosen["chunk_elements"], chosen["writers"]
-        )
-        check_room(store.location, size_of(plan.tensors), chosen["free_bytes"])
-        header = _header(plan, ranks.world_size, chosen)
+        if told.sums is not None and mine.before is not None:
+            made, word, firsts = mine.before, known.decode_word(told.sums), []
+        else:
+            firsts = [_first_line(answer) for answer in told.answers]
+            word = firsts[COORDINATOR]["word"]
+            requests = decode_requests([answer.partition(b"\n")[2] for answer in told.answers])
+            chosen = firsts[COORDINATOR]["settings"]
+            sizes = chosen["file_bytes"], chosen["chunk_elements"]
+            plan = plan_save(requests, *sizes, chosen["writers"])
+            made = known.know(mine.held, plan, chosen, requests, ranks.rank, told.answers)
+        size_bytes = size_of(made.plan.tensors)
+        check_room(mine.store.location, size_bytes, word.get("free_bytes"))
+        header = made.header(word)
         files = [
-            WriterPlan(header, rank, 0, size_of(shards), chosen["file_bytes"])
-            for rank, shards in enumerate(plan.shards)
+            WriterPlan(header, rank, 0, size_of(shards), made.settings["file_bytes"])
+            for rank, shards in enumerate(made.plan.shards)
         ]
-        for rank, limit in enumerate(settings):
-            if limit["pool_bytes"] is not None:
-                needed = lay_out(files[rank], plan.shards[rank]).size_bytes
-                check_pool(limit["pool_bytes"], needed, rank)
-    mine, shards = files[ranks.rank], plan.shards[ranks.rank]
-    ledger.total_bytes = mine.payload_bytes
-    return _Agreed(store, mine, shards, chosen["codec"], size_of(plan.tensors))
+        for rank, first in enumerate(firsts):
+            if first["settings"]["pool_bytes"] is not None:
+                needed = lay_out(files[rank], made.plan.shards[rank]).size_bytes
+                check_pool(first["settings"]["pool_bytes"], needed, rank)
+    ledger.total_bytes = files[ranks.rank].payload_bytes
+    objects = mine.request.objects
+    return _Agreed(mine.store, files[ranks.rank], made, objects, size_bytes)
 
 
-def _settings(answers: list[bytes]) -> list[dict[str, Any]]:
-    return [json.loads(data.partition(b"\n")[0]) for data in answers]
+def _first_line(answer: bytes) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(answer.partition(b"\n")[0])
+    return line
 
 
 def _stage(
@@ -301,15 +353,18 @@ def _finish(
             tables = write()
             ledger.close()
             record = json.dumps({"rank": ranks.rank, **ledger.record()}).encode()
-            written.answer = record + b"\n" + encode_tables(tables)
+            objects = encode_objects(agreed.made.plan, ranks.rank, agreed.objects)
+            written.answer = b"\n".join([record, objects, encode_tables(tables)])
     except BaseException as error:
         discard(store, header.save_id, ranks.rank, written, error)
         raise
-    records, told = [], [answer.partition(b"\n") for answer in written.answers]
+    records, told = [], [answer.split(b"\n", 2) for answer in written.answers]
     with Phase(ranks), ledger.timed("commit"):
         if ranks.rank == COORDINATOR:
-            commit(store, header, [tables for _, _, tables in told])
+            values = decode_objects(agreed.made.plan, [objects for _, objects, _ in told])
+            commit(store, replace(header, objects=values), [tables for _, _, tables in told])
             records = [json.loads(record) for record, _, _ in told]
+    known.remember(agreed.made)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
         seconds, stall_s = time.perf_counter() - ledger.started, ledger.stall_s
@@ -328,31 +383,16 @@ def _fail(agreed: _Agreed, ranks: "Group", error: BaseException, ledger: Ledger)
     _finish(agreed, ranks, write, ledger)
 
 
-def _request(
-    leaves: Leaves, step: int | None, metrics: Mapping[str, float] | None, *, compare: bool
-) -> Request:
+def _request(leaves: Leaves, *, compare: bool) -> Request:
     digests = {
         path: digest
         for path, tensor in leaves.tensors.items()
         if compare and (digest := tensor.digest()) is not None
     }
     shards = tuple(tensor.shard for tensor in leaves.tensors.values())
-    save_id = secrets.token_hex(16)  # that of the coordinator counts
-    ties, numbers = leaves.ties(), dict(metrics or {})
-    values, node = leaves.objects, socket.gethostname()
-    return Request(save_id, step, leaves.mesh, numbers, shards, ties, digests, values, node)
-
-
-def _header(plan: SavePlan, world_size: int, settings: Mapping[str, Any]) -> Header:
-    return Header(
-        save_id=plan.save_id,
-        step=plan.step,
-        world_size=world_size,
-        mesh=plan.mesh,
-        metrics=plan.metrics,
-        written_by=settings["written_by"],
-        chunk_elements=settings["chunk_elements"],
-        tensors=plan.tensors,
-        ties=plan.ties,
-        objects=plan.objects,
-    )
+    texts: dict[int, bytes] = {}  # parameters of one group share their options
+    objects = {
+        path: texts.get(id(value)) or texts.setdefault(id(value), encode_object(value, path))
+        for path, value in leaves.objects.items()
+    }
+    return Request(leaves.mesh, shards, leaves.ties(), digests, objects, socket.gethostname())

@@ -5,6 +5,7 @@ Without a fault it reports nothing (`test_crash_states`, and the first test here
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from holdfast.engine import commit
 from holdfast.engine.write import DataFileWriter
 from holdfast.errors import PeerError, StateError
 from holdfast.group.base import Group
+from holdfast.plan import known
 from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault
 
@@ -106,12 +108,11 @@ def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
     def plan_with_a_gap(*arguments: object) -> object:
         plan = plan_save(*arguments)
         *others, last = plan.shards
-        return holdfast._save.SavePlan(
-            **{name: getattr(plan, name) for name in plan.__slots__ if name != "shards"},
-            shards=(*others, last[1:]),
-        )
+        return replace(plan, shards=(*others, last[1:]))
 
     patch.setattr(holdfast._save, "plan_save", plan_with_a_gap)
+    patch.setattr(known, "find", lambda _: None)  # nor is it to be used by another test
+    patch.setattr(known, "remember", lambda _: None)
 
 
 def two_rank_save(made: Record, place: str, number: int) -> list[BaseException | None]:

@@ -20,6 +20,7 @@ from holdfast.plan.save_plan import (
     Request,
     SavePlan,
     decode_requests,
+    encode_object,
     encode_request,
     plan_save,
 )
@@ -194,17 +195,14 @@ def test_a_rank_that_fails_fails_all_and_leaves_nothing(new_path: NewPath) -> No
 def test_a_request_survives_the_wire() -> None:
     tensor = Tensor(("a", 1, ("list", 2)), "bf16", (2**40, 3))
     request = Request(
-        save_id="ab" * 16,
-        step=None,
         mesh={"shape": [2], "names": ["dp"]},
-        metrics={"loss": float("inf")},
         shards=(Shard(tensor, Box((2**39, 0), (2**38, 3))),),
         ties={("b",): ("a", 1, ("list", 2))},
-        digests={("b",): "00"},
-        objects={("o", -1): (1, b"x", {None: 2})},
+        digests={("b",): bytes(16)},
+        objects={("o", -1): encode_object((1, b"x", {None: 2}), ("o", -1))},
         node="hôst",
     )
-    other = replace(request, node="another", save_id="cd" * 16)
+    other = replace(request, node="another")
     third = replace(request, shards=())
     sent = [request, other, third]
     found = decode_requests([encode_request(request) for request in sent])
@@ -216,7 +214,7 @@ def test_a_tie_on_one_rank_only_is_no_tie() -> None:
     def request(ties: dict[Any, Any]) -> Request:
         names = [(name,) for name in ("a", "b", "c")]
         shards = tuple(Shard(Tensor(n, "f32", (2,)), whole((2,))) for n in names)
-        return Request("0" * 32, None, None, {}, shards, ties, {}, {}, "node")
+        return Request(None, shards, ties, {}, {}, "node")
 
     def plan(*requests: Request) -> SavePlan:
         return plan_save(list(requests), 1 << 38, 1 << 20, "rank")

@@ -19,6 +19,7 @@ from holdfast.format.values import encode_value
 from holdfast.layout import Path as StatePath
 from holdfast.layout import Tensor
 from holdfast.plan import dedup
+from holdfast.plan.save_plan import encode_object
 from holdfast.state.target import Source, bind
 from holdfast.state.tensors import local_tensor
 from holdfast.state.tree import flatten
@@ -326,7 +327,7 @@ def test_large_ordinary_tensors_that_differ_are_refused(
 
 
 def test_samples_are_of_elements_in_their_order_whatever_the_strides() -> None:
-    def digest(tensor: torch.Tensor) -> str | None:
+    def digest(tensor: torch.Tensor) -> bytes | None:
         return local_tensor(tensor, ("w",)).digest()
 
     rows = torch.arange(4 * FLOATS, dtype=torch.float64).reshape(4, FLOATS)
@@ -356,19 +357,25 @@ def test_an_empty_dict_has_no_place_for_tensors(new_path: NewPath) -> None:
         holdfast.load(path, into={"h": {}})
 
 
-def test_equal_values_of_many_ranks_are_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_values_of_many_ranks_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     value = {"betas": (0.9, 0.99), "names": ["a", b"b", None], "on": True, "zeros": [0, 0.0]}
     encoded: list[Any] = []
-    monkeypatch.setattr(dedup, "_text", lambda value, _: encoded.append(value) or str(value))
-    copies = [{("v",): {**value, "names": list(value["names"])}} for _ in range(50)]  # type: ignore[call-overload]
-    assert dedup.merge_objects(copies) == {("v",): value}
+    monkeypatch.setattr(dedup, "_sorted", lambda text: encoded.append(text) or str(text))
+    copies = [{("v",): encode_object(value, ("v",))} for _ in range(50)]
+    assert dedup.merge_objects(copies) == {("v",): 0}
     assert encoded == []
+
+
+def test_the_order_of_keys_is_no_difference() -> None:
+    one, other = ({("v",): encode_object(v, ("v",))} for v in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    assert one != other
+    assert dedup.merge_objects([one, other]) == {("v",): 0}
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ({1: 2}, {True: 2})])
 def test_values_that_python_calls_equal_may_differ(one: Any, other: Any) -> None:
     with pytest.raises(StateError, match="different values"):
-        dedup.merge_objects([{("v",): one}, {("v",): other}])
+        dedup.merge_objects([{("v",): encode_object(v, ("v",))} for v in (one, other)])
 
 
 def test_options_that_are_no_number_are_equal_to_themselves(new_path: NewPath) -> None:

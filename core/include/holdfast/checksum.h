@@ -26,6 +26,12 @@ Digest hash_chunk(const void* data, std::size_t size, std::uint64_t seed);
 // Copies, and hashes the bytes as they lie in `target`; the two must not overlap.
 Digest copy_and_hash_chunk(void* target, const void* source, std::size_t size, std::uint64_t seed);
 
+// XXH3-128 of `count` runs of `run` bytes, evenly spread: the first begins at the first byte, the
+// last ends at the last one, each at a multiple of `item`. `size` and `run` are multiples of it
+// too, and a run is no longer than the data; count >= 2.
+Hash128 hash_samples(const void* data, std::size_t size, std::size_t item, std::size_t count,
+                     std::size_t run);
+
 // memcpy, about twice as fast for large copies between cold memory; the two must not overlap.
 void copy_chunk(void* target, const void* source, std::size_t size);
 

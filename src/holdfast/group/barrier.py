@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from ..errors import PeerError
-from .base import COORDINATOR, gather_max, lost_peer
+from .base import COORDINATOR, gather_columns, gather_max, lost_peer
 
 CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
 DEPART_GRACE_S = 2.0  # the coordinator gives up at the deadline; its word has so long to arrive
@@ -80,6 +80,10 @@ class StoreGroup:
     def start_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """Wait for all ranks: whoever is in the background may."""
         return gather_max(self, values)
+
+    def all_sum(self, values: Sequence[int]) -> list[int]:
+        """Wait for all ranks: whoever is in the background may."""
+        return [sum(column) for column in gather_columns(self, values)]
 
     def _collect(self, data: bytes) -> list[bytes] | None:
         """Arrive; the coordinator picks up what all ranks put down."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from ..errors import HoldfastError, PeerError
 
@@ -42,6 +42,12 @@ class Group(Protocol):
         Values fit into 63 bits; all ranks give equally many.
         """
 
+    def all_sum(self, values: Sequence[int]) -> list[int]:
+        """Add each value up over all ranks.
+
+        Values are not negative, and neither they nor their sums take more than 63 bits.
+        """
+
 
 class SingleGroup:
     """A group of one rank."""
@@ -65,6 +71,10 @@ class SingleGroup:
         """Return what returns the values."""
         return lambda: list(values)
 
+    def all_sum(self, values: Sequence[int]) -> list[int]:
+        """Return the values."""
+        return list(values)
+
 
 class Phase:
     """One step that all ranks take together, or none: used by every rank, as a context manager.
@@ -86,7 +96,7 @@ class Phase:
         self.answers: list[bytes] = []
         self.promised = False
 
-    def __enter__(self) -> "Phase":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -120,6 +130,55 @@ class Phase:
         gathered = self._group.gather(message)
         self.answers = [data[1:] for data in gathered or ()]
         return self._group.all_gather(message if message[:1] == _BAD else _GOOD)
+
+
+class BriefPhase(Phase):
+    """A phase in which a few numbers may do: answers are exchanged where they do not settle it.
+
+    Attributes:
+        numbers: this rank's, not negative, added up over all ranks; None: it has to hear all
+            answers. Set it, and ``tell``, in the block.
+        tell: makes the answer, if it is asked for.
+        sums: when these settled it; else None.
+    """
+
+    def __init__(self, group: Group, count: int, settled: Callable[[Sequence[int]], bool]) -> None:
+        """Prepare.
+
+        Args:
+            count: of numbers, on every rank.
+            settled: whether sums do; pure, so that all ranks find the same.
+        """
+        super().__init__(group)
+        self._count, self._settled = count, settled
+        self.numbers: Sequence[int] | None = None
+        self.tell: Callable[[], bytes] = bytes
+        self.sums: list[int] | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Add up; exchange answers when some rank failed, asked for them, or the sums do."""
+        brief = self.numbers is not None and error is None
+        numbers = self.numbers if brief and self.numbers else [0] * self._count
+        try:
+            asked, *sums = all_sum(self._group, [int(not brief), *numbers])
+        except HoldfastError:
+            if error is None:
+                raise
+            return  # this rank's own error says more than the loss of the others
+        if not asked and self._settled(sums):
+            self.sums = sums
+            return
+        try:
+            self.answer = self.tell() if error is None else b""
+        except BaseException as failure:
+            super().__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        super().__exit__(kind, error, trace)
 
 
 class Poll:
@@ -163,12 +222,25 @@ class Poll:
 
 def gather_max(group: Group, values: Sequence[int]) -> Callable[[], list[int]]:
     """Do as `Group.start_max`, but wait for all ranks here."""
+    largest = [max(column) for column in gather_columns(group, values)]
+    return lambda: largest
+
+
+def all_sum(group: Group, values: Sequence[int]) -> list[int]:
+    """Do as `Group.all_sum`, for a group that has no such method too."""
+    if hasattr(group, "all_sum"):
+        return group.all_sum(values)
+    return [sum(column) for column in gather_columns(group, values)]
+
+
+def gather_columns(group: Group, values: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return, for each value, those of all ranks."""
     mine = b"".join(value.to_bytes(8, "little") for value in values)
     rows = [
         [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
         for data in group.all_gather(mine)
     ]
-    return lambda: [max(column) for column in zip(*rows, strict=True)]
+    return list(zip(*rows, strict=True))
 
 
 def lost_peer(error: Exception) -> HoldfastError:

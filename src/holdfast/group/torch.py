@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,10 +97,7 @@ class TorchGroup:
     def background(self, name: str, deadline: float) -> Group:
         """Return the same ranks over the store that the process group was made with."""
         group = self._group or dist.distributed_c10d._get_default_group()
-        store = dist.distributed_c10d._get_process_group_store(group)
-        # A connection of its own: a thread that waits on the group's would hold up all others.
-        own = store.clone()  # type: ignore[attr-defined]
-        prefixed = PrefixStore(f"holdfast/{name}", own)
+        prefixed = PrefixStore(f"holdfast/{name}", _connection(group))
         return StoreGroup(prefixed, self.rank, self.world_size, deadline)
 
     def start_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
@@ -120,6 +119,17 @@ class TorchGroup:
             return result
 
         return read
+
+    def all_sum(self, values: Sequence[int]) -> list[int]:
+        """Wait for an all_reduce of a few integers."""
+        try:
+            with self._beside_training():
+                numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
+                dist.all_reduce(numbers, dist.ReduceOp.SUM, self._group)
+                result: list[int] = numbers.tolist()
+        except RuntimeError as error:
+            raise lost_peer(error) from error
+        return result
 
     def _beside_training(self) -> contextlib.AbstractContextManager[object]:
         """Wait for nothing that training has queued on a CUDA device."""
@@ -143,6 +153,26 @@ class TorchGroup:
         padded = torch.zeros(size, dtype=torch.uint8)
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return padded.to(self._device)
+
+
+_connections: "weakref.WeakKeyDictionary[dist.ProcessGroup, Any]" = weakref.WeakKeyDictionary()
+
+
+def _connection(group: dist.ProcessGroup) -> Any:
+    """Return a connection of our own to the group's store; the same for every save.
+
+    A thread that waits on the group's own would hold up all others. One save is in flight at a
+    time, so ours serves one thread.
+    """
+    kept = _connections.get(group)
+    if kept is not None:
+        with contextlib.suppress(RuntimeError):  # it was lost, and another may be had
+            kept.check(["holdfast"])
+            return kept
+    store = dist.distributed_c10d._get_process_group_store(group)
+    made: Any = store.clone()  # type: ignore[attr-defined]
+    _connections[group] = made
+    return made
 
 
 def _bytes(part: torch.Tensor, size: int) -> bytes:

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from math import copysign
-from typing import Any
 
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.values import encode_value
+from ..format.values import decode_value, parse_json
 from ..layout import Path, Shard, Tensor
 
 
@@ -53,45 +51,36 @@ def merge_ties(
     return {path: target for path, target in candidates.items() if target not in candidates}
 
 
-def merge_objects(objects_by_rank: Sequence[dict[Path, Any]]) -> dict[Path, Any]:
-    """Collect the values of all ranks.
+def merge_objects(objects_by_rank: Sequence[dict[Path, bytes]]) -> dict[Path, int]:
+    """Find the first rank that holds each value.
+
+    Args:
+        objects_by_rank: JSON texts of the values.
 
     Raises:
         StateError: two ranks have different values at one path; the text lists every such path.
     """
-    merged: dict[Path, Any] = {}
+    first: dict[Path, int] = {}
     faults = []
     for rank, objects in enumerate(objects_by_rank):
-        for path, value in objects.items():
-            known = merged.setdefault(path, value)
-            # Compared as encoded, so that NaN equals itself and 1 differs from True and 1.0;
-            # most are plainly equal, and encoding them for every rank would take minutes.
-            if not _equal(known, value) and _text(known, path) != _text(value, path):
+        for path, text in objects.items():
+            known = objects_by_rank[first.setdefault(path, rank)][path]
+            # Texts, so that NaN equals itself and 1 differs from True and 1.0.
+            if known != text and _sorted(known) != _sorted(text):
                 faults.append(
-                    f"{dotted(path)} is {value!r:.60} on rank {rank}, {known!r:.60} before"
+                    f"{dotted(path)} is {_shown(text)} on rank {rank}, {_shown(known)} before"
                 )
     if faults:
         raise StateError(
             f"the ranks hold different values: {'; '.join(faults)}. Give what belongs to one rank "
             'a name of its own, such as state[f"reader.{rank}"]'
         )
-    return merged
+    return first
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two values certainly have one encoding; False where only encoding them can tell."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict):
-        return len(one) == len(other) and all(map(_equal, one.items(), other.items()))
-    if type(one) is float:  # zeros of both signs are equal, and are encoded differently
-        return bool(one == other) and copysign(1.0, one) == copysign(1.0, other)
-    return type(one) in (str, int, bool, bytes) and bool(one == other)
+def _sorted(text: bytes) -> str:
+    return json.dumps(parse_json(text), sort_keys=True)
 
 
-def _text(value: Any, path: Path) -> str:
-    return json.dumps(encode_value(value, path), sort_keys=True)
+def _shown(text: bytes) -> str:
+    return f"{decode_value(parse_json(text))!r:.60}"

@@ -28,37 +28,36 @@ class Request:
         shards: one for each tensor, in the state's order; boxes may be empty.
         ties: {further path: first path} on this rank.
         digests: {path: digest} of ordinary tensors, which this rank holds whole.
-        save_id, step, mesh, metrics: those of the coordinator count.
+        objects: {path: JSON text of the value}.
+        mesh: that of the coordinator counts.
         node: name of this rank's host, the same for all ranks there.
     """
 
-    save_id: str
-    step: int | None
     mesh: dict[str, Any] | None
-    metrics: dict[str, float]
     shards: tuple[Shard, ...]
     ties: dict[Path, Path]
-    digests: dict[Path, str]
-    objects: dict[Path, Any]
+    digests: dict[Path, bytes]
+    objects: dict[Path, bytes]
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """One save, as every rank sees it.
+    """Who does what, as every rank sees it.
 
     Attributes:
+        ties: (further path, index of the tensor).
+        objects: (path, first rank that holds it).
         shards: for each rank, the shards it writes, in order.
+        forced: tensors of which the replicas differ, and one is kept.
     """
 
-    save_id: str
-    step: int | None
     mesh: dict[str, Any] | None
-    metrics: dict[str, float]
     tensors: tuple[Tensor, ...]
     ties: tuple[tuple[Path, int], ...]
-    objects: tuple[tuple[Path, Any], ...]
+    objects: tuple[tuple[Path, int], ...]
     shards: tuple[tuple[Shard, ...], ...]
+    forced: frozenset[Path]
 
 
 def plan_save(
@@ -82,20 +81,17 @@ def plan_save(
     if both:
         names = ", ".join(sorted(dotted(path) for path in both))
         raise StateError(f"some ranks have values where others have tensors or more: {names}")
+    forced = _forced_writers(requests)
     shards = assign(
         [[s for s in request.shards if s.tensor.path not in ties] for request in requests],
-        _forced_writers(requests),
+        forced,
         chosen_writers(writers, [request.node for request in requests]),
         chunk_elements,
     )
     kept = tuple(tensor for path, tensor in tensors.items() if path not in ties)
     index = {tensor.path: i for i, tensor in enumerate(kept)}
-    first = requests[0]
     return SavePlan(
-        first.save_id,
-        first.step,
-        first.mesh,
-        first.metrics,
+        requests[0].mesh,
         kept,
         tuple((path, index[target]) for path, target in ties.items()),
         tuple(objects.items()),
@@ -103,6 +99,7 @@ def plan_save(
             tuple(piece for shard in mine for piece in cut_shard(shard, file_bytes // 2))
             for mine in shards
         ),
+        frozenset(forced),
     )
 
 
@@ -113,7 +110,7 @@ def _forced_writers(requests: list[Request]) -> dict[Path, int]:
     frameworks keep rank 0's. Integers and bytes are counters and random states, large ones are
     parts of something: to keep one of them silently would be wrong.
     """
-    holders: dict[Path, list[tuple[int, str]]] = {}
+    holders: dict[Path, list[tuple[int, bytes]]] = {}
     tensors = {s.tensor.path: s.tensor for request in requests for s in request.shards}
     for rank, request in enumerate(requests):
         for path, digest in request.digests.items():
@@ -143,24 +140,22 @@ def _is_statistic(dtype: str) -> bool:
 
 
 def encode_request(request: Request) -> bytes:
-    """Write a request as bytes for the other ranks: a line of what is its own, one of the rest.
+    """Write a request as bytes for the other ranks: a line with the node, one with the rest.
 
     The rest of ranks that hold the same is the same, and is decoded once.
     """
-    own = {"save_id": request.save_id, "node": request.node}
     values = {
-        "step": request.step,
         "mesh": request.mesh,
-        "metrics": encode_value(request.metrics, ("metrics",)),
         "shards": [
             [encode_path(s.tensor.path), s.tensor.dtype, s.tensor.shape, s.box.offset, s.box.shape]
             for s in request.shards
         ],
         "ties": [[encode_path(p), encode_path(target)] for p, target in request.ties.items()],
-        "digests": [[encode_path(p), digest] for p, digest in request.digests.items()],
-        "objects": [[encode_path(p), encode_value(v, p)] for p, v in request.objects.items()],
+        "digests": [[encode_path(p), digest.hex()] for p, digest in request.digests.items()],
+        "objects": [[encode_path(p), text.decode()] for p, text in request.objects.items()],
     }
-    return b"\n".join(json.dumps(v, separators=(",", ":")).encode() for v in (own, values))
+    own = json.dumps({"node": request.node}).encode()
+    return own + b"\n" + json.dumps(values, separators=(",", ":")).encode()
 
 
 def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
@@ -178,15 +173,36 @@ def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
 def _decode_rest(data: bytes) -> Request:
     values = parse_json(data)
     return Request(
-        "",
-        values["step"],
         values["mesh"],
-        decode_value(values["metrics"]),
         tuple(_shard(*entry) for entry in values["shards"]),
         {decode_path(p): decode_path(target) for p, target in values["ties"]},
-        {decode_path(p): digest for p, digest in values["digests"]},
-        {decode_path(p): decode_value(v) for p, v in values["objects"]},
+        {decode_path(p): bytes.fromhex(digest) for p, digest in values["digests"]},
+        {decode_path(p): text.encode() for p, text in values["objects"]},
         "",
+    )
+
+
+def encode_object(value: Any, path: Path) -> bytes:
+    """Write a value as JSON text: equal values have equal texts, but for the order of their keys.
+
+    Raises:
+        StateError: it is of a type that a state cannot hold.
+    """
+    return json.dumps(encode_value(value, path), separators=(",", ":")).encode()
+
+
+def encode_objects(plan: SavePlan, rank: int, held: dict[Path, bytes]) -> bytes:
+    """Write the values that the coordinator has from this rank: those that it is first to hold."""
+    return json.dumps(
+        [held[path].decode() for path, first in plan.objects if first == rank]
+    ).encode()
+
+
+def decode_objects(plan: SavePlan, encoded: Sequence[bytes]) -> tuple[tuple[Path, Any], ...]:
+    """Return the values of all ranks, in the plan's order."""
+    texts = [iter(parse_json(data)) for data in encoded]
+    return tuple(
+        (path, decode_value(parse_json(next(texts[rank]).encode()))) for path, rank in plan.objects
     )
 
 

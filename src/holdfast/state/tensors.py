@@ -3,17 +3,18 @@
 Knows no names but the path it is given.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from .._core import xxh3_128
+from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
-from ..layout import Box, Path, Shard, Tensor, whole
+from ..layout import Box, Path, Shape, Shard, Tensor
 
 DTYPE_NAMES = {
     **{torch.bool: "bool", torch.float64: "f64", torch.float32: "f32"},
@@ -31,7 +32,7 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 # Up to this size ranks compare every byte (counters, random states, statistics), above it samples:
 # a part of another rank's tensor differs nearly everywhere.
 COMPARED_BYTES_MAX = 64 << 10
-SAMPLES, SAMPLE_BYTES = 66, 1 << 10
+SAMPLES, SAMPLE_BYTES = 256, 64
 
 TieKey = tuple[object, ...]
 
@@ -52,19 +53,27 @@ class LocalTensor:
     tie: TieKey | None
     plain: bool
 
-    def digest(self) -> str | None:
+    def digest(self) -> bytes | None:
         """Return a digest of an ordinary tensor, to compare ranks by; None for a DTensor.
 
         That of a large one is of evenly spread samples, the first and the last bytes among them.
         """
         if not self.plain:
             return None
-        if self.shard.size_bytes > COMPARED_BYTES_MAX:
-            return xxh3_128(_samples(self.data).numpy()).hex()
+        data = self.data
+        address, size, item = data.data_ptr(), self.shard.size_bytes, data.element_size()
+        in_place = data.device.type == "cpu" and data.is_contiguous()
+        in_place = in_place and not (data.is_conj() or data.is_neg())
+        if size > COMPARED_BYTES_MAX:
+            if in_place:
+                return hash_samples(address, size, item, SAMPLES, SAMPLE_BYTES)
+            return xxh3_128(_samples(data).numpy())
+        if in_place and size:
+            return hash_chunk(address, size, 0)[1]
         # Single bytes as integers: some of those dtypes cannot be copied otherwise.
-        data = self.data.view(torch.uint8) if self.data.element_size() == 1 else self.data
+        data = data.view(torch.uint8) if item == 1 else data
         elements = torch.empty(data.shape, dtype=data.dtype).copy_(data)
-        return xxh3_128(elements.reshape(-1).view(torch.uint8).numpy()).hex()
+        return xxh3_128(elements.reshape(-1).view(torch.uint8).numpy())
 
 
 def _samples(data: torch.Tensor) -> torch.Tensor:
@@ -89,20 +98,26 @@ def local_tensor(value: torch.Tensor, path: Path) -> LocalTensor:
         StateError: it has no plain elements to save (sparse, quantized, nested, meta, partial …).
     """
     _check_dense(value, path)
-    mesh = None
+    mesh, dtype, shape = None, _dtype_name(value, path), tuple(value.shape)
+    plain = not isinstance(value, DTensor)
     if isinstance(value, DTensor):
-        tensor, box, mesh, data = _local_part(value, path)
+        offset, mesh, data = _local_part(value, path)
+        shard = _shard(path, dtype, shape, offset, tuple(data.shape))
     else:
-        data, box = value.detach(), whole(value.shape)
-        tensor = Tensor(path, _dtype_name(value, path), tuple(value.shape))
-    if hasattr(data, "__tensor_flatten__"):
+        data = value.detach()
+        shard = _shard(path, dtype, shape, (0,) * len(shape), shape)
+    if type(data) is not torch.Tensor and hasattr(data, "__tensor_flatten__"):
         kind = type(data).__name__
         raise StateError(
             f"{dotted(path)} is a {kind}, which wraps other tensors; save those instead"
         )
     _check_storage(data, path)
-    tie = _tie_key(data, tensor, box, mesh)
-    return LocalTensor(Shard(tensor, box), data, tie, plain=not isinstance(value, DTensor))
+    return LocalTensor(shard, data, _tie_key(data, shard, mesh), plain)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # most are those of the save before
+def _shard(path: Path, dtype: str, shape: Shape, offset: Shape, box: Shape) -> Shard:
+    return Shard(Tensor(path, dtype, shape), Box(offset, box))
 
 
 def mesh_of(value: torch.Tensor) -> dict[str, list[int] | list[str]] | None:
@@ -114,13 +129,13 @@ def mesh_of(value: torch.Tensor) -> dict[str, list[int] | list[str]] | None:
     return {"shape": list(mesh.mesh.shape), "names": list(names)}
 
 
-def _local_part(value: DTensor, path: Path) -> tuple[Tensor, Box, object, torch.Tensor]:
+def _local_part(value: DTensor, path: Path) -> tuple[Shape, object, torch.Tensor]:
+    """Return (offset of the local part, mesh, the part)."""
     if any(isinstance(placement, Partial) for placement in value.placements):
         raise StateError(
             f"{dotted(path)} is a DTensor with a pending reduction ({value.placements}); "
             "redistribute it to Shard or Replicate first"
         )
-    tensor = Tensor(path, _dtype_name(value, path), tuple(value.shape))
     data = value.to_local().detach()
     # The one place where DTensor tells where its shard lies, strided shards included.
     parts = value.__create_chunk_list__()  # type: ignore[no-untyped-call]
@@ -129,10 +144,8 @@ def _local_part(value: DTensor, path: Path) -> tuple[Tensor, Box, object, torch.
             f"{dotted(path)} is a DTensor whose local part of shape {list(data.shape)} is not one "
             f"box of the global tensor ({value.placements}); redistribute it first"
         )
-    box = Box(tuple(parts[0].offsets), tuple(parts[0].sizes))
-    if value.numel() and not data.numel():
-        box = Box((0,) * value.ndim, tuple(data.shape))
-    return tensor, box, value.device_mesh, data
+    empty = value.numel() and not data.numel()
+    return (0,) * value.ndim if empty else tuple(parts[0].offsets), value.device_mesh, data
 
 
 def _dtype_name(value: torch.Tensor, path: Path) -> str:
@@ -146,24 +159,28 @@ def _dtype_name(value: torch.Tensor, path: Path) -> str:
 
 def _check_dense(value: torch.Tensor, path: Path) -> None:
     """Check that a tensor has elements one can count: some kinds do not even have a shape."""
-    name = dotted(path)
+    fault = ""
     if isinstance(value, UninitializedTensorMixin):
-        raise StateError(f"{name} belongs to a lazy module; run the module once to give it a shape")
-    if value.layout != torch.strided or value.is_nested:
+        fault = "belongs to a lazy module; run the module once to give it a shape"
+    elif value.layout != torch.strided or value.is_nested:
         kind = "nested" if value.is_nested else str(value.layout)
-        raise StateError(f"{name} has layout {kind}; make it dense, or save its parts")
-    if value.is_meta:
-        raise StateError(f"{name} is on the meta device and has no elements; materialize it first")
-    if value.ndim > DIMENSIONS_MAX:
-        raise StateError(f"{name} has {value.ndim} dimensions; at most {DIMENSIONS_MAX}")
+        fault = f"has layout {kind}; make it dense, or save its parts"
+    elif value.is_meta:
+        fault = "is on the meta device and has no elements; materialize it first"
+    elif value.ndim > DIMENSIONS_MAX:
+        fault = f"has {value.ndim} dimensions; at most {DIMENSIONS_MAX}"
+    if fault:
+        raise StateError(f"{dotted(path)} {fault}")
 
 
 def _check_storage(data: torch.Tensor, path: Path) -> None:
     """Check that the elements are there: frameworks free the storage of a tensor they keep."""
     if not data.numel():
         return
-    strides = zip(data.shape, data.stride(), strict=True)
-    end = data.storage_offset() + sum((n - 1) * stride for n, stride in strides) + 1
+    last = data.numel() - 1
+    if not data.is_contiguous():
+        last = sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
+    end = data.storage_offset() + last + 1
     needed, held = end * data.element_size(), data.untyped_storage().nbytes()
     if held < needed:
         raise StateError(
@@ -172,10 +189,12 @@ def _check_storage(data: torch.Tensor, path: Path) -> None:
         )
 
 
-def _tie_key(data: torch.Tensor, tensor: Tensor, box: Box, mesh: object) -> TieKey | None:
+def _tie_key(data: torch.Tensor, shard: Shard, mesh: object) -> TieKey | None:
     # Empty tensors share data_ptr 0, and expanded ones share memory within themselves.
     if not data.numel():
         return None
     place = (data.device, data.untyped_storage().data_ptr(), data.storage_offset())
     bits = (data.is_conj(), data.is_neg())
-    return (*place, tuple(data.shape), data.stride(), tensor.dtype, tensor.shape, box, mesh, bits)
+    tensor, box = shard.tensor, shard.box
+    global_part = (tensor.dtype, tensor.shape, box.offset, mesh)
+    return (*place, tuple(data.shape), data.stride(), *global_part, bits)

@@ -113,6 +113,9 @@ class Node:
     items: tuple[tuple[Key, Any], ...] = ()
 
 
+_TENSOR, _LEAF = Node("tensor"), Node("leaf")
+
+
 def open_node(value: Any, path: Path) -> Node:
     """Tell what kind of thing a value is; dicts, and lists and tuples with tensors, are opened.
 
@@ -121,7 +124,7 @@ def open_node(value: Any, path: Path) -> Node:
     """
     check_depth(len(path), path)
     if isinstance(value, torch.Tensor):
-        return Node("tensor")
+        return _TENSOR
     if isinstance(value, nn.Module):
         return Node("module")
     if isinstance(value, Optimizer):
@@ -137,7 +140,7 @@ def open_node(value: Any, path: Path) -> Node:
             raise StateError(f"{where} holds tensors and the key {odd!r}; use text or integers")
     if isinstance(value, (list, tuple)) and holds_tensors(value):
         return Node("container", tuple(items_of(value)))
-    return Node("leaf")
+    return _LEAF
 
 
 def check_depth(depth: int, path: Path) -> None:
@@ -151,8 +154,9 @@ def check_depth(depth: int, path: Path) -> None:
 
 
 def _is_stateful(value: object) -> bool:
-    methods = [getattr(value, name, None) for name in ("state_dict", "load_state_dict")]
-    return not isinstance(value, type) and all(callable(method) for method in methods)
+    if not hasattr(value, "state_dict") or isinstance(value, type):
+        return False
+    return callable(value.state_dict) and callable(getattr(value, "load_state_dict", None))
 
 
 def holds_tensors(value: object) -> bool:
@@ -176,6 +180,7 @@ class _Walk:
         self.leaves = leaves
         self.names = names
         self.depth = 0
+        self.checked: dict[int, Any] = {}  # values by their ids, held so that these stay theirs
 
     def visit(self, value: Any, path: Path) -> None:
         self.depth += 1
@@ -206,7 +211,9 @@ class _Walk:
     def _object(self, value: Any, path: Path) -> None:
         if path:
             encode_path(path)
-        encode_value(value, path)  # fails here, with the path, rather than at the commit
+        if id(value) not in self.checked:
+            encode_value(value, path)  # fails here, with the path, rather than at the commit
+            self.checked[id(value)] = value
         self._claim(path)
         self.leaves.objects[path] = value
 
@@ -217,10 +224,12 @@ class _Walk:
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
         listed = optimizer_names(optimizer, self.names)
         self.leaves.optimizers.append(optimizer)
+        groups = optimizer.param_groups
+        # One dict for all parameters of a group: what is done with a value is done once.
+        options, tensors = [*map(group_options, groups)], [*map(group_tensors, groups)]
         for parameter, name, group in listed:
-            options = optimizer.param_groups[group]
-            self._object(group_options(options), (*path, "param_groups", name))
-            for key, value in group_tensors(options).items():
+            self._object(options[group], (*path, "param_groups", name))
+            for key, value in tensors[group].items():
                 self.visit(value, (*path, "param_group_tensors", name, key))
             state = optimizer.state.get(parameter)
             if state:

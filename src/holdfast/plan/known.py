@@ -1,0 +1,178 @@
+"""Plans that were made before, and a few numbers by which all ranks see that one still holds.
+
+What a plan depends on seldom changes from save to save: names, shapes, boxes, settings. What has to
+be equal on several ranks, and is not known to be, are the values: counters, schedules, replicas
+that may have drifted. Each rank multiplies the digest of every value that it shares by a key of the
+value's path, adds that to its proof as often as others hold the value too if it is the first that
+holds it, and takes it away if it is not: over all ranks the proofs come to 0 when all of them hold
+the same, and otherwise but once in 2^96 times. So one small sum over the ranks stands for the
+exchange of everything they hold.
+
+Pure but for the plans remembered, which change no answer; knows no torch, no files.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core import xxh3_128
+from ..format.table import Header
+from ..format.values import decode_value, encode_path, parse_json
+from ..layout import Path
+from .save_plan import Request, SavePlan
+
+KNOWN_MAX = 8  # plans: of the whole state, of the weights alone, …
+PROOFS, PROOF_BITS = 2, 48  # the sum over 2^15 ranks stays below 2^63
+WORD_BYTES, PART_BYTES = 448, 7  # in so many bytes for each number
+NUMBERS = 1 + PROOFS + WORD_BYTES // PART_BYTES  # whether busy, the proof, the coordinator's word
+
+U64 = npt.NDArray[np.uint64]
+Held = tuple[Any, ...]  # all that a plan depends on, on one rank; compared by value
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A plan, and what this rank held when it was made.
+
+    Attributes:
+        settings: the coordinator's.
+        answers: digest of what all ranks answered: that they hold the same plan.
+        shared: values that other ranks hold too and that have to be equal.
+        factors: for each of those, and the answers: how often it counts; negative is 2^64 less.
+        keys: for each of those, two odd numbers.
+    """
+
+    held: Held
+    plan: SavePlan
+    settings: dict[str, Any]
+    answers: bytes
+    shared: tuple[Path, ...]
+    factors: U64
+    keys: U64
+
+    def header(self, word: Mapping[str, Any]) -> Header:
+        """Return the header of a save by this plan, still without objects.
+
+        Args:
+            word: the coordinator's.
+        """
+        return Header(
+            save_id=word["save_id"],
+            step=word["step"],
+            world_size=self.settings["world_size"],
+            mesh=self.plan.mesh,
+            metrics=decode_value(word["metrics"]),
+            written_by=self.settings["written_by"],
+            chunk_elements=self.settings["chunk_elements"],
+            tensors=self.plan.tensors,
+            ties=self.plan.ties,
+            objects=(),
+        )
+
+
+def held_by(rank: int, settings: dict[str, Any], request: Request) -> Held:
+    """Return all that a plan depends on, on one rank: what it holds, but no values."""
+    names = (tuple(request.digests), tuple(request.objects))
+    return (rank, settings, request.shards, request.ties, names, request.mesh, request.node)
+
+
+def find(held: Held) -> Known | None:
+    """Return the plan that was made when this rank held just this."""
+    return next((known for known in reversed(_known) if known.held == held), None)
+
+
+def remember(known: Known) -> None:
+    """Keep a plan that a save was committed with."""
+    _known[:] = [*(other for other in _known if other.held != known.held), known][-KNOWN_MAX:]
+
+
+def forget_all() -> None:
+    """Let the next saves plan anew."""
+    _known.clear()
+
+
+_known: list[Known] = []
+
+
+def know(
+    held: Held,
+    plan: SavePlan,
+    settings: dict[str, Any],
+    requests: Sequence[Request],
+    rank: int,
+    answers: Sequence[bytes],
+) -> Known:
+    """Prepare what shows, in a later save, that all ranks hold what they did.
+
+    Args:
+        requests: of all ranks.
+        answers: what all ranks answered.
+    """
+    holders: dict[Path, list[int]] = {}
+    for other, request in enumerate(requests):
+        for path in (*request.digests, *request.objects):
+            holders.setdefault(path, []).append(other)
+    mine = requests[rank]
+    shared = tuple(
+        path
+        for path in (*mine.digests, *mine.objects)
+        if len(holders[path]) > 1 and path not in plan.forced
+    )
+    everyone = list(range(len(requests)))
+    factors = [_factor(found, rank) for found in [*map(holders.__getitem__, shared), everyone]]
+    names = [json.dumps(encode_path(path)).encode() for path in shared]
+    keys = _numbers([xxh3_128(name) for name in [*names, b"answers"]]) | np.uint64(1)
+    digest = xxh3_128(b"".join(map(xxh3_128, answers)))
+    return Known(held, plan, settings, digest, shared, np.array(factors, np.uint64), keys)
+
+
+def numbers(
+    known: Known, request: Request, word: Mapping[str, Any], *, busy: bool
+) -> list[int] | None:
+    """Return what this rank has to say, when it is short enough to be added up.
+
+    Args:
+        word: of the coordinator; others have none.
+    """
+    text = json.dumps(word).encode() if word else b""
+    if len(text) > WORD_BYTES:
+        return None
+    padded = text.ljust(WORD_BYTES) if word else bytes(WORD_BYTES)
+    parts = [padded[at : at + PART_BYTES] for at in range(0, WORD_BYTES, PART_BYTES)]
+    said = [int.from_bytes(part, "little") for part in parts]
+    return [int(busy), *_prove(known, request), *said]
+
+
+def settled(sums: Sequence[int]) -> bool:
+    """Whether the ranks' numbers, added up, show that none is busy and that all hold the same."""
+    busy, *proof = sums[: 1 + PROOFS]
+    return not busy and all(number % (1 << PROOF_BITS) == 0 for number in proof)
+
+
+def decode_word(sums: Sequence[int]) -> dict[str, Any]:
+    """Return what the coordinator said."""
+    parts = [part.to_bytes(PART_BYTES, "little") for part in sums[1 + PROOFS :]]
+    word: dict[str, Any] = parse_json(b"".join(parts))
+    return word
+
+
+def _prove(known: Known, request: Request) -> list[int]:
+    digests = [
+        request.digests[path] if path in request.digests else xxh3_128(request.objects[path])
+        for path in known.shared
+    ]
+    values = _numbers([*digests, known.answers])
+    proof = (values * known.keys * known.factors[:, None]).sum(axis=0, dtype=np.uint64)
+    return [int(number) for number in proof & np.uint64((1 << PROOF_BITS) - 1)]
+
+
+def _factor(holders: list[int], rank: int) -> int:
+    return len(holders) - 1 if holders[0] == rank else (1 << 64) - 1
+
+
+def _numbers(digests: Sequence[bytes]) -> U64:
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
