@@ -165,10 +165,11 @@ class Checkpoint:
         path = self._path(name)
         index = self._tensors[path]
         manifest, tensor = self._manifest, self._manifest.table.header.tensors[index]
-        boxes = [manifest.shard(i).box for i in self._manifest.tensor_shards[index]]
+        shards = manifest.shards_of(index).tolist()
+        boxes = [manifest.shard(i).box for i in shards]
         rows = [
             slice(first := int(manifest.shard_first_row[i]), first + int(count))
-            for i in self._manifest.tensor_shards[index]
+            for i in shards
             for count in [manifest.table.shard_chunks[i]]
         ]
         return TensorInfo(

@@ -180,7 +180,7 @@ def _footer_of(manifest: Manifest, file: int) -> Table:
     """Return the table that the footer of a file has to be: a part of the manifest's."""
     table = manifest.table
     rows = slice(int(manifest.file_first_chunk[file]), int(manifest.file_first_chunk[file + 1]))
-    shards = np.flatnonzero(table.shard_file == file)
+    shards = np.arange(*np.searchsorted(table.shard_file, [file, file + 1]))  # ordered by file
     tensors, numbers = np.unique(table.shard_tensor[shards], return_inverse=True)
     anew = {int(index): number for number, index in enumerate(tensors)}
     header = replace(

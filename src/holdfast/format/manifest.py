@@ -4,15 +4,21 @@ Knows bytes and columns; reads no file. `Manifest` adds to a table what its read
 and again.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from ..boxes import LANES, PRIME, Bools, Boxes, are_inside, measure, random_keys, unflatten
 from ..errors import CorruptError, HoldfastError
 from ..layout import ITEM_BYTES, Box, Shard, elements_per_chunk, tiling_fault
 from . import spec
 from .names import data_file_name, dotted
 from .table import I64, U64, Table, decode_table, encode_table
+
+BLOCK_ROWS = 1 << 16  # looked at in one go: 64 dimensions of that many boxes take 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +32,9 @@ class Manifest:
         chunk_start: byte offset of each payload in its file.
         chunk_bytes: payload bytes.
         chunk_gap_start: where the zero gap before the payload begins.
-        tensor_shards: for each tensor, the indices of its shards.
-        size_bytes: of the MANIFEST itself.
         payload_end: where the payloads of each file end and the gap before its footer begins.
+        tensor_order, tensor_first: shards ordered by tensor, and where those of each begin.
+        size_bytes: of the MANIFEST itself.
     """
 
     table: Table
@@ -40,8 +46,18 @@ class Manifest:
     chunk_bytes: I64
     chunk_gap_start: I64
     payload_end: I64
-    tensor_shards: tuple[tuple[int, ...], ...]
+    tensor_order: I64
+    tensor_first: I64
     size_bytes: int = 0
+
+    def shards_of(self, tensor: int) -> I64:
+        """Return the indices of a tensor's shards, ascending."""
+        return self.tensor_order[self.tensor_first[tensor] : self.tensor_first[tensor + 1]]
+
+    def boxes(self, rows: I64, dimensions: int = 0) -> Boxes:
+        """Return the boxes of shards, filled up to so many dimensions."""
+        ndim = (self.box_start[rows + 1] - self.box_start[rows]) // 2
+        return unflatten(self.table.shard_box, self.box_start[rows], ndim, dimensions)
 
     def shard(self, index: int) -> Shard:
         """Return shard ``index`` as geometry."""
@@ -99,7 +115,10 @@ def check_table(table: Table) -> Manifest:
     chunk_bytes = (table.chunk_size_mode & spec.PAYLOAD_BYTES_MAX).astype(np.int64)
     gap_start, payload_end = _check_extents(table, file_first_chunk, chunk_start, chunk_bytes)
     names = zip(table.file_rank.tolist(), table.file_number.tolist(), strict=True)
-    manifest = Manifest(
+    for block in _blocks(shards):
+        _check_payload_sizes(table, box_start, first_row, block)
+    counts = np.bincount(table.shard_tensor, minlength=len(table.header.tensors))
+    return Manifest(
         table,
         tuple(data_file_name(table.header.save_id, rank, number) for rank, number in names),
         file_first_chunk,
@@ -109,10 +128,9 @@ def check_table(table: Table) -> Manifest:
         chunk_bytes,
         gap_start,
         payload_end,
-        _shards_by_tensor(table),
+        np.argsort(table.shard_tensor, kind="stable"),
+        _starts(counts),
     )
-    _check_payload_sizes(manifest)
-    return manifest
 
 
 def check_tiling(manifest: Manifest) -> None:
@@ -121,8 +139,22 @@ def check_tiling(manifest: Manifest) -> None:
     Raises:
         CorruptError: they do not; the text names the tensor.
     """
-    for tensor, indices in zip(manifest.table.header.tensors, manifest.tensor_shards, strict=True):
-        if fault := tiling_fault(tensor.shape, [manifest.shard(i).box for i in indices]):
+    table, keys = manifest.table, random_keys(spec.DIMENSIONS_MAX)
+    found = np.zeros((len(table.header.tensors), LANES), np.uint64)
+    for block in _blocks(len(table.shard_tensor)):
+        owner, boxes = table.shard_tensor[block], manifest.boxes(block)
+        ndim = (manifest.box_start[block + 1] - manifest.box_start[block]) // 2
+        for lane, numbers in enumerate(measure(boxes, ndim, keys).T):
+            np.add.at(found[:, lane], owner, numbers)
+    expected = np.zeros_like(found)
+    for block in _blocks(len(expected)):
+        whole, ndim = _whole_boxes(table, block)
+        expected[block] = measure(whole, ndim, keys)
+    differing = (found % np.uint64(PRIME) != expected).any(axis=1)
+    for index in np.flatnonzero(differing).tolist():
+        tensor = table.header.tensors[index]
+        held = [manifest.shard(i).box for i in manifest.shards_of(index).tolist()]
+        if fault := tiling_fault(tensor.shape, held):
             raise CorruptError(f"tensor {dotted(tensor.path)}: {fault}")
 
 
@@ -133,7 +165,8 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     large = size >= spec.LARGE_PAYLOAD_BYTES
     _require(not np.any(start[large] % spec.LARGE_ALIGN_BYTES), "a large payload is not aligned")
     file_of = np.repeat(np.arange(files), np.diff(file_first_chunk))
-    order = np.lexsort((size, start, file_of))
+    follows = (file_of[1:] != file_of[:-1]) | (start[1:] > start[:-1])
+    order = np.arange(len(start)) if np.all(follows) else np.lexsort((size, start, file_of))
     ends = start + size
     gap_start = np.full(len(start), spec.DATA_HEADER_BYTES, np.int64)
     same_file = file_of[order][1:] == file_of[order][:-1]
@@ -147,38 +180,55 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     return gap_start, payload_end
 
 
-def _check_payload_sizes(manifest: Manifest) -> None:
-    """Check each shard's chunk count and, under raw, each payload's mode and size."""
-    table, chunk_elements = manifest.table, manifest.table.header.chunk_elements
-    for index, rows in enumerate(table.shard_chunks.tolist()):
-        shard = manifest.shard(index)
-        what = f"a shard of {dotted(shard.tensor.path)}"
-        step = elements_per_chunk(shard.tensor.dtype, chunk_elements)
-        box, shape = shard.box, shard.tensor.shape
-        inside = all(
-            a >= 0 and n >= 1 and a + n <= s
-            for a, n, s in zip(box.offset, box.shape, shape, strict=True)
-        )
-        _require(inside, f"{what} leaves the tensor")
-        elements = box.elements
-        _require(rows == -(-elements // step), f"{what} has {rows} chunks")
-        first = int(manifest.shard_first_row[index])
-        item_bytes = ITEM_BYTES[shard.tensor.dtype]
-        expected = np.full(rows, step * item_bytes)
-        expected[-1] = (elements - (rows - 1) * step) * item_bytes
-        # Under raw the mode is 0, so size and mode together are the size.
-        found = table.chunk_size_mode[first : first + rows]
-        _require(bool(np.all(found == expected)), f"{what} has a payload of another size or mode")
+def _check_payload_sizes(table: Table, box_start: I64, first_row: I64, block: I64) -> None:
+    """Check the boxes of shards, their chunk counts and, under raw, each payload's mode and size.
+
+    Args:
+        block: consecutive shards.
+    """
+    tensors, chunk_elements = table.header.tensors, table.header.chunk_elements
+    owner = table.shard_tensor[block].astype(np.int64)
+    ndim = (box_start[block + 1] - box_start[block]) // 2
+
+    def require(holds: Bools, fault: Callable[[int], str]) -> None:
+        if not np.all(holds):
+            first = int(np.argmin(holds))
+            raise CorruptError(f"a shard of {dotted(tensors[owner[first]].path)} {fault(first)}")
+
+    present, place = np.unique(owner, return_inverse=True)
+    boxes, whole = unflatten(table.shard_box, box_start[block], ndim), _whole_boxes(table, present)
+    require(are_inside(boxes, whole[0].shape[place]), lambda _: "leaves the tensor")
+    dtypes = [tensors[index].dtype for index in present.tolist()]
+    step = np.array([elements_per_chunk(d, chunk_elements) for d in dtypes], np.int64)[place]
+    item_bytes = np.array([ITEM_BYTES[d] for d in dtypes], np.int64)[place]
+    elements, rows = boxes.elements, table.shard_chunks[block].astype(np.int64)
+    require(rows == -(-elements // step), lambda first: f"has {rows[first]} chunks")
+    # Under raw the mode is 0, so size and mode together are the size.
+    expected = np.repeat(step * item_bytes, rows)
+    ends = np.cumsum(rows)
+    expected[ends - 1] = (elements - (rows - 1) * step) * item_bytes
+    start = int(first_row[block[0]])
+    right = expected == table.chunk_size_mode[start : start + len(expected)]
+    if not np.all(right):
+        wrong = int(np.searchsorted(ends, int(np.argmin(right)), "right"))
+        require(np.arange(len(rows)) != wrong, lambda _: "has a payload of another size or mode")
 
 
-def _shards_by_tensor(table: Table) -> tuple[tuple[int, ...], ...]:
-    result: list[list[int]] = [[] for _ in table.header.tensors]
-    for index, tensor in enumerate(table.shard_tensor.tolist()):
-        result[tensor].append(index)
-    return tuple(map(tuple, result))
+def _whole_boxes(table: Table, tensors: I64) -> tuple[Boxes, I64]:
+    """Return the boxes of whole tensors, and their dimensions."""
+    shapes = [table.header.tensors[index].shape for index in tensors.tolist()]
+    ndim = np.array([len(shape) for shape in shapes], np.int64)
+    flat = np.array([n for shape in shapes for n in (*[0] * len(shape), *shape)], np.int64)
+    return unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim), ndim
 
 
-def _starts(counts: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> I64:
+def _blocks(count: int) -> Iterator[I64]:
+    """Cut rows into blocks, whose boxes take little memory whatever their dimensions."""
+    for first in range(0, count, BLOCK_ROWS):
+        yield np.arange(first, min(first + BLOCK_ROWS, count))
+
+
+def _starts(counts: "npt.NDArray[np.integer[Any]]") -> I64:
     return np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
 
 

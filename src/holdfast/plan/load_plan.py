@@ -1,11 +1,14 @@
 """Which bytes a load reads, in which order. Pure; knows no torch, opens no files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from ..boxes import I64, Boxes, reach_into, strides_of, unflatten
 from ..format.manifest import Manifest
 from ..format.spec import LARGE_ALIGN_BYTES
-from ..layout import Box, Chunk, Extent, Path, boxes_of_range, elements_per_chunk
+from ..layout import Box, Chunk, Extent, Path, Shard, elements_per_chunk
 
 GAP_BYTES_MAX = 64 << 10  # read over a gap rather than seek: 64 KiB cost less than a request
 RUN_BYTES_MIN = 4 << 20  # a run grows past a large payload only up to here, so that reads overlap
@@ -40,48 +43,80 @@ def plan_load(
     Returns:
         Runs ordered by file and offset; no chunk is in two.
     """
-    reads: dict[int, tuple[Chunk, list[Path]]] = {}
-    for path, (tensor, box) in wanted.items():
-        for index in manifest.tensor_shards[tensor]:
-            for row, chunk in _chunks_within(manifest, index, box):
-                reads.setdefault(row, (chunk, []))[1].append(path)
-    chunks = [ChunkRead(row, chunk, tuple(paths)) for row, (chunk, paths) in reads.items()]
+    targets, rows = _rows_within(manifest, wanted)
+    paths = list(wanted)
+    starts = manifest.chunk_start[rows]
+    files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
+    order = np.lexsort((targets, starts, files))
+    chunks: list[ChunkRead] = []
+    shards = (manifest.shard_first_row.searchsorted(rows, "right") - 1)[order].tolist()
+    known: dict[int, Shard] = {}
+    for row, index, target in zip(
+        rows[order].tolist(), shards, targets[order].tolist(), strict=True
+    ):
+        if chunks and chunks[-1].row == row:
+            read = chunks[-1]
+            chunks[-1] = ChunkRead(row, read.chunk, (*read.targets, paths[target]))
+            continue
+        shard = known.get(index) or known.setdefault(index, manifest.shard(index))
+        step = elements_per_chunk(shard.tensor.dtype, manifest.table.header.chunk_elements)
+        first = (row - int(manifest.shard_first_row[index])) * step
+        chunk = Chunk(shard, first, min(step, shard.box.elements - first))
+        chunks.append(ChunkRead(row, chunk, (paths[target],)))
     return _coalesce(manifest, chunks, run_bytes_max)
 
 
-def _chunks_within(manifest: Manifest, index: int, box: Box) -> Iterable[tuple[int, Chunk]]:
-    """Find the chunks of a shard that hold elements of a box (in global coordinates)."""
-    shard = manifest.shard(index)
-    common = shard.box.intersect(box) if box.elements else None
-    if common is None:
-        return
-    inside = common.relative_to(shard.box.offset)
-    step = elements_per_chunk(shard.tensor.dtype, manifest.table.header.chunk_elements)
-    corner = tuple(a + n - 1 for a, n in zip(inside.offset, inside.shape, strict=True))
-    numbers = range(
-        _linear(inside.offset, shard.box.shape) // step,
-        _linear(corner, shard.box.shape) // step + 1,
-    )
-    for number in numbers:
-        first = number * step
-        chunk = Chunk(shard, first, min(step, shard.box.elements - first))
-        parts = boxes_of_range(shard.box.shape, first, chunk.elements)
-        if common == shard.box or any(part.intersect(inside) for _, part in parts):
-            yield int(manifest.shard_first_row[index]) + number, chunk
+def _rows_within(manifest: Manifest, wanted: Mapping[Path, tuple[int, Box]]) -> tuple[I64, I64]:
+    """Find the chunks that hold elements of what is wanted.
+
+    Returns:
+        (number of the target, row of the chunk) of every pair.
+    """
+    header = manifest.table.header
+    boxes = [box for _, box in wanted.values()]
+    tensor = np.array([index for index, _ in wanted.values()], np.int64)
+    ndim = np.array([len(box.shape) for box in boxes], np.int64)
+    flat = np.array([n for box in boxes for n in (*box.offset, *box.shape)], np.int64)
+    parts = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)
+    # Every shard of a wanted tensor beside the box that is wanted of it.
+    first, end = manifest.tensor_first[tensor], manifest.tensor_first[tensor + 1]
+    target, number = _spread(first, end)
+    shard = manifest.tensor_order[number]
+    held, part = manifest.boxes(shard, parts.shape.shape[1]), parts[target]
+    low = np.maximum(held.offset, part.offset)
+    high = np.minimum(held.offset + held.shape, part.offset + part.shape)
+    common = np.asarray((high > low).all(axis=1))
+    target, shard, held = target[common], shard[common], held[common]
+    inside = Boxes(low[common] - held.offset, high[common] - low[common])
+    # Chunks from the one with the first common element to the one with the last.
+    dtypes = [tensor.dtype for tensor in header.tensors]
+    lengths = np.array([elements_per_chunk(d, header.chunk_elements) for d in dtypes], np.int64)
+    step = lengths[manifest.table.shard_tensor[shard]]
+    strides = strides_of(held.shape)
+    begin = (inside.offset * strides).sum(axis=1)
+    last = ((inside.offset + inside.shape - 1) * strides).sum(axis=1)
+    pair, chunk = _spread(begin // step, last // step + 1)
+    whole = np.asarray((inside.shape == held.shape).all(axis=1))
+    start = chunk * step[pair]
+    stop = np.minimum(start + step[pair], held.elements[pair])
+    kept = whole[pair]
+    some = np.flatnonzero(~kept)
+    kept[some] = reach_into(inside[pair[some]], held.shape[pair[some]], start[some], stop[some])
+    return target[pair[kept]], (manifest.shard_first_row[shard[pair]] + chunk)[kept]
 
 
-def _linear(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    position = 0
-    for i, n in zip(index, shape, strict=True):
-        position = position * n + i
-    return position
+def _spread(first: I64, end: I64) -> tuple[I64, I64]:
+    """Write ranges out: (which range, number in it) of every number of every range."""
+    counts = end - first
+    which = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return which, np.arange(len(which)) - before[which] + first[which]
 
 
 def _coalesce(manifest: Manifest, chunks: list[ChunkRead], run_bytes_max: int) -> tuple[Run, ...]:
     """Join neighbours into runs of at most ``run_bytes_max``."""
     file_of = manifest.file_first_chunk.searchsorted([c.row for c in chunks], "right") - 1
     files = dict(zip((c.row for c in chunks), file_of.tolist(), strict=True))
-    chunks.sort(key=lambda c: (files[c.row], int(manifest.chunk_start[c.row])))
     runs: list[Run] = []
     group: list[ChunkRead] = []
     file = start = end = 0
