@@ -26,6 +26,7 @@ I64 = npt.NDArray[np.int64]
 _PREAMBLE = struct.Struct("<8sIIQQQQQQQ")
 assert _PREAMBLE.size == spec.PREAMBLE_BYTES
 
+_TENSOR_KEYS = {"path", "dtype", "shape", "codec"}
 _KEYS = {
     *(
         "save_id",
@@ -263,7 +264,7 @@ def _check_known(values: dict[str, Any]) -> None:
 
 
 def _decode_tensor(entry: dict[str, Any], codecs: list[Any]) -> Tensor:
-    _keys(entry, {"path", "dtype", "shape", "codec"}, "tensor")
+    _keys(entry, _TENSOR_KEYS, "tensor")
     dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CorruptError(f"the dtype {dtype!r:.40} is unknown")
@@ -273,7 +274,7 @@ def _decode_tensor(entry: dict[str, Any], codecs: list[Any]) -> Tensor:
         raise CorruptError(f"codec {entry['codec']} is not in the table of {len(codecs)}")
     tensor = Tensor(decode_path(entry["path"]), dtype, _shape(shape))
     # An empty tensor may not be of a shape either that nobody could hold in memory.
-    if prod(max(n, 1) for n in tensor.shape) * ITEM_BYTES[dtype] > spec.TENSOR_BYTES_MAX:
+    if prod([n or 1 for n in tensor.shape]) * ITEM_BYTES[dtype] > spec.TENSOR_BYTES_MAX:
         raise CorruptError(f"a tensor of shape {shape!r:.80} takes 2^63 bytes or more")
     return tensor
 
@@ -298,7 +299,7 @@ def _entries(values: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _keys(entry: dict[str, Any], keys: set[str], what: str) -> None:
-    if set(entry) != keys:
+    if entry.keys() != keys:
         raise CorruptError(f"a {what} of its JSON header has the keys {sorted(entry)!r:.80}")
 
 
@@ -309,7 +310,7 @@ def _count(value: Any, low: int, what: str, end: int = 1 << 63) -> int:
 
 
 def _shape(values: list[Any]) -> Shape:
-    return tuple(_count(n, 0, "a dimension") for n in values)
+    return tuple([_count(n, 0, "a dimension") for n in values])
 
 
 def _text(value: Any, what: str) -> str:

@@ -202,7 +202,9 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _path_bytes(encoded: Json) -> int:
-    return len(_compact(encoded).encode())
+    """Return the bytes of a path as JSON; of short ones, more than they take at most."""
+    bound = sum(6 * len(key) + 3 if type(key) is str else 64 for key in encoded)
+    return bound if bound <= PATH_BYTES_MAX else len(_compact(encoded).encode())
 
 
 def decode_path(value: Json) -> Path:
@@ -213,7 +215,7 @@ def decode_path(value: Json) -> Path:
     """
     if not isinstance(value, list) or not 0 < len(value) <= PATH_KEYS_MAX:
         raise CorruptError(f"{value!r:.80} is not a path")
-    path = tuple(_decode_key(key) for key in value)
+    path = tuple([key if type(key) is str else _decode_key(key) for key in value])
     if (size_bytes := _path_bytes(value)) > PATH_BYTES_MAX:
         raise CorruptError(f"a path takes {size_bytes} bytes; at most {PATH_BYTES_MAX}")
     return path
@@ -272,14 +274,14 @@ def _check_surrogates(value: Json) -> None:
 
 def _check_depth(value: Json) -> None:
     """Bound the nesting level by level, without recursion."""
-    level = [value]
+    level = [value] if type(value) in (list, dict) else []
     for _ in range(JSON_DEPTH_MAX + 1):
+        if not level:
+            return
         level = [
             item
             for parent in level
-            if isinstance(parent, (list, dict))
-            for item in (parent.values() if isinstance(parent, dict) else parent)
+            for item in (parent.values() if type(parent) is dict else parent)
+            if type(item) is dict or type(item) is list
         ]
-        if not level:
-            return
     raise CorruptError(f"the JSON header is nested deeper than {JSON_DEPTH_MAX} levels")
