@@ -20,7 +20,7 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 ROOMS_MAX, REENTRIES_MAX, DEPTH_MAX = 14, 15, 7
-PURE = ("layout", "options", "errors", "__init__", "_fit", "_wanted", "stores/url")
+PURE = ("layout", "boxes", "options", "errors", "__init__", "_fit", "_wanted", "stores/url")
 PURE += ("format/", "codecs/", "plan/")
 CONDUCTORS = ("_save.py", "_load.py", "engine/pipeline.py")
 

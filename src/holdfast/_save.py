@@ -29,15 +29,15 @@ from .group.torch import find_group
 from .layout import Path, Shard, size_of
 from .options import Options
 from .plan import known
-from .plan.save_plan import (
+from .plan.requests import (
     Request,
-    decode_objects,
+    Values,
     decode_requests,
     encode_object,
-    encode_objects,
     encode_request,
-    plan_save,
+    request_of,
 )
+from .plan.save_plan import decode_objects, encode_objects, plan_save
 from .state.steps import changed_by_steps, hold_steps
 from .state.tree import Leaves, flatten
 from .stores.local import LocalStore
@@ -91,7 +91,7 @@ class _Agreed:
     @property
     def shards(self) -> tuple[Shard, ...]:
         """Those that this rank writes, in order."""
-        return self.made.plan.shards[self.files.rank]
+        return self.made.shards
 
     @property
     def codec(self) -> str:
@@ -296,17 +296,16 @@ def _agree(mine: _Described, told: BriefPhase, ranks: "Group", ledger: Ledger) -
         size_bytes = size_of(made.plan.tensors)
         check_room(mine.store.location, size_bytes, word.get("free_bytes"))
         header = made.header(word)
-        files = [
-            WriterPlan(header, rank, 0, size_of(shards), made.settings["file_bytes"])
-            for rank, shards in enumerate(made.plan.shards)
-        ]
+        file_bytes = made.settings["file_bytes"]
         for rank, first in enumerate(firsts):
             if first["settings"]["pool_bytes"] is not None:
-                needed = lay_out(files[rank], made.plan.shards[rank]).size_bytes
+                shards = made.plan.shards(rank)
+                files = WriterPlan(header, rank, 0, size_of(shards), file_bytes)
+                needed = lay_out(files, shards).size_bytes
                 check_pool(first["settings"]["pool_bytes"], needed, rank)
-    ledger.total_bytes = files[ranks.rank].payload_bytes
-    objects = mine.request.objects
-    return _Agreed(mine.store, files[ranks.rank], made, objects, size_bytes)
+        files = WriterPlan(header, ranks.rank, 0, size_of(made.shards), file_bytes)
+    ledger.total_bytes = files.payload_bytes
+    return _Agreed(mine.store, files, made, mine.request.values.objects, size_bytes)
 
 
 def _first_line(answer: bytes) -> dict[str, Any]:
@@ -389,10 +388,11 @@ def _request(leaves: Leaves, *, compare: bool) -> Request:
         for path, tensor in leaves.tensors.items()
         if compare and (digest := tensor.digest()) is not None
     }
-    shards = tuple(tensor.shard for tensor in leaves.tensors.values())
+    shards = [tensor.shard for tensor in leaves.tensors.values()]
     texts: dict[int, bytes] = {}  # parameters of one group share their options
     objects = {
         path: texts.get(id(value)) or texts.setdefault(id(value), encode_object(value, path))
         for path, value in leaves.objects.items()
     }
-    return Request(leaves.mesh, shards, leaves.ties(), digests, objects, socket.gethostname())
+    values = Values(digests, objects)
+    return request_of(shards, leaves.ties(), leaves.mesh, values, socket.gethostname())

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from crash_content import OPTIONS, make_state
 from crash_oracle import Record, checkpoint_states, record, run_states
@@ -107,8 +108,9 @@ def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
 
     def plan_with_a_gap(*arguments: object) -> object:
         plan = plan_save(*arguments)
-        *others, last = plan.shards
-        return replace(plan, shards=(*others, last[1:]))
+        kept = np.arange(len(plan.tensor)) != plan.first[-2]
+        first = np.append(plan.first[:-1], plan.first[-1] - 1)
+        return replace(plan, tensor=plan.tensor[kept], boxes=plan.boxes[kept], first=first)
 
     patch.setattr(holdfast._save, "plan_save", plan_with_a_gap)
     patch.setattr(known, "find", lambda _: None)  # nor is it to be used by another test

@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import chain, combinations, pairwise
 from math import prod
 
@@ -10,6 +10,8 @@ import pytest
 
 from holdfast.layout import Box, Path, Shape, Shard, Tensor, size_of, tiling_fault, whole
 from holdfast.plan.balance import CUT_BYTES_MIN, assign, chosen_writers
+from holdfast.plan.dedup import merge_tensors
+from holdfast.plan.requests import Values, decode_requests, encode_request, request_of
 
 CHUNK = 1 << 20
 EVEN = 1.05  # the fullest rank, of the mean
@@ -93,7 +95,28 @@ def tensor_parallel(state: list[Tensor], ranks: int) -> Held:
 
 
 def plan(held: Held, chosen: Sequence[int] | None = None) -> tuple[tuple[Shard, ...], ...]:
-    return assign(held, {}, range(len(held)) if chosen is None else chosen, CHUNK)
+    return share_out(held, {}, range(len(held)) if chosen is None else chosen, CHUNK)
+
+
+def share_out(
+    held: Held, forced: Mapping[Path, int], chosen: Container[int], chunk_elements: int
+) -> tuple[tuple[Shard, ...], ...]:
+    """`assign`, from shards to shards."""
+    encoded = [encode_request(request_of(s, {}, None, Values({}, {}), "")) for s in held]
+    tensors, rows = merge_tensors(decode_requests(encoded))
+    index = {tensor.path: number for number, tensor in enumerate(tensors)}
+    kept = rows[rows.boxes.elements > 0]
+    ranks = {index[path]: rank for path, rank in forced.items()}
+    share = assign(tensors, kept, len(held), ranks, chosen, chunk_elements)
+    written: list[list[Shard]] = [[] for _ in held]
+    sides = (share.boxes.offset.tolist(), share.boxes.shape.tolist())
+    for rank, number, offset, shape in zip(
+        share.writer.tolist(), share.tensor.tolist(), *sides, strict=True
+    ):
+        ndim = len(tensors[number].shape)
+        box = Box(tuple(offset[:ndim]), tuple(shape[:ndim]))
+        written[rank].append(Shard(tensors[number], box))
+    return tuple(map(tuple, written))
 
 
 def evenness(shards_by_rank: Sequence[Sequence[Shard]]) -> float:
@@ -219,7 +242,7 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(seed: int) -> Non
     ranks = chance.randint(1, 6)
     held = random_holding(chance, ranks, subsets(ranks), chance.choice([10, 3000, 10**6, 2**40]))
     chosen = chance.sample(range(ranks), chance.randint(1, ranks))
-    found = assign(held, {}, chosen, chance.choice([1, 7, CHUNK]))
+    found = share_out(held, {}, chosen, chance.choice([1, 7, CHUNK]))
     assert faults(held, found) == []
     holders = holders_of(held)
     for rank, shards in enumerate(found):
@@ -271,7 +294,7 @@ def test_a_plan_is_the_same_whoever_makes_it() -> None:
 def test_a_tensor_that_has_to_be_one_ranks_is_that_ranks() -> None:
     state = training_state(16)
     first: Path = state[0].path
-    found = assign(ddp(state, 3), {first: 2}, [0], CHUNK)
+    found = share_out(ddp(state, 3), {first: 2}, [0], CHUNK)
     assert found[2] == (all_of(state[0]),)
     assert evenness(found) > 1.5 and found[1] == (), "the rest is the chosen rank's"
 

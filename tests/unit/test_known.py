@@ -14,7 +14,8 @@ from format.simulated_ranks import run_ranks
 from holdfast.errors import PeerError, StateError
 from holdfast.options import Options
 from holdfast.plan import known
-from holdfast.plan.save_plan import Request, encode_object, plan_save
+from holdfast.plan.requests import Request, Values, encode_object, request_of
+from holdfast.plan.save_plan import plan_save
 
 from .training import same
 
@@ -204,22 +205,24 @@ def test_proofs_add_up_only_where_all_ranks_hold_the_same() -> None:
         values = {(f"v{i}",): i for i in range(chance.randint(1, 8))}
         holders = {p: chance.sample(range(ranks), chance.randint(1, ranks)) for p in values}
         requests = [
-            Request(
-                None,
-                (),
+            request_of(
+                [],
                 {},
-                {p: chance.randbytes(16) for p in [("own", rank)]},
-                {p: encode_object(v, p) for p, v in values.items() if rank in holders[p]},
+                None,
+                Values(
+                    {p: chance.randbytes(16) for p in [("own", rank)]},
+                    {p: encode_object(v, p) for p, v in values.items() if rank in holders[p]},
+                ),
                 "node",
             )
             for rank in range(ranks)
         ]
-        plan = plan_save([Request(None, (), {}, {}, r.objects, "") for r in requests], 9, 9, "rank")
+        plan = plan_save(requests, 9, 9, "rank")
         made = [known.know((), plan, {}, requests, rank, [b"all"]) for rank in range(ranks)]
         assert known.settled(sums(made, requests))
         path = chance.choice(list(values))
         rank = chance.choice(holders[path])
-        requests[rank].objects[path] = b'"another"'
+        requests[rank].values.objects[path] = b'"another"'
         assert known.settled(sums(made, requests)) == (len(holders[path]) == 1)
         other = known.know((), plan, {}, requests, 0, [b"others"])
         assert not known.settled(sums([other, *made[1:]], requests))

@@ -16,14 +16,16 @@ import holdfast
 from format.simulated_ranks import Piece, cut, pieces, run_ranks, save_pieces
 from holdfast.errors import PeerError, StateError
 from holdfast.layout import Box, Shard, Tensor, tiling_fault, whole
-from holdfast.plan.save_plan import (
+from holdfast.plan.requests import (
     Request,
-    SavePlan,
+    Values,
+    decode_object,
     decode_requests,
     encode_object,
     encode_request,
-    plan_save,
+    request_of,
 )
+from holdfast.plan.save_plan import SavePlan, plan_save
 
 from .training import same
 
@@ -194,27 +196,27 @@ def test_a_rank_that_fails_fails_all_and_leaves_nothing(new_path: NewPath) -> No
 
 def test_a_request_survives_the_wire() -> None:
     tensor = Tensor(("a", 1, ("list", 2)), "bf16", (2**40, 3))
-    request = Request(
-        mesh={"shape": [2], "names": ["dp"]},
-        shards=(Shard(tensor, Box((2**39, 0), (2**38, 3))),),
-        ties={("b",): ("a", 1, ("list", 2))},
-        digests={("b",): bytes(16)},
-        objects={("o", -1): encode_object((1, b"x", {None: 2}), ("o", -1))},
-        node="hôst",
-    )
+    value = {("o", -1): encode_object((1, b"x", {None: 2}), ("o", -1))}
+    shards = [Shard(tensor, Box((2**39, 0), (2**38, 3))), Shard(tensor, Box((), ()))]
+    mesh = {"shape": [2], "names": ["dp"]}
+    ties: dict[Any, Any] = {("b",): ("a", 1, ("list", 2))}
+    values = Values({("b",): bytes(range(16))}, value)
+    request = request_of(shards, ties, mesh, values, "hôst")
     other = replace(request, node="another")
-    third = replace(request, shards=())
+    third = request_of([], {}, None, Values({}, {}), "")
     sent = [request, other, third]
     found = decode_requests([encode_request(request) for request in sent])
     assert found == sent
-    assert found[0].shards is found[1].shards, "decoded once"
+    assert found[0].names is found[1].names and found[0].boxes is found[1].boxes, "decoded once"
+    assert found[0].numbers.tolist() == [2**39, 0, 2**38, 3]
+    assert decode_object(found[1].values.objects["o", -1]) == (1, b"x", {None: 2})
 
 
 def test_a_tie_on_one_rank_only_is_no_tie() -> None:
     def request(ties: dict[Any, Any]) -> Request:
         names = [(name,) for name in ("a", "b", "c")]
-        shards = tuple(Shard(Tensor(n, "f32", (2,)), whole((2,))) for n in names)
-        return Request(None, shards, ties, {}, {}, "node")
+        shards = [Shard(Tensor(n, "f32", (2,)), whole((2,))) for n in names]
+        return request_of(shards, ties, None, Values({}, {}), "node")
 
     def plan(*requests: Request) -> SavePlan:
         return plan_save(list(requests), 1 << 38, 1 << 20, "rank")

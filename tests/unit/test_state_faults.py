@@ -19,7 +19,7 @@ from holdfast.format.values import encode_value
 from holdfast.layout import Path as StatePath
 from holdfast.layout import Tensor
 from holdfast.plan import dedup
-from holdfast.plan.save_plan import encode_object
+from holdfast.plan.requests import encode_object
 from holdfast.state.target import Source, bind
 from holdfast.state.tensors import local_tensor
 from holdfast.state.tree import flatten

@@ -5,26 +5,45 @@ a box is written by ranks that hold it, and large boxes that several hold are cu
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import lcm
-from operator import itemgetter
 
-from ..layout import ITEM_BYTES, Box, Path, Shard, boxes_of_range, elements_per_chunk, size_of
+import numpy as np
+
+from ..boxes import I64, Boxes, unflatten
+from ..layout import ITEM_BYTES, Box, Shard, Tensor, boxes_of_range, elements_per_chunk, size_of
+from .dedup import Rows, same_boxes
 
 CUT_SHARE = 200  # of the mean load: how far a cut may lie from where the shares would be equal
 CUT_BYTES_MIN = 256  # about what a further piece takes in the footer and in MANIFEST
 ROUNDS_MAX = 16  # random sets that cross, of six ranks, lay still after ten at most
 
 Ranks = tuple[int, ...]  # ascending
-Numbered = tuple[int, Shard]  # place in the order of the state, shard
+Numbered = tuple[int, Shard]  # place among the distinct boxes, shard
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """Who writes what, as columns: the boxes of each rank behind each other, in the state's order.
+
+    Attributes:
+        tensor: index of each box's tensor.
+    """
+
+    writer: I64
+    tensor: I64
+    boxes: Boxes
 
 
 def assign(
-    shards_by_rank: Sequence[Sequence[Shard]],
-    forced: Mapping[Path, int],
+    tensors: Sequence[Tensor],
+    rows: Rows,
+    world_size: int,
+    forced: Mapping[int, int],
     chosen: Container[int],
     chunk_elements: int,
-) -> tuple[tuple[Shard, ...], ...]:
+) -> Share:
     """Share out all distinct boxes, so that every rank writes the same number of bytes.
 
     What only one rank can write is its load to begin with. The rest is grouped by the set of ranks
@@ -41,23 +60,60 @@ def assign(
     it should be (2 x 1/200), but for very small states. At most one cut a rank and set.
 
     Args:
-        shards_by_rank: what each rank holds, each tensor once; empty boxes are dropped.
-        forced: tensors that a certain rank has to write, whole.
+        rows: what the ranks hold, each tensor once; without empty boxes.
+        forced: {tensor: rank} of those that a certain rank has to write, whole.
         chosen: ranks that write what several hold; a box that none of them holds is written by
             those that do.
         chunk_elements: of the save.
+    """
+    first, group = same_boxes(rows)
+    tensor, boxes = rows.tensor[first], rows.boxes[first]
+    item_bytes = np.array([ITEM_BYTES[t.dtype] for t in tensors], np.int64)
+    box_bytes = boxes.elements * item_bytes[tensor]
+    writer = _only_writers(rows, first, group, forced)
+    alone = np.flatnonzero(writer >= 0)
+    load = np.zeros(world_size, np.int64)
+    np.add.at(load, writer[alone], box_bytes[alone])
+
+    def numbered(number: int) -> Numbered:
+        held = tensors[tensor[number]]
+        sides = (side[number, : len(held.shape)].tolist() for side in (boxes.offset, boxes.shape))
+        offset, shape = map(tuple, sides)
+        return number, Shard(held, Box(offset, shape))
+
+    groups = {
+        ranks: [numbered(number) for number in numbers]
+        for ranks, numbers in _by_writers(rows, group, writer, chosen).items()
+    }
+    pieces = _share_out(groups, load.tolist(), chunk_elements)
+    cut = _columns([shard.box for _, _, shard in pieces], boxes.shape.shape[1])
+    numbers = np.concatenate([alone, np.array([n for _, n, _ in pieces], np.int64)])
+    writers = np.concatenate([writer[alone], np.array([r for r, _, _ in pieces], np.int64)])
+    order = np.lexsort((np.arange(len(numbers)), numbers, writers))
+    offset = np.concatenate([boxes.offset[alone], cut.offset])[order]
+    shape = np.concatenate([boxes.shape[alone], cut.shape])[order]
+    return Share(writers[order], tensor[numbers[order]], Boxes(offset, shape))
+
+
+def _share_out(
+    groups: Mapping[Ranks, list[Numbered]], load_bytes: list[int], chunk_elements: int
+) -> list[tuple[int, int, Shard]]:
+    """Share out what several ranks may write.
+
+    Args:
+        groups: boxes, by the ranks that may write them.
+        load_bytes: of each rank, without these.
 
     Returns:
-        For each rank, the shards it writes, in the state's order.
+        (rank, number, shard) of the boxes and of the pieces of those that are cut.
     """
-    written: list[list[Numbered]] = [[] for _ in shards_by_rank]
-    load_bytes = [0] * len(shards_by_rank)
+    pieces: list[tuple[int, int, Shard]] = []
     shared: list[tuple[Ranks, list[Numbered]]] = []
-    for ranks, boxes in _by_writers(shards_by_rank, forced, chosen).items():
+    for ranks, boxes in groups.items():
         if len(ranks) > 1:
             shared.append((ranks, boxes))
             continue
-        written[ranks[0]] += boxes
+        pieces += [(ranks[0], number, shard) for number, shard in boxes]
         load_bytes[ranks[0]] += size_of(shard for _, shard in boxes)
     shared.sort(key=lambda group: len(group[0]))
     sizes = [size_of(shard for _, shard in boxes) for _, boxes in shared]
@@ -69,9 +125,15 @@ def assign(
         _add(load_bytes, ranks, share, -1)
         share = _level(load_bytes, ranks, size)
         for rank, number, piece in _hand_out(boxes, ranks, share, reach_bytes, chunk_elements):
-            written[rank].append((number, piece))
+            pieces.append((rank, number, piece))
             load_bytes[rank] += piece.size_bytes
-    return tuple(tuple(shard for _, shard in sorted(w, key=itemgetter(0))) for w in written)
+    return pieces
+
+
+def _columns(boxes: Sequence[Box], dimensions: int) -> Boxes:
+    flat = np.array([n for box in boxes for n in (*box.offset, *box.shape)], np.int64)
+    ndim = np.array([len(box.shape) for box in boxes], np.int64)
+    return unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim, dimensions)
 
 
 def chosen_writers(writers: str | int, nodes: Sequence[str]) -> Container[int]:
@@ -89,23 +151,33 @@ def chosen_writers(writers: str | int, nodes: Sequence[str]) -> Container[int]:
     return range(len(nodes))
 
 
+def _only_writers(rows: Rows, first: I64, group: I64, forced: Mapping[int, int]) -> I64:
+    """Return, for each distinct box, the only rank that may write it; -1 where several may."""
+    held_once = np.bincount(group, minlength=len(first)) == 1
+    single = np.array([ranks[0] if len(ranks) == 1 else -1 for ranks in rows.holders], np.int64)
+    writer = np.where(held_once, single[rows.holder[first]], -1)
+    for tensor, rank in forced.items():
+        writer[rows.tensor[first] == tensor] = rank
+    return writer
+
+
 def _by_writers(
-    shards_by_rank: Sequence[Sequence[Shard]], forced: Mapping[Path, int], chosen: Container[int]
-) -> dict[Ranks, list[Numbered]]:
-    """Group the distinct boxes by the ranks that may write them."""
-    holders: dict[Shard, list[int]] = {}
-    for rank, shards in enumerate(shards_by_rank):
-        for shard in shards:
-            if shard.box.elements:
-                holders.setdefault(shard, []).append(rank)
-    narrowed: dict[Ranks, Ranks] = {}
-    groups: dict[Ranks, list[Numbered]] = {}
-    for number, (shard, held) in enumerate(holders.items()):
-        writer = forced.get(shard.tensor.path)
-        ranks = tuple(held) if writer is None else (writer,)
-        if ranks not in narrowed:
-            narrowed[ranks] = tuple(rank for rank in ranks if rank in chosen) or ranks
-        groups.setdefault(narrowed[ranks], []).append((number, shard))
+    rows: Rows, group: I64, writer: I64, chosen: Container[int]
+) -> dict[Ranks, list[int]]:
+    """Group the distinct boxes that several may write by the ranks that do."""
+    several = np.flatnonzero(writer[group] < 0)
+    several = several[np.argsort(group[several], kind="stable")]
+    holders: dict[int, list[int]] = {}
+    for number, holder in zip(group[several].tolist(), rows.holder[several].tolist(), strict=True):
+        holders.setdefault(number, []).append(holder)
+    narrowed: dict[tuple[int, ...], Ranks] = {}
+    groups: dict[Ranks, list[int]] = {}
+    for number, held in holders.items():
+        key = tuple(held)
+        if key not in narrowed:
+            ranks = tuple(sorted(rank for holder in key for rank in rows.holders[holder]))
+            narrowed[key] = tuple(rank for rank in ranks if rank in chosen) or ranks
+        groups.setdefault(narrowed[key], []).append(number)
     return groups
 
 
@@ -220,6 +292,28 @@ def _pieces(shard: Shard, first: int, end: int) -> Iterator[Shard]:
         return
     for _, part in boxes_of_range(shard.box.shape, first, end - first):
         yield Shard(shard.tensor, part.relative_to(tuple(-a for a in shard.box.offset)))
+
+
+def cut_share(tensors: Sequence[Tensor], share: Share, bytes_max: int) -> Share:
+    """Cut boxes of more than ``bytes_max`` bytes into smaller ones."""
+    item_bytes = np.array([ITEM_BYTES[t.dtype] for t in tensors], np.int64)
+    large = np.flatnonzero(share.boxes.elements * item_bytes[share.tensor] > bytes_max)
+    if not len(large):
+        return share
+    cut: dict[int, list[Box]] = {}
+    for row in large.tolist():
+        tensor = tensors[share.tensor[row]]
+        sides = (share.boxes.offset, share.boxes.shape)
+        offset, shape = (tuple(side[row, : len(tensor.shape)].tolist()) for side in sides)
+        cut[row] = [s.box for s in cut_shard(Shard(tensor, Box(offset, shape)), bytes_max)]
+    counts = np.ones(len(share.tensor), np.int64)
+    counts[large] = [len(cut[row]) for row in large.tolist()]
+    rows = np.repeat(np.arange(len(counts)), counts)
+    boxes = share.boxes[rows]
+    pieces = _columns([box for row in large.tolist() for box in cut[row]], boxes.shape.shape[1])
+    replaced = np.isin(rows, large)
+    boxes.offset[replaced], boxes.shape[replaced] = pieces.offset, pieces.shape
+    return Share(share.writer[rows], share.tensor[rows], boxes)
 
 
 def cut_shard(shard: Shard, bytes_max: int) -> Iterator[Shard]:

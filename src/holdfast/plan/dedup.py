@@ -2,53 +2,115 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from ..boxes import I64, Bools, Boxes, row_hashes, unflatten
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.values import decode_value, parse_json
-from ..layout import Path, Shard, Tensor
+from ..format.values import parse_json
+from ..layout import Path, Tensor
+from .requests import Request, decode_object, distinct
 
 
-def merge_tensors(shards_by_rank: Sequence[Sequence[Shard]]) -> dict[Path, Tensor]:
-    """Collect the tensors of all ranks, in the order in which they first appear.
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """All boxes that are held, as columns; those of replicas, whose requests are one, once.
+
+    Attributes:
+        tensor: index of each.
+        holder: index of the set of ranks that hold it.
+        holders: those sets, ascending.
+    """
+
+    tensor: I64
+    boxes: Boxes
+    holder: I64
+    holders: tuple[tuple[int, ...], ...]
+
+    def __getitem__(self, kept: Bools) -> "Rows":
+        return Rows(self.tensor[kept], self.boxes[kept], self.holder[kept], self.holders)
+
+
+def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
+    """Collect the tensors of all ranks, in the order in which they first appear, and all boxes.
 
     Raises:
         StateError: two ranks disagree about dtype or global shape; the text lists every such
             tensor.
     """
-    tensors: dict[Path, Tensor] = {}
+    tensors: list[Tensor] = []
+    index: dict[Path, int] = {}
+    numbers: dict[int, I64] = {}
     faults = []
-    for rank, shards in enumerate(shards_by_rank):
-        for shard in shards:
-            mine, known = shard.tensor, tensors.setdefault(shard.tensor.path, shard.tensor)
+    for names, ranks in distinct([request.names for request in requests]):
+        for mine in names.tensors:
+            known = tensors[index[mine.path]] if mine.path in index else mine
             if mine != known:
                 faults.append(
-                    f"{dotted(mine.path)} is {mine.dtype} {list(mine.shape)} on rank {rank}, "
+                    f"{dotted(mine.path)} is {mine.dtype} {list(mine.shape)} on rank {ranks[0]}, "
                     f"{known.dtype} {list(known.shape)} on a rank before it"
                 )
+            if mine.path not in index:
+                index[mine.path] = len(tensors)
+                tensors.append(mine)
+        numbers[id(names)] = np.array([index[mine.path] for mine in names.tensors], np.int64)
     if faults:
         raise StateError(f"the ranks disagree: {'; '.join(faults)}")
-    return tensors
+    holders: dict[tuple[int, int], list[int]] = {}
+    for rank, request in enumerate(requests):
+        holders.setdefault((id(request.names), id(request.boxes)), []).append(rank)
+    firsts = [requests[ranks[0]] for ranks in holders.values()]
+    tensor = np.concatenate([numbers[id(request.names)] for request in firsts])
+    flat = np.concatenate([request.numbers for request in firsts])
+    ndim = np.array([len(t.shape) for t in tensors], np.int64)[tensor]
+    boxes = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)
+    counts = [len(request.names.tensors) for request in firsts]
+    holder = np.repeat(np.arange(len(firsts)), counts)
+    return tensors, Rows(tensor, boxes, holder, tuple(map(tuple, holders.values())))
 
 
 def merge_ties(
-    by_rank: Sequence[tuple[Sequence[Shard], dict[Path, Path]]],
+    requests: Sequence[Request], tensors: Sequence[Tensor], rows: Rows
 ) -> dict[Path, Path]:
     """Keep the ties on which all ranks agree that hold elements of the further name.
 
     A rank with an empty shard cannot tell; a rank on which the two names differ undoes the tie.
     """
     candidates: dict[Path, Path] = {}
-    for _, ties in by_rank:
-        for path, target in ties.items():
+    for names, _ in distinct([request.names for request in requests]):
+        for path, target in names.ties.items():
             candidates.setdefault(path, target)
-    for shards, ties in by_rank:
-        for shard in shards:
-            path = shard.tensor.path
-            if path in candidates and shard.box.elements and ties.get(path) != candidates[path]:
-                del candidates[path]
+    if not candidates:
+        return {}
+    held = rows.boxes.elements > 0
+    for number, tensor in enumerate(tensors):
+        if tensor.path not in candidates:
+            continue
+        for holder in rows.holder[(rows.tensor == number) & held].tolist():
+            told = requests[rows.holders[holder][0]].names.ties.get(tensor.path)
+            if told != candidates.get(tensor.path):
+                candidates.pop(tensor.path, None)
     # A tie to a name that is itself tied would have no tensor to point at.
     return {path: target for path, target in candidates.items() if target not in candidates}
+
+
+def same_boxes(rows: Rows) -> tuple[I64, I64]:
+    """Find boxes that are equal: which first one each is like.
+
+    Returns:
+        (rows of the distinct boxes, in order; for each row, which of these it is).
+    """
+    columns = np.column_stack([rows.tensor, rows.boxes.offset, rows.boxes.shape])
+    hashes = row_hashes(columns)
+    _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+    if not np.array_equal(columns[first[group]], columns):  # two hashes met, once in 2^64 pairs
+        _, first, group = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[group.reshape(-1)]
 
 
 def merge_objects(objects_by_rank: Sequence[dict[Path, bytes]]) -> dict[Path, int]:
@@ -62,13 +124,14 @@ def merge_objects(objects_by_rank: Sequence[dict[Path, bytes]]) -> dict[Path, in
     """
     first: dict[Path, int] = {}
     faults = []
-    for rank, objects in enumerate(objects_by_rank):
+    for objects, ranks in distinct(objects_by_rank):
         for path, text in objects.items():
-            known = objects_by_rank[first.setdefault(path, rank)][path]
+            known = objects_by_rank[first.setdefault(path, ranks[0])][path]
             # Texts, so that NaN equals itself and 1 differs from True and 1.0.
             if known != text and _sorted(known) != _sorted(text):
                 faults.append(
-                    f"{dotted(path)} is {_shown(text)} on rank {rank}, {_shown(known)} before"
+                    f"{dotted(path)} is {decode_object(text)!r:.60} on rank {ranks[0]}, "
+                    f"{decode_object(known)!r:.60} before"
                 )
     if faults:
         raise StateError(
@@ -80,7 +143,3 @@ def merge_objects(objects_by_rank: Sequence[dict[Path, bytes]]) -> dict[Path, in
 
 def _sorted(text: bytes) -> str:
     return json.dumps(parse_json(text), sort_keys=True)
-
-
-def _shown(text: bytes) -> str:
-    return f"{decode_value(parse_json(text))!r:.60}"

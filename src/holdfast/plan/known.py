@@ -22,8 +22,9 @@ import numpy.typing as npt
 from .._core import xxh3_128
 from ..format.table import Header
 from ..format.values import decode_value, encode_path, parse_json
-from ..layout import Path
-from .save_plan import Request, SavePlan
+from ..layout import Path, Shard
+from .requests import Request, distinct
+from .save_plan import SavePlan
 
 KNOWN_MAX = 8  # plans: of the whole state, of the weights alone, …
 PROOFS, PROOF_BITS = 2, 48  # the sum over 2^15 ranks stays below 2^63
@@ -39,6 +40,7 @@ class Known:
     """A plan, and what this rank held when it was made.
 
     Attributes:
+        shards: those that this rank writes, in order.
         settings: the coordinator's.
         answers: digest of what all ranks answered: that they hold the same plan.
         shared: values that other ranks hold too and that have to be equal.
@@ -48,6 +50,7 @@ class Known:
 
     held: Held
     plan: SavePlan
+    shards: tuple[Shard, ...]
     settings: dict[str, Any]
     answers: bytes
     shared: tuple[Path, ...]
@@ -76,8 +79,8 @@ class Known:
 
 def held_by(rank: int, settings: dict[str, Any], request: Request) -> Held:
     """Return all that a plan depends on, on one rank: what it holds, but no values."""
-    names = (tuple(request.digests), tuple(request.objects))
-    return (rank, settings, request.shards, request.ties, names, request.mesh, request.node)
+    values = (tuple(request.values.digests), tuple(request.values.objects))
+    return (rank, settings, request.names, request.boxes, values, request.node)
 
 
 def find(held: Held) -> Known | None:
@@ -112,22 +115,25 @@ def know(
         requests: of all ranks.
         answers: what all ranks answered.
     """
-    holders: dict[Path, list[int]] = {}
-    for other, request in enumerate(requests):
-        for path in (*request.digests, *request.objects):
-            holders.setdefault(path, []).append(other)
-    mine = requests[rank]
+    first: dict[Path, int] = {}
+    count: dict[Path, int] = {}
+    for values, ranks in distinct([request.values for request in requests]):
+        for path in (*values.digests, *values.objects):
+            first.setdefault(path, ranks[0])
+            count[path] = count.get(path, 0) + len(ranks)
+    mine = requests[rank].values
     shared = tuple(
         path
         for path in (*mine.digests, *mine.objects)
-        if len(holders[path]) > 1 and path not in plan.forced
+        if count[path] > 1 and path not in plan.forced
     )
-    everyone = list(range(len(requests)))
-    factors = [_factor(found, rank) for found in [*map(holders.__getitem__, shared), everyone]]
+    factors = [_factor(first[path] == rank, count[path]) for path in shared]
+    factors.append(_factor(rank == 0, len(requests)))
     names = [json.dumps(encode_path(path)).encode() for path in shared]
     keys = _numbers([xxh3_128(name) for name in [*names, b"answers"]]) | np.uint64(1)
     digest = xxh3_128(b"".join(map(xxh3_128, answers)))
-    return Known(held, plan, settings, digest, shared, np.array(factors, np.uint64), keys)
+    counts = np.array(factors, np.uint64)
+    return Known(held, plan, plan.shards(rank), settings, digest, shared, counts, keys)
 
 
 def numbers(
@@ -161,17 +167,15 @@ def decode_word(sums: Sequence[int]) -> dict[str, Any]:
 
 
 def _prove(known: Known, request: Request) -> list[int]:
-    digests = [
-        request.digests[path] if path in request.digests else xxh3_128(request.objects[path])
-        for path in known.shared
-    ]
+    found, texts = request.values.digests, request.values.objects
+    digests = [found[path] if path in found else xxh3_128(texts[path]) for path in known.shared]
     values = _numbers([*digests, known.answers])
     proof = (values * known.keys * known.factors[:, None]).sum(axis=0, dtype=np.uint64)
     return [int(number) for number in proof & np.uint64((1 << PROOF_BITS) - 1)]
 
 
-def _factor(holders: list[int], rank: int) -> int:
-    return len(holders) - 1 if holders[0] == rank else (1 << 64) - 1
+def _factor(first: bool, holders: int) -> int:
+    return holders - 1 if first else (1 << 64) - 1
 
 
 def _numbers(digests: Sequence[bytes]) -> U64:

@@ -5,63 +5,60 @@ Each rank describes what it holds (`Request`); `plan_save` merges the requests o
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from ..boxes import I64, Boxes
 from ..errors import StateError
 from ..format.names import display_names, dotted
-from ..format.values import decode_path, decode_value, encode_path, encode_value, parse_json
-from ..layout import Box, Path, Shape, Shard, Tensor
-from .balance import assign, chosen_writers, cut_shard
+from ..format.values import parse_json
+from ..layout import Box, Path, Shard, Tensor
+from .balance import assign, chosen_writers, cut_share
 from .dedup import merge_objects, merge_tensors, merge_ties
+from .requests import Request, decode_object, distinct
 
 # Running means and variances of a layer are smaller (16384 features in f32), its weights larger.
 STATISTICS_BYTES_MAX = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What one rank holds.
-
-    Attributes:
-        shards: one for each tensor, in the state's order; boxes may be empty.
-        ties: {further path: first path} on this rank.
-        digests: {path: digest} of ordinary tensors, which this rank holds whole.
-        objects: {path: JSON text of the value}.
-        mesh: that of the coordinator counts.
-        node: name of this rank's host, the same for all ranks there.
-    """
-
-    mesh: dict[str, Any] | None
-    shards: tuple[Shard, ...]
-    ties: dict[Path, Path]
-    digests: dict[Path, bytes]
-    objects: dict[Path, bytes]
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SavePlan:
     """Who does what, as every rank sees it.
 
     Attributes:
         ties: (further path, index of the tensor).
         objects: (path, first rank that holds it).
-        shards: for each rank, the shards it writes, in order.
         forced: tensors of which the replicas differ, and one is kept.
+        tensor, boxes: what is written: that of each rank behind that of the rank before, in order.
+        first: where the boxes of each rank begin, and the end of the last.
     """
 
     mesh: dict[str, Any] | None
     tensors: tuple[Tensor, ...]
     ties: tuple[tuple[Path, int], ...]
     objects: tuple[tuple[Path, int], ...]
-    shards: tuple[tuple[Shard, ...], ...]
     forced: frozenset[Path]
+    tensor: I64
+    boxes: Boxes
+    first: I64
+
+    def shards(self, rank: int) -> tuple[Shard, ...]:
+        """Return what a rank writes, in order."""
+        rows = slice(int(self.first[rank]), int(self.first[rank + 1]))
+        columns = (self.tensor[rows], self.boxes.offset[rows], self.boxes.shape[rows])
+        result = []
+        for index, offset, shape in zip(*(column.tolist() for column in columns), strict=True):
+            tensor = self.tensors[index]
+            ndim = len(tensor.shape)
+            result.append(Shard(tensor, Box(tuple(offset[:ndim]), tuple(shape[:ndim]))))
+        return tuple(result)
 
 
 def plan_save(
-    requests: list[Request], file_bytes: int, chunk_elements: int, writers: str | int
+    requests: Sequence[Request], file_bytes: int, chunk_elements: int, writers: str | int
 ) -> SavePlan:
     """Merge what all ranks hold: every element is written once, by a rank that holds it.
 
@@ -72,51 +69,68 @@ def plan_save(
     Raises:
         StateError: the ranks disagree about a tensor's dtype or shape, or about a value.
     """
-    tensors = merge_tensors([request.shards for request in requests])
-    ties = merge_ties([(request.shards, request.ties) for request in requests])
-    objects = merge_objects([request.objects for request in requests])
-    known = tensors.keys() | objects.keys()
-    both = tensors.keys() & objects.keys()
-    both |= {path[:n] for path in known for n in range(1, len(path)) if path[:n] in known}
-    if both:
-        names = ", ".join(sorted(dotted(path) for path in both))
-        raise StateError(f"some ranks have values where others have tensors or more: {names}")
-    forced = _forced_writers(requests)
-    shards = assign(
-        [[s for s in request.shards if s.tensor.path not in ties] for request in requests],
-        forced,
+    tensors, rows = merge_tensors(requests)
+    ties = merge_ties(requests, tensors, rows)
+    objects = merge_objects([request.values.objects for request in requests])
+    index = {tensor.path: number for number, tensor in enumerate(tensors)}
+    _check_paths(index, objects)
+    forced = _forced_writers(requests, tensors, index)
+    tied = np.array([tensor.path in ties for tensor in tensors], np.bool_)
+    share = assign(
+        tensors,
+        rows[(rows.boxes.elements > 0) & ~tied[rows.tensor]],
+        len(requests),
+        {index[path]: rank for path, rank in forced.items()},
         chosen_writers(writers, [request.node for request in requests]),
         chunk_elements,
     )
-    kept = tuple(tensor for path, tensor in tensors.items() if path not in ties)
-    index = {tensor.path: i for i, tensor in enumerate(kept)}
+    share = cut_share(tensors, share, file_bytes // 2)
+    place = np.cumsum(~tied) - 1  # among the tensors that are kept
     return SavePlan(
-        requests[0].mesh,
-        kept,
-        tuple((path, index[target]) for path, target in ties.items()),
+        requests[0].names.mesh,
+        tuple(tensor for tensor in tensors if tensor.path not in ties),
+        tuple((path, int(place[index[target]])) for path, target in ties.items()),
         tuple(objects.items()),
-        tuple(
-            tuple(piece for shard in mine for piece in cut_shard(shard, file_bytes // 2))
-            for mine in shards
-        ),
         frozenset(forced),
+        place[share.tensor],
+        share.boxes,
+        np.searchsorted(share.writer, np.arange(len(requests) + 1)),
     )
 
 
-def _forced_writers(requests: list[Request]) -> dict[Path, int]:
+def _check_paths(tensors: Mapping[Path, int], objects: Mapping[Path, int]) -> None:
+    """Check that no place holds things of two kinds.
+
+    Raises:
+        StateError: one does; the text lists every such place.
+    """
+    both = tensors.keys() & objects.keys()
+    known = tensors.keys() | objects.keys()
+    above = {path[:n] for path in {path[:-1] for path in known} for n in range(1, len(path) + 1)}
+    both |= above & known
+    if both:
+        names = ", ".join(sorted(dotted(path) for path in both))
+        raise StateError(f"some ranks have values where others have tensors or more: {names}")
+
+
+def _forced_writers(
+    requests: Sequence[Request], tensors: Sequence[Tensor], index: Mapping[Path, int]
+) -> dict[Path, int]:
     """Find replicas that differ: rank 0's statistics are kept, others are mistakes.
 
     Small floating-point ones are per-rank statistics (BatchNorm under DDP), of which training
     frameworks keep rank 0's. Integers and bytes are counters and random states, large ones are
     parts of something: to keep one of them silently would be wrong.
     """
-    holders: dict[Path, list[tuple[int, bytes]]] = {}
-    tensors = {s.tensor.path: s.tensor for request in requests for s in request.shards}
-    for rank, request in enumerate(requests):
-        for path, digest in request.digests.items():
-            holders.setdefault(path, []).append((rank, digest))
-    differing = {p: found for p, found in holders.items() if len({d for _, d in found}) > 1}
-    large = [path for path in differing if tensors[path].size_bytes > STATISTICS_BYTES_MAX]
+    first: dict[Path, tuple[int, bytes]] = {}
+    differing: dict[Path, int] = {}
+    for digests, ranks in distinct([request.values.digests for request in requests]):
+        for path, digest in digests.items():
+            rank, known = first.setdefault(path, (ranks[0], digest))
+            if known != digest:
+                differing[path] = rank
+    held = {path: tensors[index[path]] for path in differing}
+    large = [path for path, tensor in held.items() if tensor.size_bytes > STATISTICS_BYTES_MAX]
     if large:
         names = ", ".join(sorted(display_names(large).values()))
         raise StateError(
@@ -124,7 +138,7 @@ def _forced_writers(requests: list[Request]) -> dict[Path, int]:
             "equal on all. Where each rank holds a part of one tensor, it must give its part as a "
             "DTensor; what belongs to one rank needs a name of its own"
         )
-    exact = [path for path in differing if not _is_statistic(tensors[path].dtype)]
+    exact = [path for path, tensor in held.items() if not _is_statistic(tensor.dtype)]
     if exact:
         names = ", ".join(sorted(display_names(exact).values()))
         raise StateError(
@@ -132,63 +146,11 @@ def _forced_writers(requests: list[Request]) -> dict[Path, int]:
             "all. Give what belongs to one rank a name of its own, such as "
             f'state[f"rng.{{rank}}"]'
         )
-    return {path: found[0][0] for path, found in differing.items()}
+    return differing
 
 
 def _is_statistic(dtype: str) -> bool:
     return dtype[0] in "fbc" and dtype != "bool"
-
-
-def encode_request(request: Request) -> bytes:
-    """Write a request as bytes for the other ranks: a line with the node, one with the rest.
-
-    The rest of ranks that hold the same is the same, and is decoded once.
-    """
-    values = {
-        "mesh": request.mesh,
-        "shards": [
-            [encode_path(s.tensor.path), s.tensor.dtype, s.tensor.shape, s.box.offset, s.box.shape]
-            for s in request.shards
-        ],
-        "ties": [[encode_path(p), encode_path(target)] for p, target in request.ties.items()],
-        "digests": [[encode_path(p), digest.hex()] for p, digest in request.digests.items()],
-        "objects": [[encode_path(p), text.decode()] for p, text in request.objects.items()],
-    }
-    own = json.dumps({"node": request.node}).encode()
-    return own + b"\n" + json.dumps(values, separators=(",", ":")).encode()
-
-
-def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
-    """Read the requests of all ranks; those that hold the same share it in memory."""
-    known: dict[bytes, Request] = {}
-    requests = []
-    for data in encoded:
-        own, _, rest = data.partition(b"\n")
-        if rest not in known:
-            known[rest] = _decode_rest(rest)
-        requests.append(replace(known[rest], **parse_json(own)))
-    return requests
-
-
-def _decode_rest(data: bytes) -> Request:
-    values = parse_json(data)
-    return Request(
-        values["mesh"],
-        tuple(_shard(*entry) for entry in values["shards"]),
-        {decode_path(p): decode_path(target) for p, target in values["ties"]},
-        {decode_path(p): bytes.fromhex(digest) for p, digest in values["digests"]},
-        {decode_path(p): text.encode() for p, text in values["objects"]},
-        "",
-    )
-
-
-def encode_object(value: Any, path: Path) -> bytes:
-    """Write a value as JSON text: equal values have equal texts, but for the order of their keys.
-
-    Raises:
-        StateError: it is of a type that a state cannot hold.
-    """
-    return json.dumps(encode_value(value, path), separators=(",", ":")).encode()
 
 
 def encode_objects(plan: SavePlan, rank: int, held: dict[Path, bytes]) -> bytes:
@@ -201,10 +163,4 @@ def encode_objects(plan: SavePlan, rank: int, held: dict[Path, bytes]) -> bytes:
 def decode_objects(plan: SavePlan, encoded: Sequence[bytes]) -> tuple[tuple[Path, Any], ...]:
     """Return the values of all ranks, in the plan's order."""
     texts = [iter(parse_json(data)) for data in encoded]
-    return tuple(
-        (path, decode_value(parse_json(next(texts[rank]).encode()))) for path, rank in plan.objects
-    )
-
-
-def _shard(path: Any, dtype: str, shape: Shape, offset: Shape, box: Shape) -> Shard:
-    return Shard(Tensor(decode_path(path), dtype, tuple(shape)), Box(tuple(offset), tuple(box)))
+    return tuple((path, decode_object(next(texts[rank]).encode())) for path, rank in plan.objects)

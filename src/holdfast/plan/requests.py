@@ -1,0 +1,162 @@
+"""What each rank holds, told to the others: columns and JSON texts. Pure; knows no torch, no files.
+
+Of many ranks most hold the same names, replicas the same boxes too: whatever is the same on several
+ranks is decoded once, and is one object on all of them.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..boxes import I64
+from ..format.values import decode_path, decode_value, encode_path, encode_value, parse_json
+from ..layout import Path, Shard, Tensor
+
+_LENGTHS = struct.Struct("<QQQ")
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a rank holds parts of, whatever parts.
+
+    Attributes:
+        tensors: in the state's order, each once.
+        ties: {further path: first path}.
+        mesh: that of the coordinator counts.
+    """
+
+    tensors: tuple[Tensor, ...]
+    ties: dict[Path, Path]
+    mesh: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What has to be equal wherever it is held.
+
+    Attributes:
+        digests: {path: digest} of ordinary tensors, which this rank holds whole.
+        objects: {path: JSON text of the value}.
+    """
+
+    digests: dict[Path, bytes]
+    objects: dict[Path, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one rank holds.
+
+    Attributes:
+        boxes: for each tensor, offset and shape of the part held, which may be empty: little-endian
+            64-bit integers.
+        node: name of this rank's host, the same for all ranks there.
+    """
+
+    names: Names
+    boxes: bytes
+    values: Values
+    node: str
+
+    @property
+    def numbers(self) -> I64:
+        """The boxes as integers."""
+        return np.frombuffer(self.boxes, "<i8")
+
+
+def request_of(
+    shards: Iterable[Shard],
+    ties: dict[Path, Path],
+    mesh: dict[str, Any] | None,
+    values: Values,
+    node: str,
+) -> Request:
+    """Put together what a rank holds.
+
+    Args:
+        shards: one for each tensor, in the state's order; boxes may be empty.
+    """
+    shards = tuple(shards)
+    flat = [n for shard in shards for n in (*shard.box.offset, *shard.box.shape)]
+    names = Names(tuple(shard.tensor for shard in shards), ties, mesh)
+    return Request(names, np.array(flat, "<i8").tobytes(), values, node)
+
+
+def encode_request(request: Request) -> bytes:
+    """Write a request as bytes for the other ranks."""
+    names, values = request.names, request.values
+    named = {
+        "tensors": [[encode_path(t.path), t.dtype, t.shape] for t in names.tensors],
+        "ties": [[encode_path(path), encode_path(target)] for path, target in names.ties.items()],
+        "mesh": names.mesh,
+    }
+    valued = {
+        "digests": [[encode_path(path), digest.hex()] for path, digest in values.digests.items()],
+        "objects": [[encode_path(path), text.decode()] for path, text in values.objects.items()],
+    }
+    parts = [json.dumps(part, separators=(",", ":")).encode() for part in (named, valued)]
+    lengths = _LENGTHS.pack(*map(len, parts), len(request.boxes))
+    return b"".join([lengths, *parts, request.boxes, request.node.encode()])
+
+
+def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
+    """Read the requests of all ranks."""
+    names: dict[bytes, Names] = {}
+    values: dict[bytes, Values] = {}
+    boxes: dict[bytes, bytes] = {}
+    requests = []
+    for data in encoded:
+        ends = np.cumsum([_LENGTHS.size, *_LENGTHS.unpack_from(data)]).tolist()
+        named, valued, numbers = (data[a:b] for a, b in pairwise(ends))
+        if named not in names:
+            names[named] = _decode_names(named)
+        if valued not in values:
+            values[valued] = _decode_values(valued)
+        numbers = boxes.setdefault(numbers, numbers)
+        requests.append(Request(names[named], numbers, values[valued], data[ends[3] :].decode()))
+    return requests
+
+
+def _decode_names(data: bytes) -> Names:
+    found = parse_json(data)
+    return Names(
+        tuple(Tensor(decode_path(path), d, tuple(shape)) for path, d, shape in found["tensors"]),
+        {decode_path(path): decode_path(target) for path, target in found["ties"]},
+        found["mesh"],
+    )
+
+
+def _decode_values(data: bytes) -> Values:
+    found = parse_json(data)
+    return Values(
+        {decode_path(path): bytes.fromhex(digest) for path, digest in found["digests"]},
+        {decode_path(path): text.encode() for path, text in found["objects"]},
+    )
+
+
+def distinct(parts: Iterable[Part]) -> list[tuple[Part, list[int]]]:
+    """Return what is one object on several ranks once, with those ranks; in the order of ranks."""
+    found: dict[int, tuple[Part, list[int]]] = {}
+    for rank, part in enumerate(parts):
+        found.setdefault(id(part), (part, []))[1].append(rank)
+    return list(found.values())
+
+
+def encode_object(value: Any, path: Path) -> bytes:
+    """Write a value as JSON text: equal values have equal texts, but for the order of their keys.
+
+    Raises:
+        StateError: it is of a type that a state cannot hold.
+    """
+    return json.dumps(encode_value(value, path), separators=(",", ":")).encode()
+
+
+def decode_object(text: bytes) -> Any:
+    """Return the value."""
+    return decode_value(parse_json(text))
