@@ -22,7 +22,17 @@ LAYERS = [
     {"format", "codecs", "stores", "group"},
     {"state", "plan"},
     {"engine"},
-    {"_save", "_load", "_fit", "_handle", "_wanted", "_keep", "_checkpoint", "_checkpointer"}
+    {
+        "_save",
+        "_agreed",
+        "_load",
+        "_fit",
+        "_handle",
+        "_wanted",
+        "_keep",
+        "_checkpoint",
+        "_checkpointer",
+    }
     | {"_saver", "_schedule", "_signals", "_emergency", "_restore", "_run"},
     {"__init__"},
     {"integrations", "tools", "cli", "testing", "__main__"},

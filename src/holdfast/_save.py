@@ -8,39 +8,33 @@ import json
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
+from ._agreed import Agreed, Described, agree, first_line, request_for
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
-from ._wanted import Wanted, check_background, check_room, check_wanted
-from .engine.commit import check_absent, commit, discard, encode_tables
+from ._wanted import Wanted, check_background, check_wanted
+from .engine.commit import check_absent, commit, discard
 from .engine.pipeline import Ledger, write_shards
-from .engine.pool import check_pool, lease, staging
+from .engine.pool import lease, staging
 from .engine.stage import Staging, hold
-from .engine.write import WriterPlan, lay_out
+from .engine.write import lay_out
+from .format.rows import Planned, encode_written
 from .format.table import Table
 from .format.values import encode_value
 from .group.base import COORDINATOR, BriefPhase, Phase
 from .group.torch import find_group
-from .layout import Path, Shard, size_of
 from .options import Options
 from .plan import known
 from .plan.requests import (
-    Request,
-    Values,
-    decode_requests,
-    encode_object,
     encode_request,
-    request_of,
 )
-from .plan.save_plan import decode_objects, encode_objects, plan_save
+from .plan.save_plan import decode_objects, encode_objects
 from .state.steps import changed_by_steps, hold_steps
 from .state.tree import Leaves, flatten
-from .stores.local import LocalStore
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -54,50 +48,6 @@ logger = logging.getLogger("holdfast")
 
 
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """What one rank holds.
-
-    Attributes:
-        held: what a plan depends on.
-        before: the plan of an earlier save in which that was the same.
-    """
-
-    store: LocalStore
-    leaves: Leaves
-    request: Request
-    held: known.Held
-    before: known.Known | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Agreed:
-    """What a rank does of the save that all have agreed on.
-
-    Attributes:
-        files: its header has no objects yet: the coordinator collects them in the end.
-        objects: texts of the values that this rank holds.
-        size_bytes: of the tensors of all ranks.
-    """
-
-    store: LocalStore
-    files: WriterPlan
-    made: known.Known
-    objects: dict[Path, bytes]
-    size_bytes: int
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """Those that this rank writes, in order."""
-        return self.made.shards
-
-    @property
-    def codec(self) -> str:
-        """How their chunks are stored."""
-        codec: str = self.made.settings["codec"]
-        return codec
 
 
 def save(
@@ -220,7 +170,7 @@ def start_save(
         ledger = Ledger()
         mine = _describe(told, state, wanted, ranks, ledger, background=True)
     handle = SaveHandle(mine.store.location, wanted.step, ledger, wanted.deadline_s)
-    if busy := [rank for rank, answer in enumerate(told.answers) if _first_line(answer)["busy"]]:
+    if busy := [rank for rank, answer in enumerate(told.answers) if first_line(answer)["busy"]]:
         return handle.skip(busy, wanted.busy)
     agreed = _agree(mine, told, ranks, ledger)
     background = ranks.background(agreed.files.header.save_id, handle.deadline)
@@ -246,7 +196,7 @@ def _describe(
     ledger: Ledger,
     *,
     background: bool = False,
-) -> _Described:
+) -> Described:
     """Lay the state flat, and tell the others what this rank holds and how it is set."""
     with ledger.timed("plan"):
         store = open_store(wanted.path)
@@ -270,51 +220,26 @@ def _describe(
             # Of each rank itself; what is above has to be the same, and the coordinator's counts.
             "pool_bytes": options.pool_bytes if background else None,
         }
-        request = _request(leaves, compare=ranks.world_size > 1)
+        request = request_for(leaves, compare=ranks.world_size > 1)
         held = known.held_by(ranks.rank, settings, request)
         before = known.find(held)
         if before is not None:
             told.numbers = known.numbers(before, request, word, busy=busy)
         first = json.dumps({"settings": settings, "word": word, "busy": busy}).encode()
         told.tell = lambda: first + b"\n" + encode_request(request)
-    return _Described(store, leaves, request, held, before)
+    return Described(store, leaves, request, held, before)
 
 
-def _agree(mine: _Described, told: BriefPhase, ranks: "Group", ledger: Ledger) -> _Agreed:
-    """Plan, on every rank alike, from what all ranks told; or take the plan made before."""
+def _agree(mine: Described, told: BriefPhase, ranks: "Group", ledger: Ledger) -> Agreed:
+    """Plan, on every rank alike."""
     with ledger.timed("plan"):
-        if told.sums is not None and mine.before is not None:
-            made, word, firsts = mine.before, known.decode_word(told.sums), []
-        else:
-            firsts = [_first_line(answer) for answer in told.answers]
-            word = firsts[COORDINATOR]["word"]
-            requests = decode_requests([answer.partition(b"\n")[2] for answer in told.answers])
-            chosen = firsts[COORDINATOR]["settings"]
-            sizes = chosen["file_bytes"], chosen["chunk_elements"]
-            plan = plan_save(requests, *sizes, chosen["writers"])
-            made = known.know(mine.held, plan, chosen, requests, ranks.rank, told.answers)
-        size_bytes = size_of(made.plan.tensors)
-        check_room(mine.store.location, size_bytes, word.get("free_bytes"))
-        header = made.header(word)
-        file_bytes = made.settings["file_bytes"]
-        for rank, first in enumerate(firsts):
-            if first["settings"]["pool_bytes"] is not None:
-                shards = made.plan.shards(rank)
-                files = WriterPlan(header, rank, 0, size_of(shards), file_bytes)
-                needed = lay_out(files, shards).size_bytes
-                check_pool(first["settings"]["pool_bytes"], needed, rank)
-        files = WriterPlan(header, ranks.rank, 0, size_of(made.shards), file_bytes)
-    ledger.total_bytes = files.payload_bytes
-    return _Agreed(mine.store, files, made, mine.request.values.objects, size_bytes)
-
-
-def _first_line(answer: bytes) -> dict[str, Any]:
-    line: dict[str, Any] = json.loads(answer.partition(b"\n")[0])
-    return line
+        agreed = agree(mine, told, ranks.rank)
+    ledger.total_bytes = agreed.files.payload_bytes
+    return agreed
 
 
 def _stage(
-    agreed: _Agreed, leaves: Leaves, handle: SaveHandle, wanted: Wanted
+    agreed: Agreed, leaves: Leaves, handle: SaveHandle, wanted: Wanted
 ) -> Callable[[], list[Table]]:
     """Copy what has to be copied now; return what copies the rest, and writes."""
     ledger, store = handle.ledger, agreed.store
@@ -342,7 +267,7 @@ def _stage(
 
 
 def _finish(
-    agreed: _Agreed, ranks: "Group", write: Callable[[], list[Table]], ledger: Ledger
+    agreed: Agreed, ranks: "Group", write: Callable[[], list[Table]], ledger: Ledger
 ) -> Records:
     """Write this rank's share; commit when all ranks have written theirs."""
     store, header = agreed.store, agreed.files.header
@@ -353,15 +278,18 @@ def _finish(
             ledger.close()
             record = json.dumps({"rank": ranks.rank, **ledger.record()}).encode()
             objects = encode_objects(agreed.made.plan, ranks.rank, agreed.objects)
-            written.answer = b"\n".join([record, objects, encode_tables(tables)])
+            written.answer = b"\n".join([record, objects, encode_written(tables)])
     except BaseException as error:
         discard(store, header.save_id, ranks.rank, written, error)
         raise
     records, told = [], [answer.split(b"\n", 2) for answer in written.answers]
     with Phase(ranks), ledger.timed("commit"):
         if ranks.rank == COORDINATOR:
-            values = decode_objects(agreed.made.plan, [objects for _, objects, _ in told])
-            commit(store, replace(header, objects=values), [tables for _, _, tables in told])
+            plan = agreed.made.plan
+            values = decode_objects(plan, [objects for _, objects, _ in told])
+            planned = Planned(plan.tensor, plan.boxes, plan.first)
+            header = replace(header, objects=values)
+            commit(store, header, planned, [written for _, _, written in told])
             records = [json.loads(record) for record, _, _ in told]
     known.remember(agreed.made)
     if ranks.rank == COORDINATOR:
@@ -373,26 +301,10 @@ def _finish(
     return records
 
 
-def _fail(agreed: _Agreed, ranks: "Group", error: BaseException, ledger: Ledger) -> None:
+def _fail(agreed: Agreed, ranks: "Group", error: BaseException, ledger: Ledger) -> None:
     """Tell the other ranks that this one cannot do its part."""
 
     def write() -> list[Table]:
         raise error
 
     _finish(agreed, ranks, write, ledger)
-
-
-def _request(leaves: Leaves, *, compare: bool) -> Request:
-    digests = {
-        path: digest
-        for path, tensor in leaves.tensors.items()
-        if compare and (digest := tensor.digest()) is not None
-    }
-    shards = [tensor.shard for tensor in leaves.tensors.values()]
-    texts: dict[int, bytes] = {}  # parameters of one group share their options
-    objects = {
-        path: texts.get(id(value)) or texts.setdefault(id(value), encode_object(value, path))
-        for path, value in leaves.objects.items()
-    }
-    values = Values(digests, objects)
-    return request_of(shards, leaves.ties(), leaves.mesh, values, socket.gethostname())

@@ -62,6 +62,21 @@ def unflatten(flat: I64, start: I64, ndim: I64, dimensions: int = 0) -> Boxes:
     return Boxes(offset, shape)
 
 
+def flatten(boxes: Boxes, ndim: I64) -> I64:
+    """Undo `unflatten`, for boxes that follow each other.
+
+    Args:
+        ndim: of each.
+    """
+    start = np.cumsum(2 * ndim) - 2 * ndim
+    flat = np.empty(2 * int(ndim.sum()), np.int64)
+    for d in range(int(ndim.max(initial=0))):
+        rows = np.flatnonzero(ndim > d)
+        flat[start[rows] + d] = boxes.offset[rows, d]
+        flat[start[rows] + ndim[rows] + d] = boxes.shape[rows, d]
+    return flat
+
+
 def strides_of(shape: I64) -> I64:
     """Return how many elements apart neighbours are, along each dimension, row-major."""
     strides = np.ones_like(shape)

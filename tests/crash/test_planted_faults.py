@@ -15,6 +15,7 @@ from crash_content import OPTIONS, make_state
 from crash_oracle import Record, checkpoint_states, record, run_states
 from crash_ranks import ThreadGroup, run_ranks
 
+import holdfast._agreed
 import holdfast._run
 import holdfast._save
 import holdfast._saver
@@ -104,7 +105,7 @@ def acknowledge_early(patch: pytest.MonkeyPatch) -> None:
 
 def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
     """Make the last rank forget a shard: no fault of the commit, but one that it has to notice."""
-    plan_save = holdfast._save.plan_save
+    plan_save = holdfast._agreed.plan_save
 
     def plan_with_a_gap(*arguments: object) -> object:
         plan = plan_save(*arguments)
@@ -112,7 +113,7 @@ def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
         first = np.append(plan.first[:-1], plan.first[-1] - 1)
         return replace(plan, tensor=plan.tensor[kept], boxes=plan.boxes[kept], first=first)
 
-    patch.setattr(holdfast._save, "plan_save", plan_with_a_gap)
+    patch.setattr(holdfast._agreed, "plan_save", plan_with_a_gap)
     patch.setattr(known, "find", lambda _: None)  # nor is it to be used by another test
     patch.setattr(known, "remember", lambda _: None)
 

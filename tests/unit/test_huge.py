@@ -8,12 +8,13 @@ from math import prod
 import numpy as np
 import pytest
 
+from holdfast.boxes import unflatten
 from holdfast.errors import CorruptError
 from holdfast.format import spec
 from holdfast.format.data_file import align_payload
 from holdfast.format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
-from holdfast.format.rows import FileRows, join_tables
-from holdfast.format.table import Header
+from holdfast.format.rows import FileRows, Planned, encode_written, join_written
+from holdfast.format.table import Header, Table
 from holdfast.layout import (
     Box,
     Shard,
@@ -43,6 +44,15 @@ def header_of(*tensors: Tensor) -> Header:
     return Header("ab" * 16, 1, 1, None, {}, "holdfast 0", CHUNK, tensors, (), ())
 
 
+def joined(header: Header, shards: list[Shard], tables: list[Table]) -> Table:
+    ndim = np.array([len(shard.box.shape) for shard in shards], np.int64)
+    numbers = [n for shard in shards for n in (*shard.box.offset, *shard.box.shape)]
+    boxes = unflatten(np.array(numbers, np.int64), np.cumsum(2 * ndim) - 2 * ndim, ndim)
+    tensor = np.array([header.tensors.index(shard.tensor) for shard in shards], np.int64)
+    planned = Planned(tensor, boxes, np.array([0, len(shards)]))
+    return join_written(header, planned, [encode_written(tables)])
+
+
 def manifest_of(header: Header, shards_by_file: list[list[Shard]]) -> Manifest:
     """The MANIFEST of data files that are not there: rows, offsets and sizes as the writer's."""
     tables = []
@@ -58,7 +68,8 @@ def manifest_of(header: Header, shards_by_file: list[list[Shard]]) -> Manifest:
             rows.add_shard(shard, bytes(16), first)
         size = np.array([position + spec.TRAILER_BYTES], np.uint64)
         tables.append(replace(rows.table(header), file_bytes=size))
-    manifest = decode_manifest(encode_manifest(join_tables(header, tables)), "nowhere")
+    shards = [shard for listed in shards_by_file for shard in listed]
+    manifest = decode_manifest(encode_manifest(joined(header, shards, tables)), "nowhere")
     check_tiling(manifest)
     return manifest
 
@@ -175,11 +186,11 @@ def test_files_past_256_gib_and_offsets_past_32_bits_of_units_are_refused() -> N
 def test_the_largest_tensor_there_can_be_is_told_from_one_that_overflows() -> None:
     for shape, dtype in [((2**63 - 1,), "u8"), ((2**31, 2**31), "u8"), ((2**62 - 1,), "f16")]:
         tensor = Tensor(("t",), dtype, shape)
-        data = encode_manifest(join_tables(header_of(tensor), []))
+        data = encode_manifest(joined(header_of(tensor), [], []))
         with pytest.raises(CorruptError, match=r"cover 0 of \d+ elements"):
             check_tiling(decode_manifest(data, "nowhere"))
     for shape, dtype in [((2**63,), "u8"), ((2**62,), "f16"), ((0, 2**63), "u8")]:
         tensor = Tensor(("t",), dtype, shape)
-        data = encode_manifest(join_tables(header_of(tensor), []))
+        data = encode_manifest(joined(header_of(tensor), [], []))
         with pytest.raises(CorruptError, match=r"2\^63 bytes or more|a dimension is"):
             decode_manifest(data, "nowhere")

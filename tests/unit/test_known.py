@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import holdfast
+import holdfast._agreed
 import holdfast._save
 from format.simulated_ranks import run_ranks
 from holdfast.errors import PeerError, StateError
@@ -33,13 +34,13 @@ def _nothing_known() -> Iterator[None]:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grow by one, the number of ranks, whenever a rank plans."""
     made: list[int] = []
-    plan_anew = holdfast._save.plan_save
+    plan_anew = holdfast._agreed.plan_save
 
     def plan(requests: list[Request], *settings: Any) -> Any:
         made.append(len(requests))
         return plan_anew(requests, *settings)
 
-    monkeypatch.setattr(holdfast._save, "plan_save", plan)
+    monkeypatch.setattr(holdfast._agreed, "plan_save", plan)
     return made
 
 

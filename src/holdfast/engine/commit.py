@@ -19,6 +19,7 @@ Invariants:
 
 import contextlib
 import errno
+from collections.abc import Sequence
 
 from ..errors import (
     AlreadyCommittedError,
@@ -30,20 +31,21 @@ from ..errors import (
 )
 from ..format import spec
 from ..format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
-from ..format.rows import join_tables
-from ..format.table import Header, Table, decode_table, encode_table
+from ..format.rows import Planned, join_written
+from ..format.table import Header
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
 
 
-def commit(store: Store, header: Header, written: list[bytes]) -> None:
+def commit(store: Store, header: Header, planned: Planned, written: Sequence[bytes]) -> None:
     """Check what all ranks wrote, publish the manifest, return when it is durable.
 
     Run by the coordinator alone. When no manifest names them in the end, every file of this save is
     removed: from here on nobody else knows whether one does.
 
     Args:
-        written: the `encode_tables` of every rank.
+        planned: what the ranks were to write.
+        written: the `encode_written` of every rank.
 
     Raises:
         AlreadyCommittedError: this checkpoint exists already.
@@ -52,7 +54,7 @@ def commit(store: Store, header: Header, written: list[bytes]) -> None:
     """
     data = b""
     try:
-        data = _manifest_of(store, header, written)
+        data = _manifest_of(store, header, planned, written)
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
         if not store.publish(spec.MANIFEST_NAME, pending, data):
             _settle_race(store, data)
@@ -109,11 +111,10 @@ def check_absent(store: Store) -> None:
         )
 
 
-def _manifest_of(store: Store, header: Header, written: list[bytes]) -> bytes:
+def _manifest_of(store: Store, header: Header, planned: Planned, written: Sequence[bytes]) -> bytes:
     """Join what the ranks wrote; check it as a reader will: what that refuses is not committed."""
-    tables = [table for data in written for table in _decode_tables(data)]
-    data = encode_manifest(join_tables(header, tables))
     try:
+        data = encode_manifest(join_written(header, planned, written))
         if len(data) > spec.MANIFEST_BYTES_MAX:
             raise CorruptError(f"it takes {len(data)} bytes, at most {spec.MANIFEST_BYTES_MAX}")
         manifest = decode_manifest(data, spec.MANIFEST_NAME)
@@ -175,18 +176,3 @@ def _discard(store: Store, save_id: str, prefix: str) -> None:
     for directory in (below, spec.DATA_DIRECTORY, ""):
         with contextlib.suppress(StoreError):
             store.remove_directory(directory)
-
-
-def encode_tables(tables: list[Table]) -> bytes:
-    """Write the tables of one rank's data files as bytes for the coordinator."""
-    parts = [encode_table(spec.FOOTER_MAGIC, table) for table in tables]
-    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-
-
-def _decode_tables(data: bytes) -> list[Table]:
-    tables = []
-    while data:
-        size = int.from_bytes(data[:8], "little")
-        tables.append(decode_table(spec.FOOTER_MAGIC, data[8 : 8 + size]))
-        data = data[8 + size :]
-    return tables

@@ -1,10 +1,18 @@
-"""The rows of one data file while it is written → its table. Knows no file system and no torch."""
+"""The rows of one data file while it is written → its table; those of all → a checkpoint's.
 
+Knows no file system and no torch.
+"""
+
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..layout import Path, Shard
+from .._core import xxh3_128
+from ..boxes import I64, Boxes, flatten
+from ..errors import CorruptError
+from ..layout import Shard, elements_per_chunk
 from . import spec
 from .table import Header, Table
 
@@ -71,35 +79,97 @@ class FileRows:
         )
 
 
-def join_tables(header: Header, tables: list[Table]) -> Table:
-    """Join the tables of single files into that of a checkpoint, ordered as docs/format.md §5."""
-    tables = sorted(tables, key=lambda t: (int(t.file_rank[0]), int(t.file_number[0])))
-    index: dict[Path, int] = {tensor.path: i for i, tensor in enumerate(header.tensors)}
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """What all ranks were to write, as columns: the boxes of each behind those of the one before.
 
-    def column(name: str, dtype: str) -> np.ndarray:
-        parts = [getattr(table, name) for table in tables]
-        return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+    Attributes:
+        tensor: index of each box's tensor.
+        first: where the boxes of each rank begin, and the end of the last.
+    """
 
-    tensor_parts = [
-        np.array([index[t.path] for t in table.header.tensors], np.uint32)[table.shard_tensor]
-        for table in tables
-    ]
-    file_parts = [np.full(len(t.shard_tensor), i, np.uint32) for i, t in enumerate(tables)]
-    nothing = np.zeros(0, np.uint32)
+    tensor: I64
+    boxes: Boxes
+    first: I64
+
+
+# What a rank tells of its data files: (field, dtype, which count). Names and boxes are known.
+_TOLD = (
+    *(("file_bytes", "<u8", "F"), ("file_footer_checksum", "<u8", "F")),
+    *(("shard_digest", "<u8", "S"), ("chunk_checksum", "<u8", "C")),
+    *(("file_number", "<u4", "F"), ("file_chunks", "<u4", "F"), ("file_shards", "<u4", "F")),
+    *(("chunk_size_mode", "<u4", "C"), ("chunk_offset", "<u4", "C")),
+)
+_COUNTS = struct.Struct("<QQQ16s")  # files, shards, chunks, digest of the boxes
+
+
+def encode_written(tables: Sequence[Table]) -> bytes:
+    """Write what the coordinator does not know yet of one rank's data files."""
+
+    def column(name: str, dtype: str) -> bytes:
+        if name == "file_shards":
+            return np.array([len(table.shard_tensor) for table in tables], dtype).tobytes()
+        return b"".join(getattr(table, name).astype(dtype).tobytes() for table in tables)
+
+    shards = sum(len(table.shard_tensor) for table in tables)
+    chunks = sum(len(table.chunk_offset) for table in tables)
+    boxes = xxh3_128(column("shard_box", "<i8"))
+    columns = [column(name, dtype) for name, dtype, _ in _TOLD]
+    return b"".join([_COUNTS.pack(len(tables), shards, chunks, boxes), *columns])
+
+
+def join_written(header: Header, planned: Planned, written: Sequence[bytes]) -> Table:
+    """Make the table of a checkpoint, ordered as docs/format.md §5.
+
+    Args:
+        written: the `encode_written` of every rank.
+
+    Raises:
+        CorruptError: a rank wrote other boxes than were planned.
+    """
+    ndim = np.array([len(tensor.shape) for tensor in header.tensors], np.int64)[planned.tensor]
+    ends = np.concatenate([[0], np.cumsum(2 * ndim)])[planned.first]
+    numbers = flatten(planned.boxes, ndim)
+    told = [_decode_written(data) for data in written]
+    for rank, (boxes, columns) in enumerate(told):
+        expected = xxh3_128(numbers[ends[rank] : ends[rank + 1]].astype("<i8").tobytes())
+        if boxes != expected or columns["file_shards"].sum() != np.diff(planned.first)[rank]:
+            raise CorruptError(f"rank {rank} wrote other boxes than were planned")
+    column = {
+        name: np.concatenate([columns[name] for _, columns in told] or [np.zeros(0, dtype)])
+        for name, dtype, _ in _TOLD
+    }
+    dtypes = [tensor.dtype for tensor in header.tensors]
+    lengths = [elements_per_chunk(dtype, header.chunk_elements) for dtype in dtypes]
+    step = np.array(lengths, np.int64)[planned.tensor]
+    chunks = -(-planned.boxes.elements // step)
+    files = np.repeat(np.arange(len(column["file_shards"])), column["file_shards"])
+    file_first = np.cumsum(column["file_chunks"], dtype=np.int64) - column["file_chunks"]
+    counts = [len(columns["file_bytes"]) for _, columns in told]
     return Table(
         header=header,
-        file_bytes=column("file_bytes", "<u8"),
-        file_footer_checksum=column("file_footer_checksum", "<u8"),
-        file_rank=column("file_rank", "<u4"),
-        file_number=column("file_number", "<u4"),
-        file_chunks=column("file_chunks", "<u4"),
-        shard_digest=column("shard_digest", "<u8").reshape(-1, 2),
-        shard_box=column("shard_box", "<i8"),
-        shard_tensor=np.concatenate(tensor_parts) if tensor_parts else nothing,
-        shard_file=np.concatenate(file_parts) if file_parts else nothing,
-        shard_first_chunk=column("shard_first_chunk", "<u4"),
-        shard_chunks=column("shard_chunks", "<u4"),
-        chunk_checksum=column("chunk_checksum", "<u8"),
-        chunk_size_mode=column("chunk_size_mode", "<u4"),
-        chunk_offset=column("chunk_offset", "<u4"),
+        file_bytes=column["file_bytes"],
+        file_footer_checksum=column["file_footer_checksum"],
+        file_rank=np.repeat(np.arange(len(told), dtype="<u4"), counts),
+        file_number=column["file_number"],
+        file_chunks=column["file_chunks"],
+        shard_digest=column["shard_digest"].reshape(-1, 2),
+        shard_box=numbers,
+        shard_tensor=planned.tensor.astype("<u4"),
+        shard_file=files.astype("<u4"),
+        shard_first_chunk=(np.cumsum(chunks) - chunks - file_first[files]).astype("<u4"),
+        shard_chunks=chunks.astype("<u4"),
+        chunk_checksum=column["chunk_checksum"],
+        chunk_size_mode=column["chunk_size_mode"],
+        chunk_offset=column["chunk_offset"],
     )
+
+
+def _decode_written(data: bytes) -> tuple[bytes, dict[str, np.ndarray]]:
+    files, shards, chunks, boxes = _COUNTS.unpack_from(data)
+    rows = {"F": files, "S": 2 * shards, "C": chunks}  # a digest is two numbers
+    at, columns = _COUNTS.size, {}
+    for name, dtype, count in _TOLD:
+        columns[name] = np.frombuffer(data, dtype, rows[count], at)
+        at += columns[name].nbytes
+    return boxes, columns
