@@ -4,8 +4,8 @@ A *room* is a source file that acts: holds, moves, waits. Pure rooms (layout, op
 format, codecs, plans, the fit, what is wanted and agreed: the same answer for the same arguments,
 and nobody called back) are the language the walk is told in, and are not counted. A *re-entry* is a
 call from one room into another that was entered before; the conductors (`_save`, `_load`,
-`engine/pipeline`), whose work is to call the rooms in turn, make none. *Depth* is how many rooms are
-nested.
+`engine/pipeline`), whose work is to call the rooms in turn, make none. *Depth* is how many rooms
+are nested.
 """
 
 import sys

@@ -4,10 +4,12 @@ Knows no file system and no torch.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .._core import xxh3_128
 from ..boxes import I64, Boxes, flatten
@@ -105,17 +107,25 @@ _COUNTS = struct.Struct("<QQQ16s")  # files, shards, chunks, digest of the boxes
 
 def encode_written(tables: Sequence[Table]) -> bytes:
     """Write what the coordinator does not know yet of one rank's data files."""
+    columns = {
+        name: np.concatenate([getattr(table, name) for table in tables] or [np.zeros(0)])
+        for name in (*(name for name, _, _ in _TOLD if name != "file_shards"), "shard_box")
+    }
+    boxes = columns.pop("shard_box")
+    columns["file_shards"] = np.array([len(table.shard_tensor) for table in tables])
+    return encode_columns(columns, boxes)
 
-    def column(name: str, dtype: str) -> bytes:
-        if name == "file_shards":
-            return np.array([len(table.shard_tensor) for table in tables], dtype).tobytes()
-        return b"".join(getattr(table, name).astype(dtype).tobytes() for table in tables)
 
-    shards = sum(len(table.shard_tensor) for table in tables)
-    chunks = sum(len(table.chunk_offset) for table in tables)
-    boxes = xxh3_128(column("shard_box", "<i8"))
-    columns = [column(name, dtype) for name, dtype, _ in _TOLD]
-    return b"".join([_COUNTS.pack(len(tables), shards, chunks, boxes), *columns])
+def encode_columns(columns: Mapping[str, npt.NDArray[Any]], boxes: npt.NDArray[Any]) -> bytes:
+    """Write columns as `join_written` reads them.
+
+    Args:
+        boxes: offset and shape of each shard, as they stand in the footers.
+    """
+    counts = (len(columns[name]) for name in ("file_bytes", "shard_digest", "chunk_offset"))
+    digest = xxh3_128(boxes.astype("<i8").tobytes())
+    parts = [columns[name].astype(dtype).tobytes() for name, dtype, _ in _TOLD]
+    return b"".join([_COUNTS.pack(*counts, digest), *parts])
 
 
 def join_written(header: Header, planned: Planned, written: Sequence[bytes]) -> Table:
