@@ -160,10 +160,10 @@ TEST(samples_reach_from_the_first_byte_to_the_last) {
   constexpr std::size_t kItem = 8, kCount = 5, kRun = 16;
   for (const std::size_t size : {16, 24, 200, 1000}) {
     auto bytes = random_bytes(size);
-    std::vector<unsigned char> expected;
+    std::vector<unsigned char> expected(kCount * kRun);
     for (std::size_t i = 0; i < kCount; ++i) {
-      const auto begin = bytes.begin() + i * ((size - kRun) / kItem) / (kCount - 1) * kItem;
-      expected.insert(expected.end(), begin, begin + kRun);
+      const std::size_t begin = i * ((size - kRun) / kItem) / (kCount - 1) * kItem;
+      std::memcpy(expected.data() + i * kRun, bytes.data() + begin, kRun);
     }
     const auto found = hash_samples(bytes.data(), size, kItem, kCount, kRun);
     CHECK(found == xxh3_128(expected.data(), expected.size()));
