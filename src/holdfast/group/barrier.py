@@ -3,7 +3,8 @@
 Collectives belong to the main thread: one in the background could meet another of training's on
 the same group, and hang both. Here every rank puts its message down (arrive), the coordinator picks
 all up and puts the answer down, and the others pick that up (depart). Every wait ends at the
-deadline. Knows bytes, not what they mean.
+deadline. Values go in parts, the first last: where that is, all are. Knows bytes, not what they
+mean.
 """
 
 import time
@@ -17,6 +18,7 @@ from .base import COORDINATOR, gather_columns, gather_max, lost_peer
 
 CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
 DEPART_GRACE_S = 2.0  # the coordinator gives up at the deadline; its word has so long to arrive
+PART_BYTES = 4 << 20  # torch's store hangs up on whoever sends more than 8 MiB at once
 _ANSWER, _FAILURE = b"+", b"!"
 
 
@@ -65,7 +67,7 @@ class StoreGroup:
         if found is None:
             return self._depart()
         with _contact():
-            self._store.set(self._answer_key(self._round), _ANSWER + _join(found))
+            self._put(self._answer_key(self._round), _ANSWER + _join(found))
         return found
 
     def gather(self, data: bytes) -> list[bytes] | None:
@@ -89,15 +91,15 @@ class StoreGroup:
         """Arrive; the coordinator picks up what all ranks put down."""
         if self.rank != COORDINATOR:
             with _contact():
-                self._store.set(f"{self._round}/{self.rank}", data)
+                self._put(f"{self._round}/{self.rank}", data)
             return None
         keys = {r: f"{self._round}/{r}" for r in range(self.world_size) if r != COORDINATOR}
         if not self._wait(list(keys.values()), self._deadline):
             raise self._give_up(keys)
         with _contact():
-            found = {rank: self._store.get(key) for rank, key in keys.items()}
-            for key in keys.values():
-                self._store.delete_key(key)
+            found = {rank: self._get(key) for rank, key in keys.items()}
+            for rank, key in keys.items():
+                self._delete(key, found[rank])
         return [found.get(rank, data) for rank in range(self.world_size)]
 
     def _give_up(self, keys: dict[int, str]) -> PeerError:
@@ -109,7 +111,7 @@ class StoreGroup:
             first = missing[0] if missing else -1
             for number in (self._round, self._round + 1):
                 message = f"{first} {text}".encode()
-                self._store.set(self._answer_key(number), _FAILURE + message)
+                self._put(self._answer_key(number), _FAILURE + message)
         return PeerError(text, rank=first, cause=text)
 
     def _depart(self) -> list[bytes]:
@@ -119,14 +121,30 @@ class StoreGroup:
             text = "rank 0 was not heard of before the save's deadline. Did it die, or hang?"
             raise PeerError(text, rank=-1, cause=text)  # no rank told of a failure
         with _contact():
-            answer = self._store.get(key)
+            answer = self._get(key)
             if self._store.add(f"{key}/read", 1) == self.world_size - 1:  # the last one tidies up
-                self._store.delete_key(key)
+                self._delete(key, answer)
                 self._store.delete_key(f"{key}/read")
         if answer[:1] == _FAILURE:
             rank, _, text = answer[1:].decode(errors="replace").partition(" ")
             raise PeerError(text, rank=int(rank), cause=text)
         return _split(answer[1:])
+
+    def _put(self, key: str, data: bytes) -> None:
+        keys = _part_keys(key, len(data))
+        for number in reversed(range(len(keys))):
+            part = data[number * PART_BYTES : (number + 1) * PART_BYTES]
+            head = b"" if number else len(data).to_bytes(8, "little")
+            self._store.set(keys[number], head + part)
+
+    def _get(self, key: str) -> bytes:
+        first = self._store.get(key)
+        keys = _part_keys(key, int.from_bytes(first[:8], "little"))
+        return b"".join([first[8:], *map(self._store.get, keys[1:])])
+
+    def _delete(self, key: str, data: bytes) -> None:
+        for part_key in _part_keys(key, len(data)):
+            self._store.delete_key(part_key)
 
     def _wait(self, keys: list[str], until: float) -> bool:
         """Wait until all keys are there; return False when it is too late.
@@ -153,6 +171,10 @@ def _contact() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise lost_peer(error) from error
+
+
+def _part_keys(key: str, size: int) -> list[str]:
+    return [key, *(f"{key}/{number}" for number in range(1, -(-size // PART_BYTES)))]
 
 
 def _join(parts: list[bytes]) -> bytes:

@@ -1,0 +1,55 @@
+"""Ranks that meet through a store: here threads, each with its own connection to torch's."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from holdfast.group.barrier import PART_BYTES, StoreGroup
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """Serve a store on loopback."""
+    yield TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def meet(
+    store: Any, world_size: int, work: Callable[[StoreGroup], Any], deadline_s: float = DEADLINE_S
+) -> list[Any]:
+    """Run ``work`` on every rank at once; return what each returned or raised."""
+    results: dict[int, Any] = {}
+    deadline = time.monotonic() + deadline_s
+
+    def run(rank: int) -> None:
+        try:
+            connection = PrefixStore("save", store.clone())
+            results[rank] = work(StoreGroup(connection, rank, world_size, deadline))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("size", [0, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES - 9])
+def test_messages_of_any_size_arrive_and_nothing_of_them_stays(store: Any, size: int) -> None:
+    keys = store.num_keys()
+    sent = [random.Random(rank).randbytes(size) for rank in range(3)]
+
+    def exchange(group: StoreGroup) -> Any:
+        return group.gather(sent[group.rank]), group.all_gather(sent[group.rank])
+
+    found = meet(store, 3, exchange)
+    assert found == [(sent, sent), (None, sent), (None, sent)]
+    assert store.num_keys() == keys
