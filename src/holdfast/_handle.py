@@ -147,10 +147,10 @@ class SaveHandle:
         return self._failure
 
     def _wait(self, event: threading.Event) -> None:
-        until = self.deadline + OUTCOME_GRACE_S - time.monotonic()
+        seconds = max(0.0, self.deadline + OUTCOME_GRACE_S - time.monotonic())
         if os.getpid() != self._process:
             raise HoldfastError(f"the save of {self.path} belongs to the process it was asked in")
-        if event.wait(None if until == float("inf") else max(0.0, until)):
+        if event.wait(min(seconds, threading.TIMEOUT_MAX)):
             return
         self._told = True
         text = f"the save of {self.path} did not end by its deadline"

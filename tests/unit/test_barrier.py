@@ -53,3 +53,8 @@ def test_messages_of_any_size_arrive_and_nothing_of_them_stays(store: Any, size:
     found = meet(store, 3, exchange)
     assert found == [(sent, sent), (None, sent), (None, sent)]
     assert store.num_keys() == keys
+
+
+def test_ranks_without_a_deadline_meet(store: Any) -> None:
+    found = meet(store, 2, lambda group: group.all_gather(b"here"), deadline_s=float("inf"))
+    assert found == [[b"here"] * 2] * 2

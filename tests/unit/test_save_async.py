@@ -270,6 +270,14 @@ def test_a_save_past_its_deadline_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("deadline_s", [1e12, float("inf")])
+def test_a_deadline_may_be_further_away_than_a_clock_can_count(
+    tmp_path: Path, deadline_s: float
+) -> None:
+    holdfast.save_async({"w": torch.ones(9)}, tmp_path / "a", deadline_s=deadline_s).result()
+    assert holdfast.open(tmp_path / "a").verify() == []
+
+
 def test_a_pool_too_small_is_refused_with_both_numbers(tmp_path: Path) -> None:
     options = holdfast.Options(pool_bytes=32 << 20)
     state = {"w": torch.zeros(12 << 20)}

@@ -18,6 +18,7 @@ from .base import COORDINATOR, gather_columns, gather_max, lost_peer
 
 CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
 DEPART_GRACE_S = 2.0  # the coordinator gives up at the deadline; its word has so long to arrive
+WAIT_S_MAX = 2e6  # poll, which torch waits with, counts milliseconds in 31 bits
 PART_BYTES = 4 << 20  # torch's store hangs up on whoever sends more than 8 MiB at once
 _ANSWER, _FAILURE = b"+", b"!"
 
@@ -152,7 +153,7 @@ class StoreGroup:
         Raises:
             PeerError: contact with the store was lost.
         """
-        seconds = max(0.001, until - time.monotonic())
+        seconds = min(max(0.001, until - time.monotonic()), WAIT_S_MAX)
         try:
             self._store.wait(keys, timedelta(seconds=seconds))
         except RuntimeError as error:  # torch's DistStoreError, for a timeout and for a lost store
