@@ -25,7 +25,7 @@ from .engine.write import lay_out
 from .format.rows import Planned, encode_written
 from .format.table import Table
 from .format.values import encode_value
-from .group.base import COORDINATOR, BriefPhase, Phase
+from .group.base import COORDINATOR, BriefPhase, Outcome, Phase
 from .group.torch import find_group
 from .options import Options
 from .plan import known
@@ -283,13 +283,13 @@ def _finish(
         discard(store, header.save_id, ranks.rank, written, error)
         raise
     records, told = [], [answer.split(b"\n", 2) for answer in written.answers]
-    with Phase(ranks), ledger.timed("commit"):
+    with Outcome(ranks), ledger.timed("commit"):
         if ranks.rank == COORDINATOR:
             plan = agreed.made.plan
             values = decode_objects(plan, [objects for _, objects, _ in told])
             planned = Planned(plan.tensor, plan.boxes, plan.first)
             header = replace(header, objects=values)
-            commit(store, header, planned, [written for _, _, written in told])
+            commit(store, header, planned, [written for _, _, written in told], ledger.check)
             records = [json.loads(record) for record, _, _ in told]
     known.remember(agreed.made)
     if ranks.rank == COORDINATOR:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from holdfast.errors import PeerError, StoreError
 from holdfast.group.barrier import PART_BYTES, StoreGroup
+from holdfast.group.base import COORDINATOR, Outcome
 
 DEADLINE_S = 30.0
 
@@ -58,3 +60,29 @@ def test_messages_of_any_size_arrive_and_nothing_of_them_stays(store: Any, size:
 def test_ranks_without_a_deadline_meet(store: Any) -> None:
     found = meet(store, 2, lambda group: group.all_gather(b"here"), deadline_s=float("inf"))
     assert found == [[b"here"] * 2] * 2
+
+
+def test_a_rank_that_dies_before_the_outcome_is_told_keeps_it_from_nobody(store: Any) -> None:
+    def save(group: StoreGroup) -> bytes:
+        group.gather(b"written")
+        group.all_gather(b"all have written")
+        if group.rank == 1:
+            return b"died"
+        with Outcome(group) as outcome:
+            outcome.answer = b"committed" if group.rank == COORDINATOR else b""
+        return outcome.answers[COORDINATOR]
+
+    started = time.monotonic()
+    assert meet(store, 3, save) == [b"committed", b"died", b"committed"]
+    assert time.monotonic() - started < DEADLINE_S / 2
+
+
+def test_the_outcome_is_that_of_the_coordinator(store: Any) -> None:
+    def save(group: StoreGroup) -> None:
+        with Outcome(group):
+            if group.rank == COORDINATOR:
+                raise StoreError("the disk is gone")
+
+    here, *there = meet(store, 3, save)
+    assert isinstance(here, StoreError)
+    assert [(type(error), error.rank) for error in there] == [(PeerError, COORDINATOR)] * 2

@@ -270,6 +270,24 @@ def test_a_save_past_its_deadline_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_nothing_is_committed_after_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks take it by then that nothing was."""
+    original = holdfast.engine.commit._manifest_of  # type: ignore[attr-defined]
+
+    def until_too_late(*arguments: Any) -> bytes:
+        _handle._last.ledger.end_at(0.0)  # type: ignore[union-attr]
+        data: bytes = original(*arguments)
+        return data
+
+    monkeypatch.setattr("holdfast.engine.commit._manifest_of", until_too_late)
+    handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a")
+    with pytest.raises(StoreError, match="deadline passed"):
+        handle.result()
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize("deadline_s", [1e12, float("inf")])
 def test_a_deadline_may_be_further_away_than_a_clock_can_count(
     tmp_path: Path, deadline_s: float

@@ -19,7 +19,7 @@ Invariants:
 
 import contextlib
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import (
     AlreadyCommittedError,
@@ -37,7 +37,13 @@ from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
 
 
-def commit(store: Store, header: Header, planned: Planned, written: Sequence[bytes]) -> None:
+def commit(
+    store: Store,
+    header: Header,
+    planned: Planned,
+    written: Sequence[bytes],
+    check: Callable[[], None],
+) -> None:
     """Check what all ranks wrote, publish the manifest, return when it is durable.
 
     Run by the coordinator alone. When no manifest names them in the end, every file of this save is
@@ -46,6 +52,7 @@ def commit(store: Store, header: Header, planned: Planned, written: Sequence[byt
     Args:
         planned: what the ranks were to write.
         written: the `encode_written` of every rank.
+        check: raises when it is too late: the other ranks take it by then that there was no commit.
 
     Raises:
         AlreadyCommittedError: this checkpoint exists already.
@@ -56,6 +63,7 @@ def commit(store: Store, header: Header, planned: Planned, written: Sequence[byt
     try:
         data = _manifest_of(store, header, planned, written)
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
+        check()
         if not store.publish(spec.MANIFEST_NAME, pending, data):
             _settle_race(store, data)
     except BaseException as error:

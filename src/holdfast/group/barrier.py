@@ -67,14 +67,21 @@ class StoreGroup:
         found = self._collect(data)
         if found is None:
             return self._depart()
-        with _contact():
-            self._put(self._answer_key(self._round), _ANSWER + _join(found))
+        self._answer(found)
         return found
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Give the coordinator the bytes of all; the others get None."""
         self._round += 1
         return self._collect(data)
+
+    def announce(self, data: bytes) -> bytes:
+        """Give every rank the coordinator's bytes, which waits for none of them to come."""
+        self._round += 1
+        if self.rank != COORDINATOR:
+            return self._depart()[COORDINATOR]
+        self._answer([data])
+        return data
 
     def background(self, name: str, deadline: float) -> "StoreGroup":
         """Return itself: it is in the background already."""
@@ -87,6 +94,10 @@ class StoreGroup:
     def all_sum(self, values: Sequence[int]) -> list[int]:
         """Wait for all ranks: whoever is in the background may."""
         return [sum(column) for column in gather_columns(self, values)]
+
+    def _answer(self, found: list[bytes]) -> None:
+        with _contact():
+            self._put(self._answer_key(self._round), _ANSWER + _join(found))
 
     def _collect(self, data: bytes) -> list[bytes] | None:
         """Arrive; the coordinator picks up what all ranks put down."""

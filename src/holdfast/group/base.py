@@ -132,6 +132,21 @@ class Phase:
         return self._group.all_gather(message if message[:1] == _BAD else _GOOD)
 
 
+class Outcome(Phase):
+    """The last phase, in which the coordinator alone has a part: it tells all how that ended.
+
+    Where ranks meet through a store it waits for none of them: one that died after the phase before
+    changes nothing.
+    """
+
+    def _exchange(self, message: bytes) -> list[bytes]:
+        if not hasattr(self._group, "announce"):
+            return super()._exchange(message)
+        verdict: bytes = self._group.announce(message)
+        self.answers = [verdict[1:]]
+        return [verdict]
+
+
 class BriefPhase(Phase):
     """A phase in which a few numbers may do: answers are exchanged where they do not settle it.
 
