@@ -65,8 +65,9 @@ class Checkpointer:
             called in the main thread. A second one, more than two seconds later, is obeyed at once;
             so is one that was served, when `step` is called again nevertheless.
         emergency: when an exception leaves the ``with`` block (a KeyboardInterrupt too), save the
-            state of the last `step`, if no optimizer of torch has begun another since and all ranks
-            fail alike. What else training changes may be a part of a step ahead.
+            state of the last `step`, if no optimizer of torch has begun another since, `restore`
+            has not filled the state, and all ranks fail alike. What else changes the state after
+            `step` (`holdfast.load`, say) is not seen, and is saved as that step's.
         deadline_s: seconds from its start until a save in the background that is not durable fails.
         codec, group, options: as `holdfast.save` takes them.
 
@@ -247,6 +248,8 @@ class Checkpointer:
         """
         self._check_open()
         self._saver.rest()
+        if self._last is not None:
+            self._last.forget()  # from here on the state is of no step, until it is of another
         if step is None:
             return restore_newest(self._run, into, self._ranks, self._options)
         restore_step(self._run, step, into, self._ranks, self._options)

@@ -39,14 +39,18 @@ class LastState:
             StateError: there is none, or it is not that of the step any more.
         """
         if self.step is None:
-            raise StateError("no step has been taken")
+            raise StateError("no step has been taken, or restore has filled its state since")
         if self._is_changed:
             raise StateError(f"an optimizer has begun a step since step {self.step}")
         return self.step, self._state
 
+    def forget(self) -> None:
+        """Let go of the state: something else is going to change it."""
+        self.step, self._state = None, {}
+
     def close(self) -> None:
         """Let go of the state, and of the optimizers."""
-        self.step, self._state = None, {}
+        self.forget()
         self._end()
 
     def _note(self) -> None:

@@ -13,6 +13,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import holdfast
 from holdfast import Checkpointer, Options
+from holdfast.errors import CorruptError
 from holdfast.testing import Fault, faulty
 
 NewPath = Callable[[], Path]
@@ -76,6 +77,32 @@ def test_a_state_that_an_optimizer_has_begun_to_change_is_not_saved(
     assert (
         "no emergency save: StateError: an optimizer has begun a step since step 2" in caplog.text
     )
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["restored", "half restored"])
+def test_a_state_that_restore_has_filled_is_not_saved_as_the_step_before(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture, damaged: bool
+) -> None:
+    run = new_path()
+    state = {"a": torch.ones(4), "b": torch.ones(4)}
+    with (
+        pytest.raises(CorruptError if damaged else ValueError),
+        Checkpointer(run, every=100, emergency=True, options=SMALL) as checkpointer,
+    ):
+        checkpointer.step(100, state)
+        state["a"].fill_(2.0)
+        state["b"].fill_(2.0)
+        checkpointer.step(120, state)
+        checkpointer.wait()
+        if damaged:
+            (file,) = (run / "step-00000100" / "data").rglob("*.hf")
+            content = bytearray(file.read_bytes())
+            content[128] ^= 1  # of b: by then, a is filled
+            file.write_bytes(content)
+        checkpointer.restore(state, step=100)
+        raise ValueError
+    assert checkpointer.steps() == [100]
+    assert "no emergency save: StateError: no step has been taken" in caplog.text
 
 
 def test_a_step_that_is_saved_already_is_not_saved_again(
