@@ -93,6 +93,7 @@ class Run:
 
     def retire(self, step: int) -> None:
         """Remove a step, if it is there."""
+        self._metrics.pop(step, None)  # a step of this number may be saved again, with others
         if self._store.exists(step_name(step)):
             retire(LocalStore(self.path(step), self._store.vfs))
 

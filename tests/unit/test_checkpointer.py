@@ -89,6 +89,18 @@ def test_the_best_are_kept_by_recorded_metrics_across_restarts(new_path: NewPath
     assert holdfast.open(checkpointer.path(2)).metrics == {"loss": 1.0}
 
 
+def test_a_step_that_is_saved_again_is_judged_again(new_path: NewPath) -> None:
+    with Checkpointer(new_path(), keep=Keep.best("loss", 1)) as checkpointer:
+        for step, loss in ((10, 5.0), (20, 0.1)):
+            checkpointer.save(step, state_at(step), metrics={"loss": loss})
+        assert checkpointer.steps() == [20]
+        checkpointer.save(30, state_at(30), metrics={"loss": 4.0})
+        assert checkpointer.retire_after(10) == [20, 30]
+        for step, loss in ((20, 9.0), (30, 1.0), (40, 2.0)):
+            checkpointer.save(step, state_at(step), metrics={"loss": loss})
+        assert checkpointer.steps() == [30, 40]
+
+
 def test_metrics_that_are_not_finite_do_not_harm_the_checkpoint(new_path: NewPath) -> None:
     with Checkpointer(new_path()) as checkpointer:
         checkpointer.save(1, state_at(1), metrics={"a": math.nan, "b": -math.inf, "c": 2**70})
