@@ -250,9 +250,12 @@ class Checkpointer:
         self._saver.rest()
         if self._last is not None:
             self._last.forget()  # from here on the state is of no step, until it is of another
+        self._saver.saved_step = None
         if step is None:
-            return restore_newest(self._run, into, self._ranks, self._options)
-        restore_step(self._run, step, into, self._ranks, self._options)
+            step = restore_newest(self._run, into, self._ranks, self._options)
+        else:
+            restore_step(self._run, step, into, self._ranks, self._options)
+        self._saver.saved_step = step
         return step
 
     def retire_after(self, step: int) -> list[int]:
@@ -260,6 +263,8 @@ class Checkpointer:
         self._check_open()
         self._saver.rest()
         later = [s for s in agree_steps(self._run, self._ranks) if s > step]
+        if self._saver.saved_step in later:
+            self._saver.saved_step = None
         with Phase(self._ranks):
             for s in reversed(later if self._ranks.rank == COORDINATOR else []):
                 self._run.retire(s)

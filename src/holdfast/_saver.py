@@ -43,7 +43,7 @@ class Saver:
     """See `holdfast.Checkpointer`. All ranks call the same methods in the same order.
 
     Attributes:
-        saved_step: the step that was saved last, or is being saved.
+        saved_step: the step that was saved or restored last, or is being saved, while it is there.
     """
 
     def __init__(self, run: Run, ranks: "Group", schedule: Schedule, wanted: Wanted) -> None:
