@@ -236,7 +236,8 @@ class Checkpointer:
 
         Args:
             into: as `holdfast.load` takes it.
-            step: this step and no other.
+            step: this step and no other. Later ones stay; to train on from it in another way, call
+                `retire_after`.
 
         Returns:
             The step, or None when the run has no checkpoint yet.

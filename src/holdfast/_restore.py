@@ -27,6 +27,14 @@ def restore_step(
     with Phase(ranks) as told:
         told.answer = json.dumps(record).encode()
     _note(run, step, [json.loads(answer) for answer in told.answers], ranks)
+    later = [s for s in agree_steps(run, ranks) if s > step]
+    if later and ranks.rank == COORDINATOR:
+        logger.warning(
+            "step %d is restored, but %s holds later ones, the last of them step %d: they stay the "
+            "newest, for the policy and for restore(). To train on from step %d, call "
+            "retire_after(%d) first",
+            *(step, run.root, later[-1], step, step),
+        )
 
 
 def restore_newest(

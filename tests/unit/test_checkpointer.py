@@ -209,6 +209,18 @@ def test_retire_after_makes_way_for_another_future(new_path: NewPath) -> None:
         assert into["step"] == 7
 
 
+def test_a_restore_of_a_step_that_is_not_the_newest_says_what_that_means(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Checkpointer(new_path()) as checkpointer:
+        save_steps(checkpointer, 1, 2, 3)
+        assert checkpointer.restore(state_at(0), step=3) == 3
+        assert "later ones" not in caplog.text
+        assert checkpointer.restore(state_at(0), step=1) == 1
+        assert "the last of them step 3" in caplog.text
+        assert "call retire_after(1) first" in caplog.text
+
+
 def test_what_was_just_saved_is_kept_even_below_older_steps(new_path: NewPath) -> None:
     with Checkpointer(new_path(), keep=Keep.latest(1)) as checkpointer:
         save_steps(checkpointer, 30, 10)
