@@ -4,10 +4,11 @@ Knows names, sizes and the policy; no ranks, no tensors. Used by one thread at a
 `steps` and `path`.
 """
 
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -111,28 +112,36 @@ class Run:
             logger.warning("what the %s of step %d took is not noted: %s", verb, step, error)
 
     def tidy(self, step: int) -> None:
-        """Move the hint, retire, sweep: none of it may fail a save that is committed."""
+        """Move the hint, retire, sweep: none of it may fail a save that is committed.
+
+        What cannot be done is logged, and keeps nothing else from being done.
+        """
         self._seen = True
-        try:
+        said = f"step {step} is saved, but"
+        with self._warning(said):
             hint = f"{step_name(step)}\n".encode()
             self._store.replace(LATEST_NAME, f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}", hint)
+        with self._warning(said):
             # Steps found damaged are no reason to let go of good ones, nor may they be the one
             # kept.
             good = [s for s in self.steps() if s not in self.damaged and self._is_judged(s)]
             for s in set(good) - self.keep.kept(good, self._metrics) - {step}:
-                self.retire(s)
+                with self._warning(said):
+                    self.retire(s)
+        with self._warning(said):
             for entry in self._store.list():
                 if step_of(entry.name) is not None:
-                    self._sweep(entry.name)
+                    with self._warning(said):
+                        sweep(LocalStore(f"{self.root}/{entry.name}", self._store.vfs), GRACE_S)
             sweep_pending(self._store, PENDING_LATEST_PREFIX, GRACE_S)
-        except HoldfastError as error:
-            logger.warning("step %d is saved, but tidying %s failed: %s", step, self.root, error)
 
-    def _sweep(self, name: str) -> None:
+    @contextlib.contextmanager
+    def _warning(self, said: str) -> Iterator[None]:
+        """Log an error, and go on."""
         try:
-            sweep(LocalStore(f"{self.root}/{name}", self._store.vfs), GRACE_S)
-        except CorruptError as error:  # what else lies there cannot be told from what it names
-            logger.warning("%s/%s is left as it is: %s", self.root, name, error)
+            yield
+        except HoldfastError as error:
+            logger.warning("%s tidying %s failed: %s", said, self.root, error)
 
     def _is_judged(self, step: int) -> bool:
         """Read the metrics of a step, once, where the policy asks for them."""
@@ -141,7 +150,7 @@ class Run:
             try:
                 data = self._store.get(name, spec.MANIFEST_BYTES_MAX)
                 manifest = decode_manifest(data, f"{self.root}/{name}")
-            except (CorruptError, VersionError) as error:
+            except (CorruptError, StoreError, VersionError) as error:
                 logger.warning("step %d is neither kept nor removed: %s", step, error)
                 return False
             self._metrics[step] = manifest.table.header.metrics

@@ -311,6 +311,42 @@ def test_a_save_is_good_even_when_tidying_up_fails(
         assert checkpointer.steps() == [3]
 
 
+@pytest.mark.parametrize("fault", ["the hint", "a step", "a judgement", "what a dead save left"])
+def test_one_fault_in_tidying_up_keeps_nothing_else_from_being_done(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_at(step), metrics={"loss": float(-step)})
+    first, second = (run / f"step-0000000{n}" / "data" / ("aa" * 16) for n in (0, 9))
+    first.mkdir(parents=True)
+    second.mkdir(parents=True)
+    if fault == "the hint":
+        (run / "LATEST").unlink()
+        (run / "LATEST").mkdir()
+    elif fault == "a step":
+        (run / "step-00000001" / "data" / "not ours" / "directory").mkdir(parents=True)
+    elif fault == "a judgement":
+        (run / "step-00000001" / "MANIFEST").unlink()
+        (run / "step-00000001" / "MANIFEST").mkdir()
+    else:
+        (first / "directory").mkdir()
+    for path in (first / "directory", first, second):
+        for place in (path, path.parent, path.parent.parent) if path.exists() else ():
+            os.utime(place, (time.time() - 2 * DAY_S,) * 2)
+    with Checkpointer(run, keep=Keep.best("loss", 1)) as checkpointer:
+        checkpointer.save(3, state_at(3), metrics={"loss": -3.0})
+        assert checkpointer.steps() == ([1, 3] if fault == "a judgement" else [3])
+    (warning,) = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warning.startswith(
+        ("step 3 is saved, but tidying", "step 1 is neither kept nor removed")
+    )
+    assert (run / "LATEST").is_dir() or (run / "LATEST").read_text() == "step-00000003\n"
+    assert first.exists() == (fault == "what a dead save left")
+    assert not second.exists()
+
+
 def test_remains_of_dead_saves_are_swept_only_when_they_are_old(
     new_path: NewPath, caplog: pytest.LogCaptureFixture
 ) -> None:
