@@ -88,8 +88,8 @@ class Run:
         taken = sum(self._disk_bytes(step) for step in steps) / 1e9
         return (
             f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r}). The "
-            "newest is written before another is let go, so n steps take room for n + 1: keep "
-            "fewer, or make room for one more"
+            "newest is written before another that is to be kept is let go, so n steps take room "
+            "for n + 1: keep fewer, or make room for one more"
         )
 
     def retire(self, step: int) -> None:
@@ -121,19 +121,33 @@ class Run:
         with self._warning(said):
             hint = f"{step_name(step)}\n".encode()
             self._store.replace(LATEST_NAME, f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}", hint)
-        with self._warning(said):
-            # Steps found damaged are no reason to let go of good ones, nor may they be the one
-            # kept.
-            good = [s for s in self.steps() if s not in self.damaged and self._is_judged(s)]
-            for s in set(good) - self.keep.kept(good, self._metrics) - {step}:
-                with self._warning(said):
-                    self.retire(s)
+        self._let_go(step, said)
         with self._warning(said):
             for entry in self._store.list():
                 if step_of(entry.name) is not None:
                     with self._warning(said):
                         sweep(LocalStore(f"{self.root}/{entry.name}", self._store.vfs), GRACE_S)
             sweep_pending(self._store, PENDING_LATEST_PREFIX, GRACE_S)
+
+    def make_room(self, spare: int | None) -> int:
+        """Retire what the policy does not keep of the steps there are; return how many went.
+
+        Args:
+            spare: a step that stays all the same.
+        """
+        return self._let_go(spare, "there is no room, and")
+
+    def _let_go(self, spare: int | None, said: str) -> int:
+        gone = 0
+        with self._warning(said):
+            # Steps found damaged are no reason to let go of good ones, nor may they be the one
+            # kept.
+            good = [s for s in self.steps() if s not in self.damaged and self._is_judged(s)]
+            for step in sorted(set(good) - self.keep.kept(good, self._metrics) - {spare}):
+                with self._warning(said):
+                    self.retire(step)
+                    gone += 1
+        return gone
 
     @contextlib.contextmanager
     def _warning(self, said: str) -> Iterator[None]:

@@ -7,15 +7,15 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._handle import SaveHandle
 from ._run import Run
 from ._save import Records, save_now, start_save
 from ._schedule import Schedule
-from ._wanted import Wanted
+from ._wanted import NoRoomError, Wanted
 from .errors import AlreadyCommittedError, NoSpaceError, OptionError, StoreError
 from .group.base import COORDINATOR, Phase
 
@@ -26,6 +26,7 @@ logger = logging.getLogger("holdfast")
 
 State = Mapping[Any, Any]
 Metrics = Mapping[str, float] | None
+Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
@@ -94,8 +95,8 @@ class Saver:
         """Save in this thread, with these ranks."""
         self._schedule.try_save()
         started = time.perf_counter()
-        with self._advising():
-            records = save_now(state, self._for(step, metrics, self._wanted), ranks)
+        wanted = self._for(step, metrics, self._wanted)
+        records = self._in_room(ranks, lambda: save_now(state, wanted, ranks))
         taken_s = time.perf_counter() - started
         if self._wanted.stage == "sync":  # others say nothing about those that `begin` makes
             self._schedule.begin_flight()
@@ -143,8 +144,8 @@ class Saver:
 
         self._replace_damaged(step)
         self._schedule.try_save()
-        with self._advising():
-            handle = start_save(state, self._for(step, metrics, wanted), self._ranks, after)
+        wanted = self._for(step, metrics, wanted)
+        handle = self._in_room(self._ranks, lambda: start_save(state, wanted, self._ranks, after))
         if handle.skipped:
             return False
         handle.forget_failure()  # it is told of here
@@ -153,6 +154,19 @@ class Saver:
         self.saved_step = step
         self._schedule.begin_flight()
         return True
+
+    def _in_room(self, ranks: "Group", save: Callable[[], Made]) -> Made:
+        """Save; where there is no room, let go of what the policy does, and try once more."""
+        with self._advising():
+            try:
+                return save()
+            except NoRoomError:
+                with Phase(ranks) as made:
+                    if ranks.rank == COORDINATOR:
+                        made.answer = str(self._run.make_room(self.saved_step)).encode()
+                if made.answers[COORDINATOR] == b"0":
+                    raise
+                return save()
 
     def _for(self, step: int, metrics: Metrics, wanted: Wanted) -> Wanted:
         return replace(wanted, path=self._run.path(step), step=step, metrics=metrics)

@@ -17,6 +17,10 @@ STEP_LIMIT = 1 << 53  # as docs/format.md says
 _CHOICES = {"stage": ("eager", "lazy"), "busy": ("wait", "skip", "fail")}
 
 
+class NoRoomError(NoSpaceError):
+    """A state cannot fit on the disk: found by all ranks alike, before anything is written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a save was asked for; see `save` and `save_async`.
@@ -61,11 +65,11 @@ def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:
     """Check that a state can fit on the disk, before anything is written.
 
     Raises:
-        NoSpaceError: it cannot; the text has both numbers.
+        NoRoomError: it cannot; the text has both numbers.
     """
     needed = size_bytes + size_bytes // 100  # names, shapes, checksums, blocks that are not full
     if free_bytes is not None and needed > free_bytes:
-        error = NoSpaceError(
+        error = NoRoomError(
             f"{place} needs {needed / 1e9:.3f} GB, and {free_bytes / 1e9:.3f} GB are free there; "
             "nothing was written"
         )

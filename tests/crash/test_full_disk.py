@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from crash_content import OPTIONS, load_number, make_state
+from crash_ranks import ThreadGroup, run_ranks
 
 import holdfast
+from holdfast import Keep
 from holdfast.errors import NoSpaceError, NotCommittedError, StoreError
 
 PAGE_BYTES = 4096
@@ -133,6 +135,38 @@ def test_a_run_refuses_a_state_that_cannot_fit_before_it_writes(small_disk: Path
         small = {"w": torch.ones(60_000), "step": 2}
         assert checkpointer.step(2, small)
     assert checkpointer.steps() == [2]
+
+
+@pytest.mark.parametrize("order", [(0,), (0, 1)], ids=["one rank", "two ranks"])
+def test_a_run_on_a_full_disk_goes_on_when_it_is_to_keep_fewer_steps(
+    small_disk: Path, order: tuple[int, ...]
+) -> None:
+    def state_at(step: int) -> dict[str, torch.Tensor]:
+        return {"w": torch.full((50_000,), float(step))}
+
+    def run(group: ThreadGroup, keep: Keep, *steps: int) -> None:
+        options = dataclasses.replace(OPTIONS, pool_bytes=32 << 20)
+        with holdfast.Checkpointer(
+            small_disk / "run", keep=keep, stage="sync", group=group, options=options
+        ) as checkpointer:
+            checkpointer.restore(state_at(0))
+            for step in steps:
+                checkpointer.save(step, state_at(step))
+
+    def steps_there() -> list[int]:
+        return holdfast.Checkpointer(small_disk / "run").steps()
+
+    assert all_saved(run_ranks(lambda group: run(group, Keep.all(), 1, 2, 3, 4), order))
+    for error in run_ranks(lambda group: run(group, Keep.latest(4), 6), order):
+        assert type(error) is NoSpaceError
+        assert "Steps kept here: 4" in str(error)
+    assert steps_there() == [1, 2, 3, 4]
+    assert all_saved(run_ranks(lambda group: run(group, Keep.latest(2), 6, 7), order))
+    assert steps_there() == [6, 7]
+
+
+def all_saved(errors: list[BaseException | None]) -> bool:
+    return not any(errors)
 
 
 def test_a_run_on_a_read_only_disk_says_so_at_the_call_and_goes_on_later(small_disk: Path) -> None:
