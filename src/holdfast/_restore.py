@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._load import load_from
 from ._run import Run
-from .errors import CorruptError, HoldfastError, PeerError, StoreError
+from .errors import CorruptError, PeerError, StoreError
 from .group.base import COORDINATOR, Phase
 from .options import Options
 
@@ -91,11 +91,11 @@ def _load(
 
 def _try(run: Run, step: int, into: Mapping[Any, Any], ranks: "Group", options: Options) -> str:
     """Load a step; return what is damaged, the same on every rank, or "" when it is good."""
-    failure: HoldfastError | None = None
+    failure: BaseException | None = None
     told: dict[str, Any] = {}
     try:
         told["record"] = _load(run, step, into, ranks, options)
-    except HoldfastError as error:
+    except BaseException as error:  # whatever it is: the other ranks are on their way to judge it
         failure = error
     with Phase(ranks) as judged:
         # What is no damage is raised here, and so on every rank; a peer's error is the peer's.
@@ -122,7 +122,7 @@ def _note(run: Run, step: int, records: list[dict[str, Any]], ranks: "Group") ->
     run.note("load", step, records)
 
 
-def _is_damage(error: HoldfastError) -> bool:
+def _is_damage(error: BaseException) -> bool:
     """Whether an error says that this checkpoint cannot be read, and another perhaps can."""
     if isinstance(error, StoreError):
         return error.errno == errno.EIO

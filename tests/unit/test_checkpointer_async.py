@@ -17,7 +17,13 @@ from torch import nn
 import holdfast
 from format import simulated_ranks
 from holdfast import Checkpointer, Keep, Options
-from holdfast.errors import AlreadyCommittedError, NoSpaceError, OptionError, StoreError
+from holdfast.errors import (
+    AlreadyCommittedError,
+    NoSpaceError,
+    OptionError,
+    PeerError,
+    StoreError,
+)
 from holdfast.testing import Fault, faulty
 
 NewPath = Callable[[], Path]
@@ -363,3 +369,33 @@ def test_ranks_that_meet_in_another_way_save_together_too(new_path: NewPath) -> 
 
     assert simulated_ranks.run_ranks(2, train) == [[2, 4, 6]] * 2
     assert [row["rank"] for row in records(run)] == [0, 1] * 3
+
+
+def test_a_rank_whose_state_cannot_take_what_was_loaded_fails_the_restore_of_all(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated_ranks, "MEETING_TIMEOUT_S", 5.0)
+    run = new_path()
+
+    class Picky:
+        def __init__(self, *, refuses: bool) -> None:
+            self.refuses = refuses
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"v": torch.ones(3)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if self.refuses:
+                raise KeyError("mine")
+
+    def restore(group: Any) -> str:
+        state = {"x": Picky(refuses=group.rank == 1)}
+        with Checkpointer(run, stage="sync", group=group, options=SMALL) as made:
+            made.save(1, state)
+            try:
+                made.restore(state)
+            except (KeyError, PeerError) as error:
+                return str(error)
+        return ""
+
+    assert simulated_ranks.run_ranks(2, restore) == ["rank 1 failed: KeyError: 'mine'", "'mine'"]
