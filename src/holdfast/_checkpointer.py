@@ -185,7 +185,7 @@ class Checkpointer:
         ``busy="skip"``.
 
         Args:
-            metrics: recorded in the checkpoint, for `Keep.best`; equal on all ranks.
+            metrics: recorded in the checkpoint, for `Keep.best`; the coordinator's count.
 
         Raises:
             HoldfastError: as `holdfast.save_async`; or the save before has failed, which does not

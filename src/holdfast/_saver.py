@@ -54,7 +54,7 @@ class Saver:
         """
         self.saved_step: int | None = None
         self._run, self._ranks, self._schedule = run, ranks, schedule
-        self._wanted = replace(wanted, free_bytes=run.free_bytes)
+        self._wanted = wanted
         self._flight: _Flight | None = None
 
     def begin(self, step: int, state: State, metrics: Metrics) -> bool:
@@ -63,14 +63,13 @@ class Saver:
             self.save(step, state, metrics)
             return True
         before = self._flight
-        if not self._start(step, state, self._checked(metrics), self._wanted):
+        if not self._start(step, state, metrics, self._wanted):
             return False
         _tell(before)
         return True
 
     def save(self, step: int, state: State, metrics: Metrics) -> None:
         """Save after the one in flight; when it is durable, raise what that one failed with."""
-        metrics = self._checked(metrics)
         self.rest()
         self._replace_damaged(step)
         self.save_with(self._ranks, step, state, metrics)
@@ -169,21 +168,23 @@ class Saver:
                 return save()
 
     def _for(self, step: int, metrics: Metrics, wanted: Wanted) -> Wanted:
-        return replace(wanted, path=self._run.path(step), step=step, metrics=metrics)
+        def free_bytes() -> int | None:
+            # Where all ranks learn of an error: of their metrics, only the coordinator's count.
+            if lacking := self._run.keep.metrics - set(metrics or ()):
+                raise OptionError(
+                    f"{self._run.keep} looks at {', '.join(sorted(lacking))}, but metrics has "
+                    f"{', '.join(sorted(metrics or ())) or 'nothing'}; give it, as NaN if unknown"
+                )
+            return self._run.free_bytes()
+
+        path = self._run.path(step)
+        return replace(wanted, path=path, step=step, metrics=metrics, free_bytes=free_bytes)
 
     def _conclude(self, step: int, records: Records) -> None:
         """Do what follows a commit; of all ranks the coordinator has the records."""
         if records:
             self._run.note("save", step, records)
             self._run.tidy(step)
-
-    def _checked(self, metrics: Metrics) -> Metrics:
-        if lacking := self._run.keep.metrics - set(metrics or ()):
-            raise OptionError(
-                f"{self._run.keep} looks at {', '.join(sorted(lacking))}, but metrics has "
-                f"{', '.join(sorted(metrics or ())) or 'nothing'}; give it, as NaN if unknown"
-            )
-        return metrics
 
     def _replace_damaged(self, step: int) -> None:
         """Retire a step that could not be restored, so that it can be saved again."""

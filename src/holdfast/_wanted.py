@@ -26,8 +26,8 @@ class Wanted:
     """What a save was asked for; see `save` and `save_async`.
 
     Attributes:
-        free_bytes: called on the coordinator: checks the place, and returns what may be written
-            there. None: that is not looked at.
+        free_bytes: called on the coordinator: checks what its caller has to, the place too, and
+            returns what may be written there. None: that is not looked at.
     """
 
     path: str | os.PathLike[str]

@@ -15,13 +15,11 @@ import torch
 from torch import nn
 
 import holdfast
-from format import simulated_ranks
 from holdfast import Checkpointer, Keep, Options
 from holdfast.errors import (
     AlreadyCommittedError,
     NoSpaceError,
     OptionError,
-    PeerError,
     StoreError,
 )
 from holdfast.testing import Fault, faulty
@@ -354,48 +352,3 @@ def test_a_checkpointer_made_alone_does_not_save_for_one_of_several_ranks(
         assert checkpointer.restore(state_at(0)) is None
     with Checkpointer(run, every=1, group="alone", options=SMALL) as checkpointer:
         assert checkpointer.step(1, state_at(1))
-
-
-def test_ranks_that_meet_in_another_way_save_together_too(new_path: NewPath) -> None:
-    """A group of one's own need not be able to start something and read it later."""
-    run = new_path()
-
-    def train(group: Any) -> list[int]:
-        with pytest.raises(OptionError, match="stage"):
-            Checkpointer(run, group=group)
-        every = timedelta(microseconds=1)
-        with Checkpointer(run, every=every, stage="sync", group=group, options=SMALL) as made:
-            return [step for step in range(1, 7) if made.step(step, state_at(step))]
-
-    assert simulated_ranks.run_ranks(2, train) == [[2, 4, 6]] * 2
-    assert [row["rank"] for row in records(run)] == [0, 1] * 3
-
-
-def test_a_rank_whose_state_cannot_take_what_was_loaded_fails_the_restore_of_all(
-    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulated_ranks, "MEETING_TIMEOUT_S", 5.0)
-    run = new_path()
-
-    class Picky:
-        def __init__(self, *, refuses: bool) -> None:
-            self.refuses = refuses
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"v": torch.ones(3)}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            if self.refuses:
-                raise KeyError("mine")
-
-    def restore(group: Any) -> str:
-        state = {"x": Picky(refuses=group.rank == 1)}
-        with Checkpointer(run, stage="sync", group=group, options=SMALL) as made:
-            made.save(1, state)
-            try:
-                made.restore(state)
-            except (KeyError, PeerError) as error:
-                return str(error)
-        return ""
-
-    assert simulated_ranks.run_ranks(2, restore) == ["rank 1 failed: KeyError: 'mine'", "'mine'"]
