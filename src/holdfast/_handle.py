@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from .engine.pipeline import Ledger, Progress
 from .errors import BusyError, CancelledError, HoldfastError, PeerError, StoreError
@@ -14,6 +15,8 @@ logger = logging.getLogger("holdfast")
 # Every rank knows the outcome so long after the deadline: the coordinator's word has arrived.
 OUTCOME_GRACE_S = 4.0
 NICENESS = 5  # of the thread that writes: training comes first where cores are short
+
+Made = TypeVar("Made")
 
 
 class SaveHandle:
@@ -101,9 +104,16 @@ class SaveHandle:
         self._done.set()
         return self
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Run the rest of the save in a thread, which the end of Python waits for."""
-        self._thread = threading.Thread(target=self._run, args=(work,), name="holdfast-save")
+    def start(
+        self, work: Callable[[], Made], after: Callable[[Made], None] = lambda _: None
+    ) -> None:
+        """Run the rest of the save in a thread, which the end of Python waits for.
+
+        Args:
+            after: called there with what ``work`` has made, when the checkpoint is committed. It is
+                a part of the save for those who wait, but has no deadline.
+        """
+        self._thread = threading.Thread(target=self._run, args=(work, after), name="holdfast-save")
         self._thread.start()
 
     def hold_with(self, before_step: Callable[[], None]) -> None:
@@ -152,6 +162,9 @@ class SaveHandle:
             raise HoldfastError(f"the save of {self.path} belongs to the process it was asked in")
         if event.wait(min(seconds, threading.TIMEOUT_MAX)):
             return
+        if self.ledger.state == "committed":
+            event.wait()
+            return
         self._told = True
         text = f"the save of {self.path} did not end by its deadline"
         if self.ledger.state == "committing":
@@ -164,11 +177,12 @@ class SaveHandle:
         if self._failure is not None:
             raise self._failure
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], Made], after: Callable[[Made], None]) -> None:
         nice()
         try:
-            work()
+            made = work()
             self.ledger.state = "committed"
+            after(made)
         except BaseException as error:
             self._failure = error
             self.ledger.state = "failed"

@@ -184,7 +184,7 @@ def start_save(
         handle.forget_failure()
         raise
     ledger.stall_s = time.perf_counter() - ledger.started
-    handle.start(lambda: after(_finish(agreed, background, write, ledger)))
+    handle.start(lambda: _finish(agreed, background, write, ledger), after)
     return handle
 
 

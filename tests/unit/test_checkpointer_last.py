@@ -1,6 +1,7 @@
 """The last save of a run: when the job's time is up, and what it is made of."""
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 import holdfast
 from holdfast import Checkpointer, Keep, Options
+from holdfast._run import Run
 from holdfast.errors import AlreadyCommittedError, StoreError
 from holdfast.testing import Fault, faulty
 
@@ -75,3 +77,26 @@ def test_a_last_save_that_fails_says_so_and_training_is_to_end_all_the_same(
         with faulty(BROKEN), pytest.raises(StoreError, match="Input/output error"):
             checkpointer.step(1, state_at(1))
         assert checkpointer.stopping
+
+
+def test_what_follows_a_commit_may_take_longer_than_the_save_is_given(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, tidied = threading.Event(), threading.Event()
+    tidy = Run.tidy
+
+    def tidy_slowly(run: Run, step: int) -> None:
+        committed.set()
+        assert tidied.wait(30)
+        tidy(run, step)
+
+    monkeypatch.setattr(Run, "tidy", tidy_slowly)
+    with Checkpointer(new_path(), every=1, keep=Keep.latest(1), options=SMALL) as checkpointer:
+        checkpointer.step(1, state_at(1))
+        assert checkpointer._saver._flight is not None and committed.wait(30)
+        handle = checkpointer._saver._flight.handle
+        handle.deadline -= 1e6  # it has passed long ago
+        assert handle.progress().state == "committed" and not handle.done()
+        threading.Timer(0.1, tidied.set).start()
+        checkpointer.wait()
+        assert tidied.is_set() and checkpointer.steps() == [1]
