@@ -100,6 +100,7 @@ class Saver:
         if self._wanted.stage == "sync":  # others say nothing about those that `begin` makes
             self._schedule.begin_flight()
             self._schedule.end_flight(taken_s, taken_s)
+        self._schedule.measure(taken_s)
         self.saved_step = step
         self._conclude(step, [r | {"stall_s": r["seconds"]["total"]} for r in records])
 

@@ -79,6 +79,7 @@ class Schedule:
         self._began: float | None = None  # the last save
         self._flight: _Save | None = None
         self._saves: deque[_Save] = deque(maxlen=RECENT_SAVES)
+        self._longest_s = 0.0  # of all saves
         self._step_ended: float | None = None
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._free_steps_s: deque[float] = deque(maxlen=RECENT_STEPS)  # while none is saved
@@ -112,10 +113,8 @@ class Schedule:
         """Return whether the last save has to begin now, by this rank's clock, to end in time."""
         if self._ends is None:
             return False
-        longest_s = max((save.duration_s for save in self._saves), default=UNMEASURED_S)
-        if not self._saves:
-            longest_s = min(longest_s, (self._ends - self._made) / 10)
-        needed_s = longest_s * LAST_SAVE_FACTOR
+        unmeasured_s = min(UNMEASURED_S, (self._ends - self._made) / 10)
+        needed_s = (self._longest_s or unmeasured_s) * LAST_SAVE_FACTOR
         if self._flight is not None:
             needed_s *= 2  # the one in flight has to end first
         step_s = median(self._steps_s) if self._steps_s else 0.0
@@ -154,6 +153,10 @@ class Schedule:
         """Note that the save is in flight."""
         self._flight = _Save()
 
+    def measure(self, duration_s: float) -> None:
+        """Note how long a save took, from start to durable."""
+        self._longest_s = max(self._longest_s, duration_s)
+
     def end_flight(self, duration_s: float | None, stall_s: float, held_s: float = 0.0) -> None:
         """Note that the save in flight has ended.
 
@@ -165,6 +168,7 @@ class Schedule:
         if save is not None and duration_s is not None:
             save.duration_s, save.stall_s, save.held_s = duration_s, stall_s, held_s
             self._saves.append(save)
+            self.measure(duration_s)
 
     def _cost_s(self, save: _Save) -> float:
         """Return what a save cost: the stall, and what it slowed down the steps beside it."""

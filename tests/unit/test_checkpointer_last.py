@@ -12,6 +12,7 @@ import torch
 import holdfast
 from holdfast import Checkpointer, Keep, Options
 from holdfast._run import Run
+from holdfast._schedule import MARGIN_S
 from holdfast.errors import AlreadyCommittedError, StoreError
 from holdfast.testing import Fault, faulty
 
@@ -61,6 +62,18 @@ def test_a_last_save_of_a_step_of_a_future_that_was_left_is_refused_loudly(
         with pytest.raises(AlreadyCommittedError, match=r"call retire_after\(step\) first"):
             checkpointer.step(4, state_at(7))
         assert value_of(checkpointer, 4) == 4.0
+
+
+def test_what_save_takes_is_measured_too(new_path: NewPath) -> None:
+    delay = Fault("sync", nth=1, action="delay", argument=150)
+    with faulty(delay), Checkpointer(new_path(), ends_in_s=1e6, options=SMALL) as checkpointer:
+        checkpointer.save(1, state_at(1))
+    schedule = checkpointer._schedule
+    schedule._made -= 1e6
+    schedule._ends = schedule._clock() + 60.0
+    assert not schedule.ending(), "measured: nothing like a minute"
+    schedule._ends = schedule._clock() + MARGIN_S + 0.15
+    assert schedule.ending()
 
 
 def test_a_last_save_does_without_the_metrics_that_the_policy_looks_at(new_path: NewPath) -> None:

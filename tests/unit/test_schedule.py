@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast._schedule import MARGIN_S, STEPS_AHEAD, UNMEASURED_S, Schedule, interval_s
+from holdfast._schedule import (
+    MARGIN_S,
+    RECENT_SAVES,
+    STEPS_AHEAD,
+    UNMEASURED_S,
+    Schedule,
+    interval_s,
+)
 from holdfast.errors import OptionError
 
 
@@ -186,6 +193,18 @@ def test_the_last_save_leaves_time_for_the_one_in_flight() -> None:
     schedule.try_save()
     schedule.begin_flight()
     clock.go(schedule.left_s - 2 * 21.0 * 1.5 - STEPS_AHEAD * 2.0 - MARGIN_S - 0.1)
+    assert not schedule.ending()
+    clock.go(0.2)
+    assert schedule.ending()
+
+
+def test_the_longest_of_all_saves_counts_whoever_made_it() -> None:
+    clock = Clock()
+    schedule = Schedule(None, ends_in_s=10_000.0, clock=clock)
+    schedule.measure(300.0)
+    for _ in range(RECENT_SAVES + 1):
+        make_save(schedule, clock, stall_s=1.0, steps_s=[2.0] * 10)
+    clock.go(schedule.left_s - 300.0 * 1.5 - STEPS_AHEAD * 2.0 - MARGIN_S - 0.1)
     assert not schedule.ending()
     clock.go(0.2)
     assert schedule.ending()
