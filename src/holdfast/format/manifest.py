@@ -166,11 +166,13 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     _require(not np.any(start[large] % spec.LARGE_ALIGN_BYTES), "a large payload is not aligned")
     file_of = np.repeat(np.arange(files), np.diff(file_first_chunk))
     follows = (file_of[1:] != file_of[:-1]) | (start[1:] > start[:-1])
-    order = np.arange(len(start)) if np.all(follows) else np.lexsort((size, start, file_of))
+    order = slice(None) if np.all(follows) else np.lexsort((size, start, file_of))
     ends = start + size
-    gap_start = np.full(len(start), spec.DATA_HEADER_BYTES, np.int64)
+    gaps = np.full(len(start), spec.DATA_HEADER_BYTES, np.int64)
     same_file = file_of[order][1:] == file_of[order][:-1]
-    gap_start[order[1:]] = np.where(same_file, ends[order][:-1], spec.DATA_HEADER_BYTES)
+    np.copyto(gaps[1:], ends[order][:-1], where=same_file)
+    gap_start = np.empty_like(gaps)
+    gap_start[order] = gaps
     _require(bool(np.all(start >= gap_start)), "payloads overlap")
     _require(bool(np.all(start - gap_start < spec.GAP_BYTES_LIMIT)), "a gap is too long")
     payload_end = np.full(files, spec.DATA_HEADER_BYTES, np.int64)

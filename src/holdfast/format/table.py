@@ -26,6 +26,7 @@ I64 = npt.NDArray[np.int64]
 _PREAMBLE = struct.Struct("<8sIIQQQQQQQ")
 assert _PREAMBLE.size == spec.PREAMBLE_BYTES
 
+_TOO_DEEP = f"its JSON header is nested deeper than {spec.JSON_DEPTH_MAX} levels"
 _TENSOR_KEYS = {"path", "dtype", "shape", "codec"}
 _KEYS = {
     *(
@@ -170,10 +171,14 @@ def decode_table(magic: bytes, data: bytes) -> Table:
         VersionError: a newer holdfast wrote them.
     """
     header_bytes, counts = _decode_preamble(magic, data)
-    if xxh3_128(data[: -spec.TABLE_CHECKSUM_BYTES]) != data[-spec.TABLE_CHECKSUM_BYTES :]:
+    body, checksum = np.split(np.frombuffer(data, np.uint8), [-spec.TABLE_CHECKSUM_BYTES])
+    if xxh3_128(body) != checksum.tobytes():
         raise CorruptError("its checksum (XXH3-128) does not match its bytes")
     end = spec.PREAMBLE_BYTES + header_bytes
-    header = _decode_header(parse_json(_unpadded(data[spec.PREAMBLE_BYTES : end])))
+    try:
+        header = _decode_header(parse_json(_unpadded(data[spec.PREAMBLE_BYTES : end])))
+    except RecursionError as error:  # of values in values; all else has a form of few levels
+        raise CorruptError(_TOO_DEEP) from error
     columns = {}
     for name, dtype, items, count in _COLUMNS:
         rows = counts[count] * items
@@ -221,9 +226,7 @@ def _decode_header(values: Any) -> Header:
     _check_known(values)
     if set(values) != _KEYS:
         raise CorruptError("its JSON header does not have the keys of version 1")
-    tensors = tuple(
-        _decode_tensor(entry, values["codecs"]) for entry in _entries(values, "tensors")
-    )
+    tensors = _decode_tensors(_entries(values, "tensors"), values["codecs"])
     ties = tuple(_decode_tie(entry, len(tensors)) for entry in _entries(values, "ties"))
     objects = tuple(_decode_object(entry) for entry in _entries(values, "objects"))
     paths = [tensor.path for tensor in tensors]
@@ -263,20 +266,33 @@ def _check_known(values: dict[str, Any]) -> None:
         _keys(codec, {"name"}, "codec")
 
 
-def _decode_tensor(entry: dict[str, Any], codecs: list[Any]) -> Tensor:
-    _keys(entry, _TENSOR_KEYS, "tensor")
-    dtype, shape = entry["dtype"], entry["shape"]
+def _decode_tensors(entries: list[dict[str, Any]], codecs: list[Any]) -> tuple[Tensor, ...]:
+    """Decode the tensors; what many have in common, as layers do, is looked at once."""
+    known: dict[str, Shape] = {}
+    tensors = []
+    for entry in entries:
+        _keys(entry, _TENSOR_KEYS, "tensor")
+        dtype, shape, codec = entry["dtype"], entry["shape"], entry["codec"]
+        alike = str((dtype, shape, codec))  # of 1 and True, which are equal, texts differ
+        if alike not in known:
+            known[alike] = _tensor_shape(dtype, shape, codec, len(codecs))
+        tensors.append(Tensor(decode_path(entry["path"]), dtype, known[alike]))
+    return tuple(tensors)
+
+
+def _tensor_shape(dtype: Any, shape: Any, codec: Any, codecs: int) -> Shape:
+    """Check all of a tensor but its path."""
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CorruptError(f"the dtype {dtype!r:.40} is unknown")
     if not isinstance(shape, list) or len(shape) > spec.DIMENSIONS_MAX:
         raise CorruptError(f"the shape {shape!r:.80} is not a list of at most 64 dimensions")
-    if _count(entry["codec"], 0, "codec") >= len(codecs):
-        raise CorruptError(f"codec {entry['codec']} is not in the table of {len(codecs)}")
-    tensor = Tensor(decode_path(entry["path"]), dtype, _shape(shape))
+    if _count(codec, 0, "codec") >= codecs:
+        raise CorruptError(f"codec {codec} is not in the table of {codecs}")
+    found = _shape(shape)
     # An empty tensor may not be of a shape either that nobody could hold in memory.
-    if prod([n or 1 for n in tensor.shape]) * ITEM_BYTES[dtype] > spec.TENSOR_BYTES_MAX:
+    if prod([n or 1 for n in found]) * ITEM_BYTES[dtype] > spec.TENSOR_BYTES_MAX:
         raise CorruptError(f"a tensor of shape {shape!r:.80} takes 2^63 bytes or more")
-    return tensor
+    return found
 
 
 def _decode_tie(entry: dict[str, Any], tensors: int) -> tuple[Path, int]:

@@ -203,7 +203,9 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def _path_bytes(encoded: Json) -> int:
     """Return the bytes of a path as JSON; of short ones, more than they take at most."""
-    bound = sum(6 * len(key) + 3 if type(key) is str else 64 for key in encoded)
+    bound = 0
+    for key in encoded:
+        bound += 6 * len(key) + 3 if type(key) is str else 64
     return bound if bound <= PATH_BYTES_MAX else len(_compact(encoded).encode())
 
 
@@ -239,7 +241,7 @@ def parse_json(data: bytes) -> Json:
     """Parse untrusted JSON text strictly.
 
     Raises:
-        CorruptError: not UTF-8, not JSON, a repeated key, NaN or Infinity, nested too deep.
+        CorruptError: not UTF-8, not JSON, a repeated key, NaN or Infinity.
     """
     try:
         value = json.loads(
@@ -247,7 +249,6 @@ def parse_json(data: bytes) -> Json:
         )
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"the JSON header does not parse: {error}") from error
-    _check_depth(value)
     if re.search(rb"\\u[dD]", data):
         _check_surrogates(value)
     return value
@@ -270,18 +271,3 @@ def _check_surrogates(value: Json) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise CorruptError("the JSON header holds text that is not Unicode") from error
-
-
-def _check_depth(value: Json) -> None:
-    """Bound the nesting level by level, without recursion."""
-    level = [value] if type(value) in (list, dict) else []
-    for _ in range(JSON_DEPTH_MAX + 1):
-        if not level:
-            return
-        level = [
-            item
-            for parent in level
-            for item in (parent.values() if type(parent) is dict else parent)
-            if type(item) is dict or type(item) is list
-        ]
-    raise CorruptError(f"the JSON header is nested deeper than {JSON_DEPTH_MAX} levels")
