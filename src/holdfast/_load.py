@@ -1,5 +1,6 @@
 """The whole load, on one page: open → plan → read → decode → place."""
 
+import contextlib
 import logging
 import os
 import time
@@ -9,21 +10,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._fit import check_fit, describe_fit, source_of, wanted_of
 from .engine.check import check_files, check_names, file_share, read_manifest
+from .engine.exchange import Exchange
 from .engine.pipeline import read_shards
 from .engine.pool import lease
 from .errors import StateError
-from .group.base import COORDINATOR, Phase
+from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
 from .layout import size_of
 from .options import SLOT_BYTES, Options
-from .plan.load_plan import plan_load
+from .plan.load_plan import find_chunks
+from .plan.share_plan import encode_rows, read_here, share_out
 from .state.target import bind
 from .stores.url import open_store
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from .format.manifest import Manifest
     from .group.base import Group
+    from .stores.base import Store
 
 logger = logging.getLogger("holdfast")
 
@@ -39,7 +44,9 @@ class LoadReport:
         missing: names the target has and the checkpoint has not; left as they were.
         unexpected: names the checkpoint has and no rank's target; not read.
         bytes_needed: bytes of the elements this rank asked for.
-        bytes_read: bytes this rank read from the store for them, gaps included.
+        bytes_read: bytes this rank read from the store, gaps included: for itself, and its share of
+            what other ranks need too.
+        bytes_sent: bytes this rank sent to others: to each that needs some of what it read.
         seconds: from call to return.
     """
 
@@ -50,6 +57,7 @@ class LoadReport:
     unexpected: tuple[str, ...]
     bytes_needed: int
     bytes_read: int
+    bytes_sent: int
     seconds: float
 
 
@@ -65,9 +73,11 @@ def load(
 ) -> LoadReport:
     """Fill a state from a checkpoint, in place, whatever layout wrote it.
 
-    Every rank reads the chunks that its own shards need. Each is verified in host memory before a
-    byte of it reaches a tensor. With ``strict`` every byte under the checkpoint's directory is
-    checked, by one rank or another, and the names on both sides must be the same.
+    Of the chunks that its shards need, a rank reads those that no other needs; what several need is
+    read by one of them and sent to the rest, an equal share by each. Each is verified in host
+    memory, where it is placed, before a byte of it reaches a tensor. With ``strict`` every byte
+    under the checkpoint's directory is checked, by one rank or another, and the names on both sides
+    must be the same.
 
     Args:
         path: directory of the checkpoint.
@@ -132,18 +142,23 @@ def load_from(
         store.location, manifest, prepared.answers, strict=strict, partial=partial
     )
     targets = target.targets()
-    runs = plan_load(manifest, wanted_of(manifest, targets), SLOT_BYTES)
+    chunks = find_chunks(manifest, wanted_of(manifest, targets))
+
+    with contextlib.ExitStack() as held:
+        with Phase(ranks) as checked:
+            if strict and not partial:
+                _check_around(store, manifest, ranks, strangers=strangers)
+            leased = held.enter_context(lease(store.vfs, store.location, options))
+            checked.answer = encode_rows(chunks) if sends(ranks) else b""
+
+        runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
+        exchange = Exchange(ranks, shared) if sends(ranks) else None
+        with Phase(ranks):
+            sent_bytes, damage = read_shards(store, leased, manifest, runs, targets, exchange)
 
     with Phase(ranks):
-        whole = strict and not partial
-        if whole and not strangers and ranks.rank == COORDINATOR:
-            check_names(store, manifest)
-        if whole:
-            check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))
-        with lease(store.vfs, store.location, options) as leased:
-            read_shards(store, leased, manifest, runs, targets)
-
-    with Phase(ranks):
+        if damage is not None:
+            raise damage
         target.finish()
     return LoadReport(
         path=store.location,
@@ -152,6 +167,14 @@ def load_from(
         missing=missing,
         unexpected=unexpected,
         bytes_needed=size_of(leaf.shard for leaf in target.tensors.values()),
-        bytes_read=sum(run.extent.size_bytes for run in runs),
+        bytes_read=sum(run.extent.size_bytes for run in [*runs, *read_here(shared, ranks.rank)]),
+        bytes_sent=sent_bytes,
         seconds=0.0,
     )
+
+
+def _check_around(store: "Store", manifest: "Manifest", ranks: "Group", *, strangers: bool) -> None:
+    """Check a rank's part of all bytes that are no payload."""
+    if not strangers and ranks.rank == COORDINATOR:
+        check_names(store, manifest)
+    check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))

@@ -83,6 +83,7 @@ def _load(
         "rank": ranks.rank,
         "bytes": report.bytes_read,
         "bytes_needed": report.bytes_needed,
+        "bytes_sent": report.bytes_sent,
         "seconds": {"total": seconds},
         "waits": 0,
         "stall_s": seconds,

@@ -125,12 +125,12 @@ def measure(boxes: Boxes, ndim: I64, keys: Sequence[tuple[int, int]]) -> U64:
 
 def _random_numbers(coordinate: I64, factor: int, summand: int) -> U64:
     """Give each coordinate its numbers, one a lane: (n, lanes)."""
-    z = _mix(coordinate.astype(np.uint64) * np.uint64(factor) + np.uint64(summand))
+    z = mix(coordinate.astype(np.uint64) * np.uint64(factor) + np.uint64(summand))
     prime = np.uint64(PRIME)
     return np.stack([z >> np.uint64(33), z & prime], axis=1) % prime
 
 
-def _mix(z: U64) -> U64:
+def mix(z: U64) -> U64:
     """Spread the bits of numbers, one to one.
 
     Source: the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
@@ -175,5 +175,5 @@ def row_hashes(columns: I64) -> U64:
     """Return a hash of each row, the same wherever it is computed; equal rows have equal ones."""
     mixed = np.zeros(len(columns), np.uint64)
     for column in columns.T:
-        mixed = _mix(mixed + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        mixed = mix(mixed + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
     return mixed

@@ -294,3 +294,40 @@ def test_all_ranks_restore_the_same_older_step_when_one_finds_damage(tmp_path: P
     found = run_ranks(2, damaged, str(tmp_path / "run"))
     assert sorted(name for names, _ in found for name in names) == ["CorruptError", "PeerError"]
     assert [step for _, step in found] == [1, 1]
+
+
+def replicated() -> dict[str, torch.Tensor]:
+    chance = torch.Generator().manual_seed(3)
+    return {f"w{i}": torch.randn(1 << 20, generator=chance) for i in range(8)}
+
+
+def load_replica(rank: int, path: str) -> tuple[holdfast.LoadReport, int]:
+    """Load what all ranks need; return what holdfast and the kernel have counted."""
+    into = {name: torch.zeros_like(value) for name, value in replicated().items()}
+    options = holdfast.Options(io="direct")
+    holdfast.load(path, into=into, options=options)  # what is read once, such as code, is read now
+    before = bytes_read_by_the_process()
+    report = holdfast.load(path, into=into, options=options)
+    counted = bytes_read_by_the_process() - before
+    for name, value in replicated().items():
+        assert torch.equal(into[name], value)
+    return report, counted
+
+
+def bytes_read_by_the_process() -> int:
+    """All that its threads asked the kernel for, from whatever file."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_replicas_read_the_checkpoint_once_between_them(tmp_path: Path, world_size: int) -> None:
+    path = tmp_path / "c"
+    holdfast.save(replicated(), path)
+    stored = sum(holdfast.open(path).file_bytes)
+    found = run_ranks(world_size, load_replica, str(path))
+    assert stored <= sum(report.bytes_read for report, _ in found) + 4096 <= 1.02 * stored
+    assert sum(counted for _, counted in found) <= 1.02 * stored, "the kernel has counted more"
+    for report, _ in found:
+        assert report.bytes_read <= 1.05 * stored / world_size + (4 << 20)
+        assert report.bytes_sent == (world_size - 1) * report.bytes_read

@@ -21,6 +21,7 @@ from ..plan.load_plan import Run
 from ..stores.base import Store
 from .decode import decode
 from .encode import encode
+from .exchange import Exchange
 from .place import place
 from .pool import Lease
 from .read import DataFileReader
@@ -215,32 +216,48 @@ def read_shards(
     manifest: Manifest,
     runs: Iterable[Run],
     targets: Sources,
-) -> None:
+    exchange: Exchange | None = None,
+) -> tuple[int, CorruptError | None]:
     """Read runs, check every chunk and the gap before it, and place its elements.
 
     A chunk is placed only after it has been checked.
+
+    Args:
+        exchange: what other ranks need too; they all call this.
+
+    Returns:
+        As `Exchange.run` does.
 
     Raises:
         CorruptError: a check failed; what was placed before it was good.
     """
     filled: dict[Path, None] = {}
+
+    def place_run(run: Run, slot: int) -> None:
+        view = lease.tensor(slot)
+        for read in run.chunks:
+            payload = reader.check(run, read, slot)
+            start = decode(payload) - lease.pool.address(slot)
+            elements = view[start : start + read.chunk.size_bytes]
+            for path in read.targets:
+                place(elements, read.chunk, *targets[path])
+                filled[path] = None
+
+    sent_bytes, damage = 0, None
     try:
         with DataFileReader(store, lease, manifest) as reader:
+            if exchange is not None:
+                sent_bytes, damage = exchange.run(reader, lease, place_run)
             for run, slot in reader.stream(runs):
-                view = lease.tensor(slot)
-                for read in run.chunks:
-                    payload = reader.check(run, read, slot)
-                    start = decode(payload) - lease.pool.address(slot)
-                    elements = view[start : start + read.chunk.size_bytes]
-                    for path in read.targets:
-                        place(elements, read.chunk, *targets[path])
-                        filled[path] = None
+                place_run(run, slot)
     except CorruptError as error:
-        raise _with_filled(error, tuple(dotted(path) for path in filled)) from error
+        raise _with_filled(error, filled) from error
+    return sent_bytes, damage and _with_filled(damage, filled)
 
 
-def _with_filled(error: CorruptError, filled: tuple[str, ...]) -> CorruptError:
+def _with_filled(error: CorruptError, paths: Iterable[Path]) -> CorruptError:
     """Say which tensors a load that failed half-way has filled."""
+    filled = tuple(dotted(path) for path in paths)
     shown = f"{', '.join(filled[:5])}{' …' if len(filled) > 5 else ''}" if filled else "none"
     told = CorruptError(f"{error}. Tensors filled, with verified bytes, before that: {shown}")
     told.filled = filled

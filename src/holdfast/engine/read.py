@@ -6,7 +6,6 @@ checksum and the zero gap before it have been checked in memory that nothing els
 
 import errno
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
@@ -47,11 +46,18 @@ class DataFileReader:
         for descriptor in self._descriptors.values():
             self._store.close(descriptor)
 
-    def stream(self, runs: Iterable[Run]) -> Iterator[tuple[Run, int]]:
-        """Read runs ahead; yield each with its slot, which is reused for a later one."""
+    def stream(
+        self, runs: Iterable[Run], slots: Iterable[int] | None = None, *, in_order: bool = False
+    ) -> Iterator[tuple[Run, int]]:
+        """Read runs ahead; yield each with its slot, which is reused for a later one.
+
+        Args:
+            slots: to read into; default: all of the pool.
+            in_order: yield runs in the order given, not as they come.
+        """
         queue, pool = self._lease.queue, self._lease.pool
-        free, flying, coming = list(range(pool.slots)), dict[int, Run](), iter(runs)
-        ready: deque[tuple[int, int, int]] = deque()
+        free, flying, coming = list(slots or range(pool.slots)), dict[int, Run](), iter(runs)
+        landed: dict[int, tuple[int, int]] = {}
         while True:
             while free and (run := next(coming, None)) is not None:
                 slot, extent = free.pop(), run.extent
@@ -61,10 +67,11 @@ class DataFileReader:
                 flying[slot] = run
             if not flying:
                 return
-            if not ready:
-                ready.extend(queue.wait())
-            slot, done, code = ready.popleft()
-            run = flying.pop(slot)
+            first = next(iter(flying)) if in_order else None
+            while not landed or (in_order and first not in landed):
+                landed |= {slot: (done, code) for slot, done, code in queue.wait()}
+            slot = next(iter(landed)) if first is None else first
+            (done, code), run = landed.pop(slot), flying.pop(slot)
             self._check_read(run, done, code)
             yield run, slot
             free.append(slot)

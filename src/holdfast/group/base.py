@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeGuard
 
 from ..errors import HoldfastError, PeerError
 
@@ -47,6 +47,19 @@ class Group(Protocol):
 
         Values are not negative, and neither they nor their sums take more than 63 bits.
         """
+
+
+class SendingGroup(Group, Protocol):
+    """A group whose ranks can send from host memory to host memory."""
+
+    def start_send(self, data: memoryview, rank: int) -> Callable[[], None]:
+        """Start to send bytes to one rank; return what waits until they may change.
+
+        What one rank sends to another comes there in order.
+        """
+
+    def start_receive(self, data: memoryview, rank: int) -> Callable[[], None]:
+        """Start to receive as many bytes from one rank; return what waits until they are there."""
 
 
 class SingleGroup:
@@ -246,6 +259,11 @@ def all_sum(group: Group, values: Sequence[int]) -> list[int]:
     if hasattr(group, "all_sum"):
         return group.all_sum(values)
     return [sum(column) for column in gather_columns(group, values)]
+
+
+def sends(group: Group) -> TypeGuard[SendingGroup]:
+    """Return whether its ranks can send to each other; the same on all."""
+    return bool(getattr(group, "sends", False))
 
 
 def gather_columns(group: Group, values: Sequence[int]) -> list[tuple[int, ...]]:

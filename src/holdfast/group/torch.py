@@ -94,6 +94,19 @@ class TorchGroup:
             return None
         return [_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
 
+    @property
+    def sends(self) -> bool:
+        """Whether the process group has a backend for the CPU."""
+        return self._device.type == "cpu"
+
+    def start_send(self, data: memoryview, rank: int) -> Callable[[], None]:
+        """Start a point-to-point send."""
+        return self._start(dist.isend, data, group_dst=rank)
+
+    def start_receive(self, data: memoryview, rank: int) -> Callable[[], None]:
+        """Start a point-to-point receive."""
+        return self._start(dist.irecv, data, group_src=rank)
+
     def background(self, name: str, deadline: float) -> Group:
         """Return the same ranks over the store that the process group was made with."""
         group = self._group or dist.distributed_c10d._get_default_group()
@@ -131,6 +144,22 @@ class TorchGroup:
             raise lost_peer(error) from error
         return result
 
+    def _start(self, begin: Any, data: memoryview, **peer: int) -> Callable[[], None]:
+        """Start a transfer; return what waits for its end."""
+        try:
+            part = torch.frombuffer(data, dtype=torch.uint8)
+            work = begin(part, group=self._group, tag=_TAG, **peer)
+        except RuntimeError as error:
+            raise lost_peer(error) from error
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise lost_peer(error) from error
+
+        return wait
+
     def _beside_training(self) -> contextlib.AbstractContextManager[object]:
         """Wait for nothing that training has queued on a CUDA device."""
         if self._device.type != "cuda":
@@ -154,6 +183,8 @@ class TorchGroup:
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return padded.to(self._device)
 
+
+_TAG = 0x686F6C64  # of transfers between two ranks, so that they meet none of training's
 
 _connections: "weakref.WeakKeyDictionary[dist.ProcessGroup, Any]" = weakref.WeakKeyDictionary()
 

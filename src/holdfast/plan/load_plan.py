@@ -1,6 +1,6 @@
 """Which bytes a load reads, in which order. Pure; knows no torch, opens no files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,7 @@ class Run:
 def plan_load(
     manifest: Manifest, wanted: Mapping[Path, tuple[int, Box]], run_bytes_max: int
 ) -> tuple[Run, ...]:
-    """Intersect what is wanted with what is stored: every chunk needed, once, in file order.
+    """Plan to read what is wanted: every chunk needed, once, in file order.
 
     Args:
         wanted: for each target, the index of its tensor and the box of it that is wanted.
@@ -43,6 +43,13 @@ def plan_load(
     Returns:
         Runs ordered by file and offset; no chunk is in two.
     """
+    return coalesce(manifest, find_chunks(manifest, wanted), run_bytes_max)
+
+
+def find_chunks(
+    manifest: Manifest, wanted: Mapping[Path, tuple[int, Box]]
+) -> tuple[ChunkRead, ...]:
+    """Intersect what is wanted with what is stored: every chunk needed, once, in file order."""
     targets, rows = _rows_within(manifest, wanted)
     paths = list(wanted)
     starts = manifest.chunk_start[rows]
@@ -63,7 +70,7 @@ def plan_load(
         first = (row - int(manifest.shard_first_row[index])) * step
         chunk = Chunk(shard, first, min(step, shard.box.elements - first))
         chunks.append(ChunkRead(row, chunk, (paths[target],)))
-    return _coalesce(manifest, chunks, run_bytes_max)
+    return tuple(chunks)
 
 
 def _rows_within(manifest: Manifest, wanted: Mapping[Path, tuple[int, Box]]) -> tuple[I64, I64]:
@@ -113,8 +120,10 @@ def _spread(first: I64, end: I64) -> tuple[I64, I64]:
     return which, np.arange(len(which)) - before[which] + first[which]
 
 
-def _coalesce(manifest: Manifest, chunks: list[ChunkRead], run_bytes_max: int) -> tuple[Run, ...]:
-    """Join neighbours into runs of at most ``run_bytes_max``."""
+def coalesce(
+    manifest: Manifest, chunks: Sequence[ChunkRead], run_bytes_max: int
+) -> tuple[Run, ...]:
+    """Join neighbours, given in file order, into runs of at most ``run_bytes_max``."""
     file_of = manifest.file_first_chunk.searchsorted([c.row for c in chunks], "right") - 1
     files = dict(zip((c.row for c in chunks), file_of.tolist(), strict=True))
     runs: list[Run] = []
