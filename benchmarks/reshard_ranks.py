@@ -64,7 +64,8 @@ def _save_holdfast(state: State, path: Path, group: dist.ProcessGroup) -> None:
 
 
 def _load_holdfast(state: State, path: Path, group: dist.ProcessGroup) -> None:
-    holdfast.load(path, into=state, group=group)
+    # Not io_uring, whose reads the kernel does not count for a process.
+    holdfast.load(path, into=state, group=group, options=holdfast.Options(io="direct"))
 
 
 def _save_dcp(state: State, path: Path, group: dist.ProcessGroup) -> None:
