@@ -212,8 +212,10 @@ class Checkpointer:
     ) -> None:
         """Save this step now, after the one in flight; return when it is durable.
 
+        The step that was saved or restored last is not saved again.
+
         Raises:
-            AlreadyCommittedError: the run holds this step already.
+            AlreadyCommittedError: the run holds this step already, from before.
             HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
         """
         self._check_usable(step)

@@ -60,7 +60,8 @@ class Saver:
     def begin(self, step: int, state: State, metrics: Metrics) -> bool:
         """Start a save; raise what the one before failed with. False: this one was skipped."""
         if self._wanted.stage == "sync":
-            self.save(step, state, metrics)
+            self.rest()
+            self._save_here(step, state, metrics)
             return True
         before = self._flight
         if not self._start(step, state, metrics, self._wanted):
@@ -69,25 +70,37 @@ class Saver:
         return True
 
     def save(self, step: int, state: State, metrics: Metrics) -> None:
-        """Save after the one in flight; when it is durable, raise what that one failed with."""
+        """Save after the one in flight, unless it is saved; then raise what that one failed with.
+
+        When that was a first try of this step, this is the second.
+        """
         self.rest()
-        self._replace_damaged(step)
-        self.save_with(self._ranks, step, state, metrics)
-        before, self._flight = self._flight, None
-        _tell(before)
+        if self.saved_step == step:
+            logger.info("step %d is saved already", step)
+            self.wait()
+        else:
+            self._save_here(step, state, metrics)
 
     def save_last(self, step: int, state: State, metrics: Metrics) -> None:
-        """Save a step, unless it is saved already; return when it is durable, by the job's end."""
+        """Do as `save`, but in the background, with a deadline at the end of the job."""
         metrics = self.completed(metrics)
-        left_s = self._schedule.left_s
-        deadline_s = min(self._wanted.deadline_s, left_s if left_s > 0 else math.inf)
-        if self.saved_step == step:
-            logger.debug("step %d is saved, or being saved, already", step)
-        elif self._wanted.stage == "sync":
+        if self._wanted.stage == "sync":
             self.save(step, state, metrics)
-        else:
+            return
+        self.rest()  # the time that is left is counted from here
+        before = self._flight
+        if self.saved_step != step:
+            left_s = self._schedule.left_s
+            deadline_s = min(self._wanted.deadline_s, left_s if left_s > 0 else math.inf)
             wanted = replace(self._wanted, stage="eager", busy="wait", deadline_s=deadline_s)
             self._start(step, state, metrics, wanted)
+        self.wait()
+        _tell(before)
+
+    def _save_here(self, step: int, state: State, metrics: Metrics) -> None:
+        """Save in this thread; when it is durable, raise what the save before failed with."""
+        self._replace_damaged(step)
+        self.save_with(self._ranks, step, state, metrics)
         self.wait()
 
     def save_with(self, ranks: "Group", step: int, state: State, metrics: Metrics) -> None:
@@ -114,10 +127,13 @@ class Saver:
 
     def rest(self) -> None:
         """Wait for the save in flight, on all ranks, before they go on together."""
-        with Phase(self._ranks):
+        with Phase(self._ranks) as rested:
             if self._flight is not None:
                 self._flight.handle.wait_done()
-        self.settle()
+            self.settle()
+            rested.answer = str(self.saved_step).encode()
+        if len(set(rested.answers)) > 1:
+            self.saved_step = None  # on some rank, it seems to have failed
 
     def settle(self) -> None:
         """Take note of how the save in flight has ended, if it has."""
