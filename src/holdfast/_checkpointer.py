@@ -139,6 +139,8 @@ class Checkpointer:
             try:
                 self._leave(error)
             finally:
+                if self._signals.asked:  # it is passed on now, and may end the process
+                    logger.error("training ends with a signal, and this", exc_info=error)
                 self._end()
 
     def close(self) -> None:

@@ -110,6 +110,20 @@ say("not reached")
     assert (ended, steps) == (-signal.SIGTERM, [1])
 
 
+def test_an_exception_under_way_is_logged_before_a_signal_ends_the_process(tmp_path: Path) -> None:
+    code = """
+import logging
+logging.basicConfig(stream=sys.stdout, level=logging.ERROR)
+with holdfast.Checkpointer(run, options=options) as checkpointer:
+    checkpointer.step(1, state_at(1))
+    term()
+    raise KeyError("mine")
+"""
+    ended, said, _ = run_script(tmp_path, code)
+    assert ended == -signal.SIGTERM
+    assert said[-1] == "KeyError: 'mine'" and "Traceback" in said[1]
+
+
 def test_a_second_signal_is_obeyed_at_once_but_a_double_of_the_first_is_not(
     tmp_path: Path,
 ) -> None:
