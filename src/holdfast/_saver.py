@@ -99,12 +99,12 @@ class Saver:
 
     def _save_here(self, step: int, state: State, metrics: Metrics) -> None:
         """Save in this thread; when it is durable, raise what the save before failed with."""
-        self._replace_damaged(step)
         self.save_with(self._ranks, step, state, metrics)
         self.wait()
 
     def save_with(self, ranks: "Group", step: int, state: State, metrics: Metrics) -> None:
         """Save in this thread, with these ranks."""
+        self._replace_damaged(step, ranks)
         self._schedule.try_save()
         started = time.perf_counter()
         wanted = self._for(step, metrics, self._wanted)
@@ -158,7 +158,7 @@ class Saver:
             took_s.extend(record["seconds"]["total"] for record in records[:1])
             self._conclude(step, records)
 
-        self._replace_damaged(step)
+        self._replace_damaged(step, self._ranks)
         self._schedule.try_save()
         wanted = self._for(step, metrics, wanted)
         handle = self._in_room(self._ranks, lambda: start_save(state, wanted, self._ranks, after))
@@ -203,12 +203,12 @@ class Saver:
             self._run.note("save", step, records)
             self._run.tidy(step)
 
-    def _replace_damaged(self, step: int) -> None:
+    def _replace_damaged(self, step: int, ranks: "Group") -> None:
         """Retire a step that could not be restored, so that it can be saved again."""
         if step not in self._run.damaged:
             return
-        with Phase(self._ranks):
-            if self._ranks.rank == COORDINATOR:
+        with Phase(ranks):
+            if ranks.rank == COORDINATOR:
                 logger.warning("replacing step %d, which was found damaged", step)
                 self._run.retire(step)
         self._run.damaged.discard(step)

@@ -115,6 +115,27 @@ def test_a_step_that_is_saved_already_is_not_saved_again(
     assert "emergency" not in caplog.text
 
 
+def test_a_damaged_step_that_is_reached_again_is_replaced_in_an_emergency(
+    new_path: NewPath,
+) -> None:
+    run = new_path()
+    with Checkpointer(run, options=SMALL) as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(4)})
+        checkpointer.save(2, {"a": torch.ones(4)})
+    (file,) = (run / "step-00000002" / "data").rglob("*.hf")
+    file.write_bytes(b"")
+    state = {"a": torch.zeros(4)}
+    with (
+        pytest.raises(ValueError),
+        Checkpointer(run, emergency=True, options=SMALL) as checkpointer,
+    ):
+        assert checkpointer.restore(state) == 1
+        checkpointer.step(2, state)
+        raise ValueError
+    with holdfast.open(checkpointer.path(2)) as checkpoint:
+        assert checkpoint.verify() == []
+
+
 def test_a_step_whose_save_failed_is_saved_in_an_emergency(new_path: NewPath) -> None:
     run, training = new_path(), Training()
     broken = Fault("write", nth=1, action="fail", argument=errno.EIO, persistent=True)
