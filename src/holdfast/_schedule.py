@@ -18,6 +18,7 @@ Every = int | timedelta | Literal["auto"] | None
 
 RECENT_STEPS = 64
 RECENT_SAVES = 5
+FREE_STEPS = 3  # between saves of "auto": without any, what a save slows down cannot be seen
 UNMEASURED_S = 60.0  # what a save is taken to last until one has been measured
 LAST_SAVE_FACTOR = 1.5  # the last save may take so much longer than the longest measured
 STEPS_AHEAD = 3  # one to ask, one to be told, one to spare
@@ -50,6 +51,8 @@ class _Save:
     held_s: float = 0.0  # of the stall, what fell into those steps
     steps: int = 0
     steps_s: float = 0.0
+    cost_s: float = 0.0  # to training
+    free_steps: int = 0  # taken since, while the cost was not settled
 
 
 class Schedule:
@@ -107,6 +110,8 @@ class Schedule:
             return self._clock() - since >= self._every.total_seconds()
         if self._every != "auto" or self._began is None or self._flight is not None:
             return False
+        if self._saves and self._saves[-1].free_steps < FREE_STEPS:
+            return False
         return self._clock() - self._began >= self.interval_s()
 
     def ending(self) -> bool:
@@ -125,7 +130,7 @@ class Schedule:
         if not self._saves:
             return UNMEASURED_S
         # The first save touches new memory, and one of the others may have met an evaluation.
-        cost_s = median_low([self._cost_s(save) for save in self._saves])
+        cost_s = median_low([save.cost_s for save in self._saves])
         duration_s = median_low([save.duration_s for save in self._saves])
         return interval_s(cost_s, duration_s, overhead=self._overhead, mtbf_s=self._mtbf_s)
 
@@ -135,11 +140,14 @@ class Schedule:
             return
         taken_s = self._clock() - self._step_ended
         self._steps_s.append(taken_s)
-        if self._flight is None:
-            self._free_steps_s.append(taken_s)
-        else:
+        if self._flight is not None:
             self._flight.steps += 1
             self._flight.steps_s += taken_s
+            return
+        self._free_steps_s.append(taken_s)
+        if self._saves and self._saves[-1].free_steps < FREE_STEPS:
+            self._saves[-1].free_steps += 1
+            self._saves[-1].cost_s = self._cost_s(self._saves[-1])
 
     def end_step(self) -> None:
         """Note that training goes on."""
@@ -167,6 +175,7 @@ class Schedule:
         save, self._flight = self._flight, None
         if save is not None and duration_s is not None:
             save.duration_s, save.stall_s, save.held_s = duration_s, stall_s, held_s
+            save.cost_s = self._cost_s(save)
             self._saves.append(save)
             self.measure(duration_s)
 
