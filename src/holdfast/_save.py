@@ -162,6 +162,7 @@ def start_save(
         after: called there, on every rank, when the checkpoint is committed.
     """
     check_background(wanted, ranks)
+    called = time.perf_counter()
     with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
         before = in_flight()
         if before is not None and wanted.busy == "wait":
@@ -183,7 +184,7 @@ def start_save(
         handle.start(lambda: _fail(agreed, background, failure, ledger))
         handle.forget_failure()
         raise
-    ledger.stall_s = time.perf_counter() - ledger.started
+    ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
     handle.start(lambda: _finish(agreed, background, write, ledger), after)
     return handle
 

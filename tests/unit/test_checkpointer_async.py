@@ -227,6 +227,16 @@ def test_every_save_and_load_is_noted_in_one_line(new_path: NewPath) -> None:
         assert row["bytes"] >= row["bytes_needed"] >= 16_000 and row["seconds"]["total"] > 0
 
 
+def test_the_wait_for_the_save_before_is_noted_as_a_stall(new_path: NewPath) -> None:
+    delay = Fault("sync", nth=1, action="delay", argument=500)
+    run = new_path()
+    with faulty(delay), Checkpointer(run, every=1, options=SMALL) as checkpointer:
+        checkpointer.step(1, state_at(1))
+        checkpointer.step(2, state_at(2))
+    first, second = records(run)
+    assert first["stall_s"] < 0.4 < second["stall_s"]
+
+
 def test_the_notes_disturb_no_tool(new_path: NewPath) -> None:
     run = new_path()
     with Checkpointer(run, every=1, options=SMALL) as checkpointer:
