@@ -179,7 +179,9 @@ class LocalStore:
         if reason:
             cause = OSError(reason, f"{place}: {os.strerror(reason)}")
             raise self._failure("write below", "", cause)
-        return system.f_bavail * system.f_frsize if system.f_blocks else None
+        # Blocks that are kept back may be written by root; what a quota leaves is not told.
+        blocks = system.f_bfree if os.geteuid() == 0 else system.f_bavail
+        return blocks * system.f_frsize if system.f_blocks else None
 
     def _path(self, name: str) -> str:
         return os.path.join(self.location, name) if name else self.location
