@@ -147,16 +147,25 @@ class LocalStore:
             raise self._failure("stat", name, error) from error
 
     def append(self, name: str, data: bytes) -> None:
-        """Add to the end of a file, in one call that others do not tear: for people, not synced."""
+        """Add lines to a file, in one call that others do not tear: for people, not synced.
+
+        The rest of a line that was torn stands alone.
+        """
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             descriptor = os.open(self._path(name), flags, 0o666)
             try:
-                os.write(descriptor, data)
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                    data = b"\n" + data
+                written = os.write(descriptor, data)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise self._failure("append to", name, error) from error
+        if written < len(data):
+            cause = OSError(errno.EIO, f"{written} of {len(data)} bytes were written")
+            raise self._failure("append to", name, cause)
 
     def free_bytes(self) -> int | None:
         """Return what may still be written below the root; None where that is not known.
