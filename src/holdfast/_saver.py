@@ -66,7 +66,7 @@ class Saver:
         before = self._flight
         if not self._start(step, state, metrics, self._wanted):
             return False
-        _tell(before)
+        self._tell(before)
         return True
 
     def save(self, step: int, state: State, metrics: Metrics) -> None:
@@ -95,7 +95,7 @@ class Saver:
             wanted = replace(self._wanted, stage="eager", busy="wait", deadline_s=deadline_s)
             self._start(step, state, metrics, wanted)
         self.wait()
-        _tell(before)
+        self._tell(before)
 
     def _save_here(self, step: int, state: State, metrics: Metrics) -> None:
         """Save in this thread; when it is durable, raise what the save before failed with."""
@@ -123,7 +123,7 @@ class Saver:
             self._flight.handle.wait_done()
         self.settle()
         before, self._flight = self._flight, None
-        _tell(before)
+        self._tell(before)
 
     def rest(self) -> None:
         """Wait for the save in flight, on all ranks, before they go on together."""
@@ -223,16 +223,20 @@ class Saver:
                 f"{error}. To train on from an earlier step, call retire_after(step) first"
             ) from error
         except NoSpaceError as error:
-            advice = ""
-            with contextlib.suppress(StoreError):
-                advice = f". {self._run.advice()}"
-            told = NoSpaceError(f"{error.args[0]}{advice}")
+            told = NoSpaceError(f"{error.args[0]}. {self._advice()}")
             told.errno = error.errno
             raise told from error
 
+    def _advice(self) -> str:
+        try:
+            return self._run.advice()
+        except StoreError as error:
+            return f"What the steps kept there take cannot be found: {error}"
 
-def _tell(flight: _Flight | None) -> None:
-    failure = flight.handle.failure if flight is not None else None
-    if flight is not None and failure is not None:
-        failure.add_note(f"It is step {flight.step} whose save failed, in the background.")
-        raise failure
+    def _tell(self, flight: _Flight | None) -> None:
+        failure = flight.handle.failure if flight is not None else None
+        if flight is not None and failure is not None:
+            failure.add_note(f"It is step {flight.step} whose save failed, in the background.")
+            if isinstance(failure, NoSpaceError):
+                failure.add_note(self._advice())
+            raise failure

@@ -326,8 +326,11 @@ def test_a_full_disk_in_the_background_is_told_with_its_kind(new_path: NewPath) 
     checkpointer = Checkpointer(new_path(), every=1, options=SMALL)
     with faulty(full):
         checkpointer.step(1, state_at(1))
-        with pytest.raises(NoSpaceError):
+        with pytest.raises(NoSpaceError) as raised:
             checkpointer.wait()
+    (step, advice) = raised.value.__notes__
+    assert "step 1" in step and "Steps kept here: 0, of 0.000 GB" in advice
+    assert "n steps take room for n + 1" in advice
 
 
 @pytest.mark.parametrize(
