@@ -11,7 +11,7 @@ import torch
 
 from format import simulated_ranks
 from holdfast import Checkpointer, Keep, Options
-from holdfast.errors import OptionError, PeerError
+from holdfast.errors import AlreadyCommittedError, OptionError, PeerError
 
 NewPath = Callable[[], Path]
 SMALL = Options(pool_bytes=32 << 20)
@@ -88,3 +88,18 @@ def test_of_the_metrics_only_those_of_the_coordinator_count(
     assert "looks at loss, but metrics has nothing; give it, as NaN" in first
     assert second == f"rank 0 failed: OptionError: {first}"
     assert Checkpointer(run).steps() == [1, 3]
+
+
+def test_no_rank_saves_a_step_that_is_saved_already(new_path: NewPath) -> None:
+    run = new_path()
+
+    def train(group: Any) -> list[int]:
+        with Checkpointer(run, every=2, stage="sync", group=group, options=SMALL) as made:
+            made.step(2, state_at(2))
+            made.save(2, state_at(2))
+            made._saver.saved_step = None if group.rank else 2  # as if it had seemed to fail there
+            with pytest.raises((AlreadyCommittedError, PeerError), match="holds a committed"):
+                made.save(2, state_at(2))
+            return made.steps()
+
+    assert simulated_ranks.run_ranks(2, train) == [[2], [2]]
