@@ -161,9 +161,9 @@ def start_save(
     Args:
         after: called there, on every rank, when the checkpoint is committed.
     """
-    check_background(wanted, ranks)
     called = time.perf_counter()
     with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
+        check_background(wanted, ranks)
         before = in_flight()
         if before is not None and wanted.busy == "wait":
             before.wait_done()

@@ -250,3 +250,21 @@ def test_a_rank_that_cannot_begin_the_next_save_does_not_leave_the_others_waitin
     assert run_ranks(2, stuck_rank, str(tmp_path)) == ["PeerError", "StoreError"]
     assert not (tmp_path / "b").exists()
     assert holdfast.open(tmp_path / "c").verify() == []
+
+
+def bad_argument(rank: int, root: str) -> str:
+    """Rank 1 gives a deadline that cannot be."""
+    told = ""
+    try:
+        holdfast.save_async({"w": torch.ones(9)}, f"{root}/a", deadline_s=60.0 * (rank == 0))
+    except HoldfastError as error:
+        told = f"{type(error).__name__}: {error}"
+    holdfast.save_async({"w": torch.ones(9)}, f"{root}/b").result()
+    return told
+
+
+def test_a_bad_argument_on_one_rank_is_told_to_all(tmp_path: Path) -> None:
+    told = run_ranks(2, bad_argument, str(tmp_path))
+    assert "PeerError: rank 1 failed: OptionError: deadline_s is 0.0" in told[0]
+    assert "OptionError: deadline_s is 0.0" in told[1]
+    assert holdfast.open(tmp_path / "b").verify() == []
