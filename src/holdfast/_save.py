@@ -181,6 +181,7 @@ def start_save(
     except BaseException as error:
         # The others are on their way: they are told as they would be of any other failure.
         failure = error
+        handle.staged()  # as far as it will be: no step has to wait for them
         handle.start(lambda: _fail(agreed, background, failure, ledger))
         handle.forget_failure()
         raise

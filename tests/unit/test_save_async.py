@@ -160,6 +160,31 @@ def test_a_lazy_save_fails_when_a_parameter_is_changed_behind_its_back(tmp_path:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_rank_that_cannot_stage_trains_on_while_the_others_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer, state = training()
+    holdfast.save_async(state, tmp_path / "a", stage="lazy").result()  # holds the steps up
+    release = threading.Event()
+    original = holdfast._save._fail
+
+    def when_all_have_come(*arguments: Any) -> None:
+        release.wait()
+        original(*arguments)
+
+    monkeypatch.setattr("holdfast._save._fail", when_all_have_come)
+    monkeypatch.setattr("holdfast.engine.pool.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("holdfast.engine.pool._staging", {})
+    with pytest.raises(OptionError, match="GB are available"):
+        holdfast.save_async(state, tmp_path / "b", stage="lazy")
+    step = threading.Thread(target=train_step, args=(model, optimizer), daemon=True)
+    step.start()
+    step.join(10)
+    stepped = not step.is_alive()
+    release.set()
+    assert stepped
+
+
 def test_a_lazy_save_fails_when_a_parameter_is_freed(tmp_path: Path) -> None:
     model, _, state = training()
     release = threading.Event()
