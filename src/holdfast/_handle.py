@@ -109,12 +109,24 @@ class SaveHandle:
     ) -> None:
         """Run the rest of the save in a thread, which the end of Python waits for.
 
+        Where no thread can be had it is run here: the other ranks wait for it.
+
         Args:
             after: called there with what ``work`` has made, when the checkpoint is committed. It is
                 a part of the save for those who wait, but has no deadline.
         """
-        self._thread = threading.Thread(target=self._run, args=(work, after), name="holdfast-save")
-        self._thread.start()
+
+        def run() -> None:
+            nice()
+            self._run(work, after)
+
+        thread = threading.Thread(target=run, name="holdfast-save")
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:
+            logger.warning("%s is saved before training goes on: %s", self.path, error)
+            self._run(work, after)
 
     def hold_with(self, before_step: Callable[[], None]) -> None:
         """Call this before a step that changes what is being staged."""
@@ -178,7 +190,6 @@ class SaveHandle:
             raise self._failure
 
     def _run(self, work: Callable[[], Made], after: Callable[[Made], None]) -> None:
-        nice()
         try:
             made = work()
             self.ledger.state = "committed"

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import random
 import shutil
 import threading
@@ -369,6 +370,22 @@ def test_a_save_in_flight_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO, "holdfast"):
         holdfast.save_async({"w": torch.ones(3)}, tmp_path / "a").result()
     assert [r.message.split(":")[0] for r in caplog.records] == [f"saved {tmp_path / 'a'}"]
+
+
+def test_where_no_thread_can_be_had_the_save_is_made_before_the_call_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", fails)
+    niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    for stage in ("eager", "lazy"):
+        _, _, state = training()
+        handle = holdfast.save_async(state, tmp_path / stage, stage=stage)  # type: ignore[arg-type]
+        assert handle.done() and handle.result() == str(tmp_path / stage)
+        assert holdfast.open(tmp_path / stage).verify() == []
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == niceness
 
 
 def test_threads_and_descriptors_do_not_pile_up(tmp_path: Path) -> None:
