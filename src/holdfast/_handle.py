@@ -107,7 +107,7 @@ class SaveHandle:
     def start(
         self, work: Callable[[], Made], after: Callable[[Made], None] = lambda _: None
     ) -> None:
-        """Run the rest of the save in a thread, which the end of Python waits for.
+        """Run the rest of the save in a thread; the end of Python waits for it till the deadline.
 
         Where no thread can be had it is run here: the other ranks wait for it.
 
@@ -120,7 +120,7 @@ class SaveHandle:
             nice()
             self._run(work, after)
 
-        thread = threading.Thread(target=run, name="holdfast-save")
+        thread = threading.Thread(target=run, name="holdfast-save", daemon=True)
         try:
             thread.start()
             self._thread = thread
@@ -248,3 +248,20 @@ def hold_step() -> None:
     handle = in_flight()
     if handle is not None:
         handle.hold_step()
+
+
+def _await_end() -> None:
+    """Wait for the save in flight before Python ends: no longer than for any other reason.
+
+    Python itself would wait for ever for a thread that a dead disk or a frozen rank holds.
+    """
+    handle = in_flight()
+    try:
+        if handle is not None:
+            handle.wait_done()
+    except HoldfastError as error:
+        logger.error("%s", error)
+
+
+# Not atexit: processes that multiprocessing starts end without.
+threading._register_atexit(_await_end)  # type: ignore[attr-defined]
