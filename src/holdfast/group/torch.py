@@ -2,17 +2,23 @@
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from ..errors import OptionError
+from ..errors import OptionError, PeerError
 from .barrier import StoreGroup
 from .base import COORDINATOR, Group, SingleGroup, lost_peer
+
+ANSWER_S = 10.0  # a store answers within milliseconds, unless its host is frozen
+
+Made = TypeVar("Made")
 
 
 def find_group(group: "Group | dist.ProcessGroup | str | None", *, writing: bool = False) -> Group:
@@ -193,17 +199,42 @@ def _connection(group: dist.ProcessGroup) -> Any:
     """Return a connection of our own to the group's store; the same for every save.
 
     A thread that waits on the group's own would hold up all others. One save is in flight at a
-    time, so ours serves one thread.
+    time, so ours serves one thread; where that hangs, or the connection was lost, there is another.
+
+    Raises:
+        PeerError: the store cannot be reached, or does not answer.
     """
     kept = _connections.get(group)
     if kept is not None:
-        with contextlib.suppress(RuntimeError):  # it was lost, and another may be had
-            kept.check(["holdfast"])
+        with contextlib.suppress(PeerError):
+            _in_time(lambda: kept.check(["holdfast"]))
             return kept
-    store = dist.distributed_c10d._get_process_group_store(group)
-    made: Any = store.clone()  # type: ignore[attr-defined]
-    _connections[group] = made
+    store: Any = dist.distributed_c10d._get_process_group_store(group)
+    made = _connections[group] = _in_time(store.clone)
     return made
+
+
+def _in_time(call: Callable[[], Made]) -> Made:
+    """Return what a call to a store does; give it up where that takes too long.
+
+    Torch itself waits for ever for the answer of a host that is frozen.
+    """
+    answer: Future[Made] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except RuntimeError as error:
+            answer.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="holdfast-call", daemon=True).start()
+        return answer.result(ANSWER_S)
+    except RuntimeError as error:
+        raise lost_peer(error) from error
+    except TimeoutError as error:
+        cause = "the ranks' store does not answer. Is rank 0 stopped, or its host?"
+        raise PeerError(cause, rank=-1, cause=cause) from error
 
 
 def _bytes(part: torch.Tensor, size: int) -> bytes:

@@ -1,0 +1,79 @@
+"""The connection that saves in the background have to the process group's store."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from holdfast.errors import PeerError
+from holdfast.group import torch as group_module
+
+HOST = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def host() -> Iterator[subprocess.Popen[str]]:
+    """Run the rank that keeps the store."""
+    command = [sys.executable, "-c", HOST]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def store(host: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Connect to it as a process group does."""
+    assert host.stdout is not None
+    found = TCPStore("127.0.0.1", int(host.stdout.readline()), wait_for_workers=False)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_process_group_store", lambda _: found)
+    monkeypatch.setattr(group_module, "ANSWER_S", 0.5)
+    return found
+
+
+class Ranks:
+    """Stand for a process group."""
+
+
+def test_a_store_whose_host_is_frozen_holds_nobody_up(
+    host: subprocess.Popen[str], store: Any
+) -> None:
+    connected: Any = Ranks()
+    new: Any = Ranks()
+    group_module._connection(connected)
+    host.send_signal(signal.SIGSTOP)
+    for each in (connected, new):
+        started = time.monotonic()
+        with pytest.raises(PeerError, match="does not answer"):
+            group_module._connection(each)
+        assert time.monotonic() - started < 10
+
+
+def test_a_connection_that_a_thread_waits_on_is_not_waited_for(store: Any) -> None:
+    ranks: Any = Ranks()
+    first = group_module._connection(ranks)
+    thread = threading.Thread(target=_wait, args=(first, 5), daemon=True)
+    thread.start()
+    second = group_module._connection(ranks)
+    assert second is not first and thread.is_alive()
+    assert group_module._connection(ranks) is second
+
+
+def _wait(store: Any, seconds: float) -> None:
+    with pytest.raises(RuntimeError):
+        store.wait(["never"], timedelta(seconds=seconds))
