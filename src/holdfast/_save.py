@@ -170,11 +170,13 @@ def start_save(
         raise_untold()
         ledger = Ledger()
         mine = _describe(told, state, wanted, ranks, ledger, background=True)
+        # A connection in use is not looked at: this save is not going to begin.
+        meet = ranks.background if in_flight() is not None else ranks.connect()
     handle = SaveHandle(mine.store.location, wanted.step, ledger, wanted.deadline_s)
     if busy := [rank for rank, answer in enumerate(told.answers) if first_line(answer)["busy"]]:
         return handle.skip(busy, wanted.busy)
     agreed = _agree(mine, told, ranks, ledger)
-    background = ranks.background(agreed.files.header.save_id, handle.deadline)
+    background = meet(agreed.files.header.save_id, handle.deadline)
     take_flight(handle)
     try:
         write = _stage(agreed, mine.leaves, handle, wanted)

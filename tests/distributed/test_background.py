@@ -252,6 +252,34 @@ def test_a_rank_that_cannot_begin_the_next_save_does_not_leave_the_others_waitin
     assert holdfast.open(tmp_path / "c").verify() == []
 
 
+def no_connection(rank: int, root: str) -> tuple[str, float]:
+    """Rank 1 cannot open another connection to the store, once."""
+    told, started = "", time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr("torch.distributed.Store.clone", _fails)
+        try:
+            holdfast.save_async({"w": torch.ones(9)}, f"{root}/a", deadline_s=20).result()
+        except HoldfastError as error:
+            told = f"{type(error).__name__}: {error}"
+    waited = time.monotonic() - started
+    holdfast.save_async({"w": torch.ones(9)}, f"{root}/b").result()
+    return told, waited
+
+
+def _fails(*_: Any) -> None:
+    raise RuntimeError("Too many open files")
+
+
+def test_a_rank_that_cannot_reach_the_store_does_not_leave_the_others_waiting(
+    tmp_path: Path,
+) -> None:
+    (first, waited), (second, _) = run_ranks(2, no_connection, str(tmp_path))
+    assert "PeerError: rank 1 failed: PeerError: lost contact" in first and waited < 10
+    assert "PeerError: lost contact" in second and "Too many open files" in second
+    assert holdfast.open(tmp_path / "b").verify() == []
+
+
 def bad_argument(rank: int, root: str) -> str:
     """Rank 1 gives a deadline that cannot be."""
     told = ""

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from ..errors import PeerError
-from .base import COORDINATOR, gather_columns, gather_max, lost_peer
+from .base import COORDINATOR, Group, gather_columns, gather_max, lost_peer
 
 CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
 DEPART_GRACE_S = 2.0  # the coordinator gives up at the deadline; its word has so long to arrive
@@ -83,7 +83,11 @@ class StoreGroup:
         self._answer([data])
         return data
 
-    def background(self, name: str, deadline: float) -> "StoreGroup":
+    def connect(self) -> Callable[[str, float], Group]:
+        """Return `background`: it is connected."""
+        return self.background
+
+    def background(self, name: str, deadline: float) -> Group:
         """Return itself: it is in the background already."""
         return self
 

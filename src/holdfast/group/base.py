@@ -28,6 +28,13 @@ class Group(Protocol):
     def gather(self, data: bytes) -> list[bytes] | None:
         """Give the coordinator the bytes of all; the others get None."""
 
+    def connect(self) -> Callable[[str, float], "Group"]:
+        """Return `background` when it can be had: it fails for no rank any more.
+
+        Raises:
+            PeerError: this rank cannot reach the others.
+        """
+
     def background(self, name: str, deadline: float) -> "Group":
         """Return the same ranks for one thread in the background, which meet without collectives.
 
@@ -75,6 +82,10 @@ class SingleGroup:
     def gather(self, data: bytes) -> list[bytes] | None:
         """Return the bytes of the only rank."""
         return [data]
+
+    def connect(self) -> Callable[[str, float], Group]:
+        """Return `background`: there is nobody to reach."""
+        return self.background
 
     def background(self, name: str, deadline: float) -> Group:
         """Return itself: it waits for nobody."""

@@ -113,11 +113,19 @@ class TorchGroup:
         """Start a point-to-point receive."""
         return self._start(dist.irecv, data, group_src=rank)
 
+    def connect(self) -> Callable[[str, float], Group]:
+        """Reach the store that the process group was made with."""
+        connection = _connection(self._group or dist.distributed_c10d._get_default_group())
+
+        def background(name: str, deadline: float) -> Group:
+            prefixed = PrefixStore(f"holdfast/{name}", connection)
+            return StoreGroup(prefixed, self.rank, self.world_size, deadline)
+
+        return background
+
     def background(self, name: str, deadline: float) -> Group:
         """Return the same ranks over the store that the process group was made with."""
-        group = self._group or dist.distributed_c10d._get_default_group()
-        prefixed = PrefixStore(f"holdfast/{name}", _connection(group))
-        return StoreGroup(prefixed, self.rank, self.world_size, deadline)
+        return self.connect()(name, deadline)
 
     def start_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """Start an all_reduce of a few integers."""
