@@ -47,6 +47,10 @@ class ThreadGroup:
         found = self.all_gather(data)
         return found if self.rank == 0 else None
 
+    def announce(self, data: bytes) -> bytes:
+        """Do as `all_gather`; take only what the coordinator put down."""
+        return self.all_gather(data)[0]
+
 
 def run_ranks(world_size: int, work: Callable[[ThreadGroup], Result]) -> list[Result]:
     """Run ``work`` on every rank at once; return what each returned, or raise the first error."""

@@ -28,6 +28,9 @@ class Group(Protocol):
     def gather(self, data: bytes) -> list[bytes] | None:
         """Give the coordinator the bytes of all; the others get None."""
 
+    def announce(self, data: bytes) -> bytes:
+        """Give every rank the coordinator's bytes."""
+
     def connect(self) -> Callable[[str, float], "Group"]:
         """Return `background` when it can be had: it fails for no rank any more.
 
@@ -82,6 +85,10 @@ class SingleGroup:
     def gather(self, data: bytes) -> list[bytes] | None:
         """Return the bytes of the only rank."""
         return [data]
+
+    def announce(self, data: bytes) -> bytes:
+        """Return the bytes of the only rank."""
+        return data
 
     def connect(self) -> Callable[[str, float], Group]:
         """Return `background`: there is nobody to reach."""
@@ -164,9 +171,7 @@ class Outcome(Phase):
     """
 
     def _exchange(self, message: bytes) -> list[bytes]:
-        if not hasattr(self._group, "announce"):
-            return super()._exchange(message)
-        verdict: bytes = self._group.announce(message)
+        verdict = self._group.announce(message)
         self.answers = [verdict[1:]]
         return [verdict]
 

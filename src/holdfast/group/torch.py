@@ -113,6 +113,10 @@ class TorchGroup:
         """Start a point-to-point receive."""
         return self._start(dist.irecv, data, group_src=rank)
 
+    def announce(self, data: bytes) -> bytes:
+        """Gather what all have, of which the coordinator's counts: all ranks meet."""
+        return self.all_gather(data)[COORDINATOR]
+
     def connect(self) -> Callable[[str, float], Group]:
         """Reach the store that the process group was made with."""
         connection = _connection(self._group or dist.distributed_c10d._get_default_group())
