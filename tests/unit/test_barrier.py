@@ -50,10 +50,11 @@ def test_messages_of_any_size_arrive_and_nothing_of_them_stays(store: Any, size:
     sent = [random.Random(rank).randbytes(size) for rank in range(3)]
 
     def exchange(group: StoreGroup) -> Any:
-        return group.gather(sent[group.rank]), group.all_gather(sent[group.rank])
+        gathered = group.gather(sent[group.rank])
+        return gathered, group.all_gather(sent[group.rank]), group.announce(sent[group.rank])
 
     found = meet(store, 3, exchange)
-    assert found == [(sent, sent), (None, sent), (None, sent)]
+    assert found == [(sent, sent, sent[0]), (None, sent, sent[0]), (None, sent, sent[0])]
     assert store.num_keys() == keys
 
 
@@ -75,6 +76,26 @@ def test_a_rank_that_dies_before_the_outcome_is_told_keeps_it_from_nobody(store:
     started = time.monotonic()
     assert meet(store, 3, save) == [b"committed", b"died", b"committed"]
     assert time.monotonic() - started < DEADLINE_S / 2
+
+
+def test_the_coordinator_may_end_the_store_when_it_has_told_the_outcome(store: Any) -> None:
+    told = threading.Event()
+
+    class Slow(StoreGroup):
+        """Picks the answer up a while after it was put down."""
+
+        def _depart(self, over: str | None = None) -> list[bytes]:
+            assert not told.wait(1), "the coordinator went on"
+            return super()._depart(over)
+
+    def save(group: StoreGroup) -> bytes:
+        group.__class__ = Slow if group.rank == 2 else StoreGroup
+        found = group.announce(b"committed")
+        if group.rank == COORDINATOR:
+            told.set()
+        return found
+
+    assert meet(store, 3, save) == [b"committed"] * 3
 
 
 def test_the_outcome_is_that_of_the_coordinator(store: Any) -> None:

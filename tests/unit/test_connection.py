@@ -74,6 +74,20 @@ def test_a_connection_that_a_thread_waits_on_is_not_waited_for(store: Any) -> No
     assert group_module._connection(ranks) is second
 
 
+def test_a_store_kept_here_outlives_its_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    monkeypatch.setattr(dist.distributed_c10d, "_get_process_group_store", lambda _: kept[0])
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", Ranks)
+    monkeypatch.setattr(dist, "get_rank", lambda _: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: "gloo")
+    ranks = group_module.TorchGroup(None).background("a", time.monotonic() + 5)
+    client = kept[0].clone()
+    del kept[:]  # as destroy_process_group does
+    client.set("holdfast/a/1/1", len(b"here").to_bytes(8, "little") + b"here")
+    assert ranks.gather(b"there") == [b"there", b"here"]
+
+
 def _wait(store: Any, seconds: float) -> None:
     with pytest.raises(RuntimeError):
         store.wait(["never"], timedelta(seconds=seconds))

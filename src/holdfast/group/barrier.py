@@ -9,7 +9,7 @@ mean.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from ..errors import PeerError
 from .base import COORDINATOR, Group, gather_columns, gather_max, lost_peer
 
 CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
-DEPART_GRACE_S = 2.0  # the coordinator gives up at the deadline; its word has so long to arrive
+DEPART_GRACE_S = 2.0  # the coordinator's last word, of the deadline too, has so long to arrive
 WAIT_S_MAX = 2e6  # poll, which torch waits with, counts milliseconds in 31 bits
 PART_BYTES = 4 << 20  # torch's store hangs up on whoever sends more than 8 MiB at once
 _ANSWER, _FAILURE = b"+", b"!"
@@ -48,14 +48,22 @@ class KeyValueStore(Protocol):
 class StoreGroup:
     """See `holdfast.group.base.Group`. For one thread and one save."""
 
-    def __init__(self, store: KeyValueStore, rank: int, world_size: int, deadline: float) -> None:
+    def __init__(
+        self,
+        store: KeyValueStore,
+        rank: int,
+        world_size: int,
+        deadline: float,
+        server: object = None,
+    ) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             store: of this save alone; calls on it block this thread only.
             deadline: a time of `time.monotonic`.
+            server: what answers those calls, where that is in this process: it lives as long.
         """
-        self._store = store
+        self._store, self._server = store, server
         self._deadline = deadline
         self._round = 0
         self.rank = rank
@@ -76,11 +84,18 @@ class StoreGroup:
         return self._collect(data)
 
     def announce(self, data: bytes) -> bytes:
-        """Give every rank the coordinator's bytes, which waits for none of them to come."""
+        """Give every rank the coordinator's bytes, which waits for none of them to come.
+
+        But it gives them time to pick these up: when it ends, the store may end with it.
+        """
         self._round += 1
+        over = f"{self._round}/over"
         if self.rank != COORDINATOR:
-            return self._depart()[COORDINATOR]
+            return self._depart(over)[COORDINATOR]
         self._answer([data])
+        with suppress(PeerError, RuntimeError):  # they have been told
+            if self.world_size > 1 and self._wait([over], time.monotonic() + DEPART_GRACE_S):
+                self._store.delete_key(over)
         return data
 
     def connect(self) -> Callable[[str, float], Group]:
@@ -130,17 +145,20 @@ class StoreGroup:
                 self._put(self._answer_key(number), _FAILURE + message)
         return PeerError(text, rank=first, cause=text)
 
-    def _depart(self) -> list[bytes]:
-        """Pick up the coordinator's answer."""
+    def _depart(self, over: str | None = None) -> list[bytes]:
+        """Pick up the coordinator's answer; the last to do so sets the key ``over``."""
         key = self._answer_key(self._round)
         if not self._wait([key], self._deadline + DEPART_GRACE_S):
             text = "rank 0 was not heard of before the save's deadline. Did it die, or hang?"
             raise PeerError(text, rank=-1, cause=text)  # no rank told of a failure
         with _contact():
             answer = self._get(key)
+        with suppress(RuntimeError):  # the store may be gone: the answer is here
             if self._store.add(f"{key}/read", 1) == self.world_size - 1:  # the last one tidies up
                 self._delete(key, answer)
                 self._store.delete_key(f"{key}/read")
+                if over is not None:
+                    self._store.set(over, b"")
         if answer[:1] == _FAILURE:
             rank, _, text = answer[1:].decode(errors="replace").partition(" ")
             raise PeerError(text, rank=int(rank), cause=text)

@@ -166,8 +166,8 @@ class Phase:
 class Outcome(Phase):
     """The last phase, in which the coordinator alone has a part: it tells all how that ended.
 
-    Where ranks meet through a store it waits for none of them: one that died after the phase before
-    changes nothing.
+    Where ranks meet through a store none has to come: one that died after the phase before changes
+    nothing.
     """
 
     def _exchange(self, message: bytes) -> list[bytes]:

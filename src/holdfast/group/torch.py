@@ -119,11 +119,12 @@ class TorchGroup:
 
     def connect(self) -> Callable[[str, float], Group]:
         """Reach the store that the process group was made with."""
-        connection = _connection(self._group or dist.distributed_c10d._get_default_group())
+        group = self._group or dist.distributed_c10d._get_default_group()
+        connection, server = _connection(group), _store_of(group)
 
         def background(name: str, deadline: float) -> Group:
             prefixed = PrefixStore(f"holdfast/{name}", connection)
-            return StoreGroup(prefixed, self.rank, self.world_size, deadline)
+            return StoreGroup(prefixed, self.rank, self.world_size, deadline, server)
 
         return background
 
@@ -221,9 +222,12 @@ def _connection(group: dist.ProcessGroup) -> Any:
         with contextlib.suppress(PeerError):
             _in_time(lambda: kept.check(["holdfast"]))
             return kept
-    store: Any = dist.distributed_c10d._get_process_group_store(group)
-    made = _connections[group] = _in_time(store.clone)
+    made = _connections[group] = _in_time(_store_of(group).clone)
     return made
+
+
+def _store_of(group: dist.ProcessGroup) -> Any:
+    return dist.distributed_c10d._get_process_group_store(group)
 
 
 def _in_time(call: Callable[[], Made]) -> Made:
