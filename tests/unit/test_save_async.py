@@ -161,6 +161,27 @@ def test_a_lazy_save_fails_when_a_parameter_is_changed_behind_its_back(tmp_path:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_buffer_beside_a_parameter_in_one_memory_is_copied_at_the_call(tmp_path: Path) -> None:
+    memory = torch.zeros(2000)
+    weight, buffer = nn.Parameter(memory[:1000]), memory[1000:].detach()
+    state = {"w": weight, "b": buffer, "optimizer": torch.optim.SGD([weight], lr=0.1)}
+    release = threading.Event()
+    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
+
+    def waits(item: Any, memory: torch.Tensor) -> None:
+        release.wait()
+        original(item, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.engine.stage.copy_held", waits)
+        handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
+        buffer.data.add_(1)
+        release.set()
+        handle.result()
+    with holdfast.open(tmp_path / "a") as checkpoint:
+        assert not checkpoint.tensor("b").any()
+
+
 def test_a_rank_that_cannot_stage_trains_on_while_the_others_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def _tensors_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
         yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
-def _memory(tensor: torch.Tensor) -> tuple[torch.device, int]:
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return where the elements are: the storage may hold those of other tensors too."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.device, local.untyped_storage().data_ptr()
+    return local.device, local.data_ptr(), local.dtype, local.shape, local.stride()
