@@ -34,7 +34,9 @@ def copy_elements(
     bits = _BITS.get(source.element_size())
     views = source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg()
     if bits is None or views or source.dtype != target.dtype:
-        target.copy_(source, non_blocking=non_blocking)
+        # Blocking where bits have to be resolved: torch does that on the host, and without waiting
+        # for a copy that is under way it is lost (pytorch#146286).
+        target.copy_(source, non_blocking=non_blocking and not views)
     elif _lie_alike_on_host(source, target):
         # Not torch's threads: they spin for a while after each copy, on the cores that read ahead.
         copy(target.data_ptr(), source.data_ptr(), source.nbytes)
