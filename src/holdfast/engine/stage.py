@@ -126,8 +126,10 @@ class Staging:
         now = [item for item in held if item.shard.tensor.path not in later]
         rest = [item for item in held if item.shard.tensor.path in later]
         devices = DeviceCopies([item for item in now if not _on_host(item)], memory)
-        copy_from_host([item for item in now if _on_host(item)], memory, _threads())
-        devices.wait()
+        try:
+            copy_from_host([item for item in now if _on_host(item)], memory, _threads())
+        finally:
+            devices.wait()
         self.copied_bytes = size_of(item.shard for item in now)
         self._host = [item for item in rest if _on_host(item)]
         self._device = [item for item in rest if not _on_host(item)]
@@ -153,7 +155,7 @@ class Staging:
                 copy_held(item, self._memory)
         finally:
             self._host_done.set()
-        self._copies.wait()
+            self._copies.wait()
         self._judge_device()
         if self._fault is not None:
             raise self._fault
@@ -231,13 +233,12 @@ class DeviceCopies:
     def __init__(self, held: Iterable[Held], memory: torch.Tensor) -> None:
         """Start them; where the pool is pinned they overlap with what the device computes."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        for item in held:
-            device = item.elements.device
-            if device.type != "cuda":
-                _copy_chunks(item, memory, non_blocking=False)
-                continue
-            with torch.cuda.stream(self._stream(device)):
-                _copy_chunks(item, memory, non_blocking=True)
+        try:
+            for item in held:
+                self._start(item, memory)
+        except BaseException:
+            self.wait()  # nothing writes into the memory when this has failed
+            raise
 
     def order(self) -> None:
         """Let the current streams go on only after the copies; the host does not wait."""
@@ -248,6 +249,14 @@ class DeviceCopies:
         """Wait, on the host, until the bytes are there."""
         for stream in self._streams.values():
             stream.synchronize()
+
+    def _start(self, item: Held, memory: torch.Tensor) -> None:
+        device = item.elements.device
+        if device.type != "cuda":
+            _copy_chunks(item, memory, non_blocking=False)
+            return
+        with torch.cuda.stream(self._stream(device)):
+            _copy_chunks(item, memory, non_blocking=True)
 
     def _stream(self, device: torch.device) -> "torch.cuda.Stream":
         if device not in self._streams:
