@@ -54,6 +54,7 @@ class SaveHandle:
             HoldfastError: staging failed.
         """
         self._wait(self._staged)
+        self._let_change()
         if self.ledger.staged_bytes < self.ledger.total_bytes and self._failure is not None:
             self._raise()
 
@@ -129,14 +130,13 @@ class SaveHandle:
             self._run(work, after)
 
     def hold_with(self, before_step: Callable[[], None]) -> None:
-        """Call this before a step that changes what is being staged."""
+        """Call this before what is staged changes, by a step or after `wait_staged`."""
         self._before_step = before_step
 
     def staged(self) -> None:
         """Tell that the sources may change."""
         if self.ledger.state == "staging":
             self.ledger.state = "writing"
-        self._before_step = None
         self._staged.set()
 
     def forget_failure(self) -> None:
@@ -151,14 +151,10 @@ class SaveHandle:
 
     def hold_step(self) -> None:
         """Wait until a step may change what this save has to stage."""
-        if self._staged.is_set():
-            return
         started = time.perf_counter()
-        before_step = self._before_step
-        if before_step is not None:
-            before_step()
-        else:
+        if self._before_step is None:
             self._staged.wait()
+        self._let_change()
         self.ledger.stall_s += time.perf_counter() - started
 
     def untold(self) -> BaseException | None:
@@ -167,6 +163,11 @@ class SaveHandle:
             return None
         self._told = True
         return self._failure
+
+    def _let_change(self) -> None:
+        before_step = self._before_step
+        if before_step is not None:
+            before_step()
 
     def _wait(self, event: threading.Event) -> None:
         seconds = max(0.0, self.deadline + OUTCOME_GRACE_S - time.monotonic())

@@ -265,7 +265,10 @@ def _stage(
         copies.finish()
         ledger.staged_bytes = ledger.total_bytes
         handle.staged()
-        return write_shards(store, lease, agreed.files, agreed.shards, images, agreed.codec, ledger)
+        files, shards = agreed.files, agreed.shards
+        tables = write_shards(store, lease, files, shards, images, agreed.codec, ledger)
+        copies.close()
+        return tables
 
     return write
 

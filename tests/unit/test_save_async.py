@@ -161,6 +161,40 @@ def test_a_lazy_save_fails_when_a_parameter_is_changed_behind_its_back(tmp_path:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_copy_made_within_a_long_change_in_place_fails_the_save(
+    tmp_path: Path, steps: bool
+) -> None:
+    """Torch counts a change when it is over: before, the copy looks as if nothing had happened."""
+    model, optimizer, state = training()
+    with faulty(SLOW):
+        model[0].weight.data.add_(1)  # the change begins, uncounted
+        handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
+        handle._staged.wait()
+        with torch.no_grad():
+            model[0].weight.add_(1)  # it ends, and is counted
+        if steps:
+            train_step(model, optimizer)
+        with pytest.raises(StateError, match=r"model\.0\.weight was changed before it was staged"):
+            handle.result()
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_after_a_step_or_after_waiting_anything_may_change(tmp_path: Path, steps: bool) -> None:
+    model, optimizer, state = training()
+    with faulty(SLOW):
+        handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
+        if steps:
+            train_step(model, optimizer)
+        else:
+            handle.wait_staged()
+        assert not handle.done()
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        handle.result()
+
+
 def test_a_buffer_beside_a_parameter_in_one_memory_is_copied_at_the_call(tmp_path: Path) -> None:
     memory = torch.zeros(2000)
     weight, buffer = nn.Parameter(memory[:1000]), memory[1000:].detach()

@@ -37,7 +37,7 @@ class Progress:
 
     Attributes:
         state: "staging", "writing", "committing", "committed", "failed" or "skipped".
-        staged_bytes: copied, so that their sources may change.
+        staged_bytes: copied; `SaveHandle.wait_staged` says when their sources may change.
         written_bytes: handed over by the disk; durable only when committed.
         total_bytes: to be written in all.
     """

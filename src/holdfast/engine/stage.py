@@ -108,7 +108,7 @@ class Staging:
     """The copies of one save: some made at once, the rest while the computation goes on.
 
     Every element is copied before `before_step` returns, or its device is told to copy it before
-    it changes it; whatever was changed earlier makes `finish` fail.
+    it changes it; whatever was changed earlier makes `finish` or `close` fail.
 
     Attributes:
         copied_bytes: when it was made; all of them when `finish` has returned.
@@ -131,9 +131,8 @@ class Staging:
         finally:
             devices.wait()
         self.copied_bytes = size_of(item.shard for item in now)
-        self._host = [item for item in rest if _on_host(item)]
-        self._device = [item for item in rest if not _on_host(item)]
-        self._copies = DeviceCopies(self._device, memory)
+        self._rest = rest
+        self._copies = DeviceCopies([item for item in rest if not _on_host(item)], memory)
         self._host_done = threading.Event()
         self._lock = threading.Lock()
         self._fault: StateError | None = None
@@ -141,35 +140,49 @@ class Staging:
     def before_step(self) -> None:
         """Wait for what is copied by the host; let devices step after their copies."""
         self._host_done.wait()
-        self._judge_device()
+        self._judge(last=True)
         self._copies.order()
 
     def finish(self) -> None:
-        """Copy the rest, in the background; the sources are let go of.
+        """Copy the rest, in the background.
 
         Raises:
             StateError: something was changed, or its memory freed, before it was copied.
         """
         try:
-            for item in self._host:
+            for item in filter(_on_host, self._rest):
                 copy_held(item, self._memory)
         finally:
             self._host_done.set()
             self._copies.wait()
-        self._judge_device()
+        self._judge(last=False)
         if self._fault is not None:
             raise self._fault
-        self._host = []
 
-    def _judge_device(self) -> None:
-        """Check, once, that nothing was changed before the copies were certain to come first."""
+    def close(self) -> None:
+        """Let go of the sources, a while after `finish`.
+
+        Raises:
+            StateError: something was being changed while it was copied.
+        """
+        self._judge(last=True)
+        if self._fault is not None:
+            raise self._fault
+
+    def _judge(self, *, last: bool) -> None:
+        """Check what has been copied, unless it was judged for the last time already.
+
+        Torch counts a change in place when it is over: a copy made meanwhile looks good at first.
+        Before a step the thread that trains is in the middle of nothing.
+        """
         with self._lock:
-            items, self._device = self._device, []
             try:
-                for item in items:
+                for item in self._rest:
                     _check_unchanged(item)
             except StateError as error:
                 self._fault = error
+            if last:
+                self._rest = []
 
 
 def _on_host(item: Held) -> bool:
