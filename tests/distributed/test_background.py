@@ -230,9 +230,9 @@ def test_a_killed_rank_is_noticed_by_the_deadline(tmp_path: Path, victim: int) -
 def stuck_rank(rank: int, root: str) -> str:
     """Rank 1's disk hangs past the deadline of a save, and the next one is asked for meanwhile."""
     state = {f"t{i}": torch.full((1000,), float(i)) for i in range(8)}
-    hangs = Fault("write", nth=1, action="delay", argument=7000)
+    hangs = Fault("write", nth=1, action="delay", argument=9000)
     with faulty(*([hangs] if rank == 1 else [])):
-        first = holdfast.save_async(state, f"{root}/a", deadline_s=0.2)
+        first = holdfast.save_async(state, f"{root}/a", deadline_s=1.5)
     told = ""
     try:
         holdfast.save_async(state, f"{root}/b")
