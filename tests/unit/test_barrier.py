@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from holdfast.errors import PeerError, StoreError
-from holdfast.group.barrier import PART_BYTES, StoreGroup
+from holdfast.group.barrier import FAN, PART_BYTES, StoreGroup
 from holdfast.group.base import COORDINATOR, Outcome
 
 DEADLINE_S = 30.0
@@ -107,3 +107,30 @@ def test_the_outcome_is_that_of_the_coordinator(store: Any) -> None:
     here, *there = meet(store, 3, save)
     assert isinstance(here, StoreError)
     assert [(type(error), error.rank) for error in there] == [(PeerError, COORDINATOR)] * 2
+
+
+@pytest.mark.parametrize("world_size", [FAN, FAN + 1, 2 * FAN, 300])
+def test_hundreds_of_ranks_meet(store: Any, world_size: int) -> None:
+    keys = store.num_keys()
+    sent = [f"{rank}".encode() * (rank % 5) for rank in range(world_size)]
+
+    def exchange(group: StoreGroup) -> Any:
+        gathered = group.gather(sent[group.rank])
+        return gathered, group.all_gather(sent[group.rank]), group.announce(sent[group.rank])
+
+    first, *rest = meet(store, world_size, exchange)
+    assert first == (sent, sent, sent[0])
+    assert rest == [(None, sent, sent[0])] * (world_size - 1)
+    assert store.num_keys() == keys
+
+
+@pytest.mark.parametrize("missing", [[7], [2 * FAN + 3], [FAN], [1, FAN + 1, 3 * FAN - 1]])
+def test_of_hundreds_the_missing_are_named_to_all(store: Any, missing: list[int]) -> None:
+    def arrive(group: StoreGroup) -> list[bytes]:
+        return [] if group.rank in missing else group.all_gather(b"here")
+
+    found = meet(store, 3 * FAN, arrive, deadline_s=4)
+    present = [error for rank, error in enumerate(found) if rank not in missing]
+    named = f"rank {', '.join(map(str, missing))} was not heard of"
+    assert all(isinstance(error, PeerError) and named in str(error) for error in present)
+    assert {error.rank for error in present} == {missing[0]}

@@ -2,9 +2,10 @@
 
 Collectives belong to the main thread: one in the background could meet another of training's on
 the same group, and hang both. Here every rank puts its message down (arrive), the coordinator picks
-all up and puts the answer down, and the others pick that up (depart). Every wait ends at the
-deadline. Values go in parts, the first last: where that is, all are. Knows bytes, not what they
-mean.
+all up and puts the answer down, and the others pick that up (depart). Where there are many ranks,
+the first of every `FAN` picks up those of the others, and the coordinator what these have. Every
+wait ends at the deadline. Values go in parts, the first last: where that is, all are. Knows bytes,
+not what they mean.
 """
 
 import time
@@ -19,6 +20,7 @@ from .base import COORDINATOR, Group, gather_columns, gather_max, lost_peer
 CLOCK_SLACK_S = 0.05  # a wait may end so much before its time
 DEPART_GRACE_S = 2.0  # the coordinator's last word, of the deadline too, has so long to arrive
 WAIT_S_MAX = 2e6  # poll, which torch waits with, counts milliseconds in 31 bits
+FAN = 64  # picking up takes some 0.1 ms a rank
 PART_BYTES = 4 << 20  # torch's store hangs up on whoever sends more than 8 MiB at once
 _ANSWER, _FAILURE = b"+", b"!"
 
@@ -122,21 +124,46 @@ class StoreGroup:
         """Arrive; the coordinator picks up what all ranks put down."""
         if self.rank != COORDINATOR:
             with _contact():
-                self._put(f"{self._round}/{self.rank}", data)
+                self._put(self._key(self.rank), data)
+            if self.rank % FAN == 0:
+                self._lead(data)
             return None
-        keys = {r: f"{self._round}/{r}" for r in range(self.world_size) if r != COORDINATOR}
-        if not self._wait(list(keys.values()), self._deadline):
-            raise self._give_up(keys)
-        with _contact():
-            found = {rank: self._get(key) for rank, key in keys.items()}
-            for rank, key in keys.items():
-                self._delete(key, found[rank])
-        return [found.get(rank, data) for rank in range(self.world_size)]
+        leaders = range(FAN, self.world_size, FAN)
+        keys = [*map(self._key, self._followers()), *map(self._joined_key, leaders)]
+        if not self._wait(keys, self._deadline):
+            raise self._give_up()
+        found = self._take(keys)
+        followers = len(found) - len(leaders)
+        return [
+            data,
+            *found[:followers],
+            *(part for all_ in found[followers:] for part in _split(all_)),
+        ]
 
-    def _give_up(self, keys: dict[int, str]) -> PeerError:
+    def _lead(self, data: bytes) -> None:
+        """Pick up what the next ranks put down; put it down as one."""
+        keys = [*map(self._key, self._followers())]
+        if not self._wait(keys, self._deadline):
+            return  # the coordinator sees who is missing
+        found = [data, *self._take(keys)]
+        with _contact():
+            self._put(self._joined_key(self.rank), _join(found))
+            self._delete(self._key(self.rank), data)
+
+    def _followers(self) -> range:
+        return range(self.rank + 1, min(self.rank + FAN, self.world_size))
+
+    def _take(self, keys: list[str]) -> list[bytes]:
+        with _contact():
+            found = [self._get(key) for key in keys]
+            for key, data in zip(keys, found, strict=True):
+                self._delete(key, data)
+        return found
+
+    def _give_up(self) -> PeerError:
         """Say who has not arrived, to everyone who waits or is going to."""
         with _contact():
-            missing = [rank for rank, key in keys.items() if not self._store.check([key])]
+            missing = [rank for rank in range(1, self.world_size) if not self._has_arrived(rank)]
             named = ", ".join(map(str, missing[:8])) + " …" * (len(missing) > 8)
             text = f"rank {named} was not heard of before the save's deadline. Did it die, or hang?"
             first = missing[0] if missing else -1
@@ -144,6 +171,11 @@ class StoreGroup:
                 message = f"{first} {text}".encode()
                 self._put(self._answer_key(number), _FAILURE + message)
         return PeerError(text, rank=first, cause=text)
+
+    def _has_arrived(self, rank: int) -> bool:
+        leader = rank // FAN * FAN
+        keys = [self._key(rank), *([self._joined_key(leader)] if leader != COORDINATOR else [])]
+        return any(self._store.check([key]) for key in keys)
 
     def _depart(self, over: str | None = None) -> list[bytes]:
         """Pick up the coordinator's answer; the last to do so sets the key ``over``."""
@@ -194,6 +226,12 @@ class StoreGroup:
                 raise lost_peer(error) from error
             return False
         return True
+
+    def _key(self, rank: int) -> str:
+        return f"{self._round}/{rank}"
+
+    def _joined_key(self, leader: int) -> str:
+        return f"{self._round}/{leader}+"
 
     def _answer_key(self, number: int) -> str:
         return f"{number}/all"
