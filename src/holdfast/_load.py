@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from ._fit import check_fit, describe_fit, source_of, wanted_of
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
 from .engine.pipeline import read_shards
-from .engine.pool import lease
+from .engine.pool import Lease, lease
 from .errors import StateError
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
@@ -148,12 +149,14 @@ def load_from(
         with Phase(ranks) as checked:
             if strict and not partial:
                 _check_around(store, manifest, ranks, strangers=strangers)
-            leased = held.enter_context(lease(store.vfs, store.location, options))
-            checked.answer = encode_rows(chunks) if sends(ranks) else b""
+            pool: AbstractContextManager[Lease] = lease(store.vfs, store.location, options)
+            if sends(ranks):  # taken before any other counts on what this rank reads
+                pool = contextlib.nullcontext(held.enter_context(pool))
+                checked.answer = encode_rows(chunks)
 
         runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
         exchange = Exchange(ranks, shared) if sends(ranks) else None
-        with Phase(ranks):
+        with Phase(ranks), pool as leased:
             sent_bytes, damage = read_shards(store, leased, manifest, runs, targets, exchange)
 
     with Phase(ranks):
