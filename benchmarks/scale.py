@@ -15,7 +15,7 @@ import pickle
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -126,7 +126,7 @@ def make_job(shards: int) -> Job:
 def measure(job: Job, rounds: int) -> dict[str, Any]:
     """Time every step of a save that belongs to the coordinator, and the load of one rank."""
     encoded = [
-        encode_request(request_of(held, {}, None, Values({}, {}), f"node {rank // 8}"))
+        encode_request(request_of(_boxes(held), {}, None, Values({}, {}), f"node {rank // 8}"))
         for rank, held in enumerate(job.shards)
     ]
     requests, decode_s = timed(lambda: decode_requests(encoded), rounds)
@@ -187,12 +187,16 @@ def written_by(plan: SavePlan, rank: int) -> bytes:
     )
 
 
-def share_of_another_layout(job: Job) -> dict[Any, tuple[int, Box]]:
+def _boxes(held: Sequence[Shard]) -> list[tuple[Tensor, tuple[Box, ...]]]:
+    return [(shard.tensor, (shard.box,)) for shard in held]
+
+
+def share_of_another_layout(job: Job) -> dict[Any, tuple[int, list[Box]]]:
     """Return what the first of 1.6 times as many ranks holds: an eighth of some names, by rows."""
     rows = job.tensors[0].shape[0] // 8
     count = max(1, round(len(job.tensors) * 8 / (1.6 * len(job.shards))))
     return {
-        tensor.path: (index, Box((rows, 0), (rows, tensor.shape[1])))
+        tensor.path: (index, [Box((rows, 0), (rows, tensor.shape[1]))])
         for index, tensor in enumerate(job.tensors[:count])
     }
 
@@ -212,7 +216,7 @@ def measure_dcp(job: Job, rounds: int) -> dict[str, Any]:
 
     def load() -> list[Any]:
         items: list[Any] = []
-        for (name,), (_, box) in wanted.items():
+        for (name,), (_, (box,)) in wanted.items():
             parts = [ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.shape))]
             stored = metadata.state_dict_metadata[name]
             items += create_read_items_for_chunk_list(name, stored, parts)

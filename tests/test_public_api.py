@@ -13,6 +13,7 @@ NAMES = [
     "Options",
     "Progress",
     "SaveHandle",
+    "Shard",
     "__version__",
     "errors",
     "load",

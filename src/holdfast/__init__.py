@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._save import save, save_async
     from .engine.pipeline import Progress
     from .options import Options
+    from .state.shard import Shard
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "Options",
     "Progress",
     "SaveHandle",
+    "Shard",
     "__version__",
     "errors",
     "load",
@@ -40,6 +42,7 @@ _HOME = {
     "Options": "options",
     "Progress": "engine.pipeline",
     "SaveHandle": "_handle",
+    "Shard": "state.shard",
     "errors": "errors",
     "load": "_load",
     "open": "_checkpoint",

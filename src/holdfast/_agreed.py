@@ -81,14 +81,14 @@ def request_for(leaves: Leaves, *, compare: bool) -> Request:
         for path, tensor in leaves.tensors.items()
         if compare and (digest := tensor.digest()) is not None
     }
-    shards = [tensor.shard for tensor in leaves.tensors.values()]
+    held = [(leaf.tensor, leaf.boxes) for leaf in leaves.tensors.values()]
     texts: dict[int, bytes] = {}  # parameters of one group share their options
     objects = {
         path: texts.get(id(value)) or texts.setdefault(id(value), encode_object(value, path))
         for path, value in leaves.objects.items()
     }
     values = Values(digests, objects)
-    return request_of(shards, leaves.ties(), leaves.mesh, values, socket.gethostname())
+    return request_of(held, leaves.ties(), leaves.mesh, values, socket.gethostname())
 
 
 def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:

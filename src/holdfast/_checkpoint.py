@@ -238,7 +238,7 @@ class Checkpoint:
         store, manifest = self._store, self._manifest
         found = _attempt(self.location, lambda: check_names(store, manifest))
         header = manifest.table.header
-        wanted = {t.path: (i, whole(t.shape)) for i, t in enumerate(header.tensors)}
+        wanted = {t.path: (i, [whole(t.shape)]) for i, t in enumerate(header.tensors)}
         runs: dict[int, list[Run]] = {}
         for run in plan_load(manifest, wanted, SLOT_BYTES):
             runs.setdefault(run.extent.file, []).append(run)
@@ -278,8 +278,8 @@ class Checkpoint:
             )
             for path, box in parts.items()
         }
-        wanted = {path: (self._tensors[path], box) for path, box in parts.items()}
-        targets = {path: (tensor, parts[path]) for path, tensor in result.items()}
+        wanted = {path: (self._tensors[path], [box]) for path, box in parts.items()}
+        targets = {path: [(tensor, parts[path])] for path, tensor in result.items()}
         runs = plan_load(self._manifest, wanted, SLOT_BYTES)
         with lease(self._store.vfs, self.location, self._options) as leased:
             read_shards(self._store, leased, self._manifest, runs, targets)

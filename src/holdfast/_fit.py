@@ -22,12 +22,12 @@ def source_of(manifest: Manifest) -> Source:
 
 
 def wanted_of(
-    manifest: Manifest, targets: Mapping[Path, tuple[Any, Box]]
-) -> dict[Path, tuple[int, Box]]:
-    """Return the index and the wanted box of the tensor behind each target."""
+    manifest: Manifest, targets: Mapping[Path, Sequence[tuple[Any, Box]]]
+) -> dict[Path, tuple[int, tuple[Box, ...]]]:
+    """Return the index of the tensor behind each target, and the boxes wanted of it."""
     header = manifest.table.header
     index = {tensor.path: i for i, tensor in enumerate(header.tensors)} | dict(header.ties)
-    return {path: (index[path], box) for path, (_, box) in targets.items()}
+    return {path: (index[path], tuple(box for _, box in parts)) for path, parts in targets.items()}
 
 
 def describe_fit(manifest: Manifest, target: Target, *, cast: bool) -> bytes:
@@ -80,7 +80,7 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
     faults = list(target.conflicts)
     names = display_names(source)
     for path, leaf in target.tensors.items():
-        wanted, stored = leaf.shard.tensor, source[path]
+        wanted, stored = leaf.tensor, source[path]
         converts = cast and _converts(stored.dtype, wanted.dtype)
         if wanted.shape != stored.shape or not (wanted.dtype == stored.dtype or converts):
             faults.append(f"{names[path]} is {_form(stored)} there and {_form(wanted)} here")

@@ -17,7 +17,6 @@ from .engine.pool import Lease, lease
 from .errors import StateError
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
-from .layout import size_of
 from .options import SLOT_BYTES, Options
 from .plan.load_plan import find_chunks
 from .plan.share_plan import encode_rows, read_here, share_out
@@ -169,7 +168,7 @@ def load_from(
         tensors=len(targets),
         missing=missing,
         unexpected=unexpected,
-        bytes_needed=size_of(leaf.shard for leaf in target.tensors.values()),
+        bytes_needed=sum(leaf.data.nbytes for leaf in target.tensors.values()),
         bytes_read=sum(run.extent.size_bytes for run in [*runs, *read_here(shared, ranks.rank)]),
         bytes_sent=sent_bytes,
         seconds=0.0,

@@ -16,7 +16,7 @@ import torch
 
 import holdfast
 from holdfast.errors import PeerError
-from holdfast.layout import Box, Path, Shape, Shard, Tensor
+from holdfast.layout import Box, Path, Shape, Tensor
 from holdfast.state.tensors import DTYPE_NAMES, LocalTensor
 from holdfast.state.tree import Leaves
 
@@ -155,5 +155,5 @@ def _local(path: Path, memory: Path, piece: "torch.Tensor | Piece") -> LocalTens
     if isinstance(piece, torch.Tensor):
         piece = Piece(tuple(piece.shape), (0,) * piece.ndim, piece)
     tensor = Tensor(path, DTYPE_NAMES[piece.data.dtype], piece.shape)
-    shard = Shard(tensor, Box(piece.offset, tuple(piece.data.shape)))
-    return LocalTensor(shard, piece.data, memory, plain=False)
+    box = Box(piece.offset, tuple(piece.data.shape))
+    return LocalTensor(tensor, piece.data, ((piece.data, box),), memory, plain=False)

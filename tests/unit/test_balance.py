@@ -102,7 +102,8 @@ def share_out(
     held: Held, forced: Mapping[Path, int], chosen: Container[int], chunk_elements: int
 ) -> tuple[tuple[Shard, ...], ...]:
     """`assign`, from shards to shards."""
-    encoded = [encode_request(request_of(s, {}, None, Values({}, {}), "")) for s in held]
+    boxes = [[(shard.tensor, (shard.box,)) for shard in shards] for shards in held]
+    encoded = [encode_request(request_of(b, {}, None, Values({}, {}), "")) for b in boxes]
     tensors, rows = merge_tensors(decode_requests(encoded))
     index = {tensor.path: number for number, tensor in enumerate(tensors)}
     kept = rows[rows.boxes.elements > 0]

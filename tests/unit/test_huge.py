@@ -141,7 +141,7 @@ def test_a_manifest_of_more_than_2_31_elements_is_written_checked_and_planned() 
     manifest = manifest_of(header_of(tensor), [pieces[:half], pieces[half:]])
     assert int(manifest.table.shard_chunks.sum()) == sum(-(-p.size_bytes // CHUNK) for p in pieces)
 
-    everything = plan_load(manifest, {("t",): (0, whole(shape))}, 16 << 20)
+    everything = plan_load(manifest, {("t",): (0, [whole(shape)])}, 16 << 20)
     read = [chunk for run in everything for chunk in run.chunks]
     assert sum(chunk.chunk.elements for chunk in read) == prod(shape)
     assert len({chunk.row for chunk in read}) == len(read)
@@ -149,7 +149,7 @@ def test_a_manifest_of_more_than_2_31_elements_is_written_checked_and_planned() 
     assert all(run.extent.offset % 4096 == 0 for run in everything)
 
     corner = Box((2, 2**31 + 3), (1, 8))
-    (run,) = plan_load(manifest, {("t",): (0, corner)}, 16 << 20)
+    (run,) = plan_load(manifest, {("t",): (0, [corner])}, 16 << 20)
     (chunk,) = run.chunks
     assert chunk.chunk.first + chunk.chunk.elements == chunk.chunk.shard.box.elements
     assert run.extent.offset > 2**31
@@ -162,7 +162,7 @@ def test_a_narrow_column_of_a_huge_tensor_is_planned_without_its_other_chunks() 
     tensor = Tensor(("t",), "bf16", shape)
     manifest = manifest_of(header_of(tensor), [[Shard(tensor, whole(shape))]])
     started = time.perf_counter()
-    runs = plan_load(manifest, {("t",): (0, Box((0, 2**30), (4, 2)))}, 16 << 20)
+    runs = plan_load(manifest, {("t",): (0, [Box((0, 2**30), (4, 2))])}, 16 << 20)
     assert time.perf_counter() - started < 2.0
     found = [chunk.chunk for run in runs for chunk in run.chunks]
     at = [row * shape[1] + 2**30 for row in range(4)]

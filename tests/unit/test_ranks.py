@@ -15,7 +15,8 @@ import torch
 import holdfast
 from format.simulated_ranks import Piece, cut, pieces, run_ranks, save_pieces
 from holdfast.errors import PeerError, StateError
-from holdfast.layout import Box, Shard, Tensor, tiling_fault, whole
+from holdfast.layout import Box, Tensor, tiling_fault, whole
+from holdfast.options import SLOT_BYTES
 from holdfast.plan.requests import (
     Request,
     Values,
@@ -83,7 +84,8 @@ def test_every_rank_loads_a_share_of_the_checks_and_all_of_what_it_needs(new_pat
 
     def load(group: Any) -> torch.Tensor:
         target = torch.zeros(5, 12)
-        holdfast.load(path, into={"w": target}, group=group)
+        own = holdfast.Options(pool_bytes=(2 + group.rank) * SLOT_BYTES)  # ranks share no pool
+        holdfast.load(path, into={"w": target}, group=group, options=own)
         return target
 
     for found in run_ranks(3, load):
@@ -197,26 +199,27 @@ def test_a_rank_that_fails_fails_all_and_leaves_nothing(new_path: NewPath) -> No
 def test_a_request_survives_the_wire() -> None:
     tensor = Tensor(("a", 1, ("list", 2)), "bf16", (2**40, 3))
     value = {("o", -1): encode_object((1, b"x", {None: 2}), ("o", -1))}
-    shards = [Shard(tensor, Box((2**39, 0), (2**38, 3))), Shard(tensor, Box((), ()))]
+    held = [(tensor, (Box((2**39, 0), (2**38, 3)), Box((1, 1), (1, 2)))), (tensor, ())]
     mesh = {"shape": [2], "names": ["dp"]}
     ties: dict[Any, Any] = {("b",): ("a", 1, ("list", 2))}
     values = Values({("b",): bytes(range(16))}, value)
-    request = request_of(shards, ties, mesh, values, "hôst")
+    request = request_of(held, ties, mesh, values, "hôst")
     other = replace(request, node="another")
     third = request_of([], {}, None, Values({}, {}), "")
     sent = [request, other, third]
     found = decode_requests([encode_request(request) for request in sent])
     assert found == sent
     assert found[0].names is found[1].names and found[0].boxes is found[1].boxes, "decoded once"
-    assert found[0].numbers.tolist() == [2**39, 0, 2**38, 3]
+    assert found[0].counts.tolist() == [2, 0]
+    assert found[0].numbers.tolist() == [2**39, 0, 2**38, 3, 1, 1, 1, 2]
     assert decode_object(found[1].values.objects["o", -1]) == (1, b"x", {None: 2})
 
 
 def test_a_tie_on_one_rank_only_is_no_tie() -> None:
     def request(ties: dict[Any, Any]) -> Request:
         names = [(name,) for name in ("a", "b", "c")]
-        shards = [Shard(Tensor(n, "f32", (2,)), whole((2,))) for n in names]
-        return request_of(shards, ties, None, Values({}, {}), "node")
+        held = [(Tensor(n, "f32", (2,)), [whole((2,))]) for n in names]
+        return request_of(held, ties, None, Values({}, {}), "node")
 
     def plan(*requests: Request) -> SavePlan:
         return plan_save(list(requests), 1 << 38, 1 << 20, "rank")

@@ -125,7 +125,7 @@ def test_ranks_that_need_other_things_share_what_is_common(
 
 def needs(manifest: Manifest, names: set[str]) -> tuple[ChunkRead, ...]:
     tensors = enumerate(manifest.table.header.tensors)
-    wanted = {t.path: (i, whole(t.shape)) for i, t in tensors if str(t.path[0]) in names}
+    wanted = {t.path: (i, [whole(t.shape)]) for i, t in tensors if str(t.path[0]) in names}
     return find_chunks(manifest, wanted)
 
 

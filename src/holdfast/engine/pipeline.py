@@ -25,7 +25,7 @@ from .exchange import Exchange
 from .place import place
 from .pool import Lease
 from .read import DataFileReader
-from .stage import Sources, seal, stage
+from .stage import Sources, part_with, seal, stage
 from .write import DataFileWriter, Images, SyncError, WriterPlan
 
 PARTS = ("plan", "stage", "encode", "write", "sync", "commit")
@@ -196,7 +196,7 @@ def _write_shard(
         if sources is None:
             staged = seal(base + at, chunk.size_bytes, seed)
         else:
-            source, box = sources[shard.tensor.path]
+            source, box = part_with(sources, shard)
             staged = stage(source, box, chunk, memory[at : at + chunk.size_bytes], seed)
             ledger.staged_bytes += chunk.size_bytes
         between = clock()
@@ -239,8 +239,8 @@ def read_shards(
             payload = reader.check(run, read, slot)
             start = decode(payload) - lease.pool.address(slot)
             elements = view[start : start + read.chunk.size_bytes]
-            for path in read.targets:
-                place(elements, read.chunk, *targets[path])
+            for path, number in read.targets:
+                place(elements, read.chunk, *targets[path][number])
                 filled[path] = None
 
     sent_bytes, damage = 0, None

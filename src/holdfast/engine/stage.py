@@ -17,7 +17,8 @@ from ..format.names import dotted
 from ..layout import Box, Chunk, Path, Shard, boxes_of_range, chunks_of, size_of
 from .place import copy_elements
 
-Sources = Mapping[Path, tuple[torch.Tensor, Box]]  # what this rank holds of each tensor
+Part = tuple[torch.Tensor, Box]  # the elements of a box
+Sources = Mapping[Path, Sequence[Part]]  # what this rank holds of each tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ def stage(source: torch.Tensor, box: Box, chunk: Chunk, target: torch.Tensor, se
     return Staged(address, size, checksum, digest)
 
 
+def part_with(sources: Sources, shard: Shard) -> Part:
+    """Return that part of what is held of a tensor which has the elements of a shard."""
+    parts = sources[shard.tensor.path]
+    if len(parts) == 1:
+        return parts[0]
+    return next(part for part in parts if part[1].intersect(shard.box))
+
+
 def seal(address: int, size_bytes: int, seed: int) -> Staged:
     """Hash a chunk that stands in its place already."""
     checksum, digest = hash_chunk(address, size_bytes, seed)
@@ -92,7 +101,7 @@ def hold(
     """
     result, first = [], 0
     for shard in shards:
-        source, box = sources[shard.tensor.path]
+        source, box = part_with(sources, shard)
         inner = shard.box.relative_to(box.offset)
         held = source[inner.slices()] if inner.shape != tuple(source.shape) else source
         chunks = tuple(chunks_of(shard, chunk))

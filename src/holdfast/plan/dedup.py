@@ -62,12 +62,13 @@ def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
     for rank, request in enumerate(requests):
         holders.setdefault((id(request.names), id(request.boxes)), []).append(rank)
     firsts = [requests[ranks[0]] for ranks in holders.values()]
-    tensor = np.concatenate([numbers[id(request.names)] for request in firsts])
+    counts = [request.counts for request in firsts]
+    owners = [numbers[id(request.names)] for request in firsts]
+    tensor = np.concatenate([np.repeat(*pair) for pair in zip(owners, counts, strict=True)])
     flat = np.concatenate([request.numbers for request in firsts])
     ndim = np.array([len(t.shape) for t in tensors], np.int64)[tensor]
     boxes = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)
-    counts = [len(request.names.tensors) for request in firsts]
-    holder = np.repeat(np.arange(len(firsts)), counts)
+    holder = np.repeat(np.arange(len(firsts)), [int(count.sum()) for count in counts])
     return tensors, Rows(tensor, boxes, holder, tuple(map(tuple, holders.values())))
 
 

@@ -13,14 +13,20 @@ from ..layout import Box, Chunk, Extent, Path, Shard, elements_per_chunk
 GAP_BYTES_MAX = 64 << 10  # read over a gap rather than seek: 64 KiB cost less than a request
 RUN_BYTES_MIN = 4 << 20  # a run grows past a large payload only up to here, so that reads overlap
 
+Wanted = Mapping[Path, tuple[int, Sequence[Box]]]
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
-    """A chunk to read: its row in the manifest, and the targets (paths) that want some of it."""
+    """A chunk to read: its row in the manifest, and who wants some of it.
+
+    Attributes:
+        targets: (path, which of the boxes wanted there).
+    """
 
     row: int
     chunk: Chunk
-    targets: tuple[Path, ...]
+    targets: tuple[tuple[Path, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +37,11 @@ class Run:
     chunks: tuple[ChunkRead, ...]
 
 
-def plan_load(
-    manifest: Manifest, wanted: Mapping[Path, tuple[int, Box]], run_bytes_max: int
-) -> tuple[Run, ...]:
+def plan_load(manifest: Manifest, wanted: Wanted, run_bytes_max: int) -> tuple[Run, ...]:
     """Plan to read what is wanted: every chunk needed, once, in file order.
 
     Args:
-        wanted: for each target, the index of its tensor and the box of it that is wanted.
+        wanted: for each target, the index of its tensor and the boxes of it that are wanted.
         run_bytes_max: longest run (a pool slot).
 
     Returns:
@@ -46,12 +50,11 @@ def plan_load(
     return coalesce(manifest, find_chunks(manifest, wanted), run_bytes_max)
 
 
-def find_chunks(
-    manifest: Manifest, wanted: Mapping[Path, tuple[int, Box]]
-) -> tuple[ChunkRead, ...]:
+def find_chunks(manifest: Manifest, wanted: Wanted) -> tuple[ChunkRead, ...]:
     """Intersect what is wanted with what is stored: every chunk needed, once, in file order."""
-    targets, rows = _rows_within(manifest, wanted)
-    paths = list(wanted)
+    boxes = [(index, box) for index, boxes in wanted.values() for box in boxes]
+    places = [(path, n) for path, (_, boxes) in wanted.items() for n in range(len(boxes))]
+    targets, rows = _rows_within(manifest, boxes)
     starts = manifest.chunk_start[rows]
     files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
     order = np.lexsort((targets, starts, files))
@@ -63,25 +66,28 @@ def find_chunks(
     ):
         if chunks and chunks[-1].row == row:
             read = chunks[-1]
-            chunks[-1] = ChunkRead(row, read.chunk, (*read.targets, paths[target]))
+            chunks[-1] = ChunkRead(row, read.chunk, (*read.targets, places[target]))
             continue
         shard = known.get(index) or known.setdefault(index, manifest.shard(index))
         step = elements_per_chunk(shard.tensor.dtype, manifest.table.header.chunk_elements)
         first = (row - int(manifest.shard_first_row[index])) * step
         chunk = Chunk(shard, first, min(step, shard.box.elements - first))
-        chunks.append(ChunkRead(row, chunk, (paths[target],)))
+        chunks.append(ChunkRead(row, chunk, (places[target],)))
     return tuple(chunks)
 
 
-def _rows_within(manifest: Manifest, wanted: Mapping[Path, tuple[int, Box]]) -> tuple[I64, I64]:
+def _rows_within(manifest: Manifest, wanted: Sequence[tuple[int, Box]]) -> tuple[I64, I64]:
     """Find the chunks that hold elements of what is wanted.
 
+    Args:
+        wanted: (index of the tensor, box of it).
+
     Returns:
-        (number of the target, row of the chunk) of every pair.
+        (number of what is wanted, row of the chunk) of every pair.
     """
     header = manifest.table.header
-    boxes = [box for _, box in wanted.values()]
-    tensor = np.array([index for index, _ in wanted.values()], np.int64)
+    boxes = [box for _, box in wanted]
+    tensor = np.array([index for index, _ in wanted], np.int64)
     ndim = np.array([len(box.shape) for box in boxes], np.int64)
     flat = np.array([n for box in boxes for n in (*box.offset, *box.shape)], np.int64)
     parts = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)

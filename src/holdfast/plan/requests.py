@@ -15,7 +15,7 @@ import numpy as np
 
 from ..boxes import I64
 from ..format.values import decode_path, decode_value, encode_path, encode_value, parse_json
-from ..layout import Path, Shard, Tensor
+from ..layout import Box, Path, Tensor
 
 _LENGTHS = struct.Struct("<QQQ")
 Part = TypeVar("Part")
@@ -54,8 +54,9 @@ class Request:
     """What one rank holds.
 
     Attributes:
-        boxes: for each tensor, offset and shape of the part held, which may be empty: little-endian
-            64-bit integers.
+        boxes: how many boxes are held of each tensor, a byte each, with zeros up to a multiple of
+            8; then offset and shape of every box, which may be empty: little-endian 64-bit
+            integers.
         node: name of this rank's host, the same for all ranks there.
     """
 
@@ -65,13 +66,19 @@ class Request:
     node: str
 
     @property
+    def counts(self) -> I64:
+        """The number of boxes of each tensor."""
+        counts = np.frombuffer(self.boxes, np.uint8, len(self.names.tensors))
+        return counts.astype(np.int64)
+
+    @property
     def numbers(self) -> I64:
-        """The boxes as integers."""
-        return np.frombuffer(self.boxes, "<i8")
+        """Offsets and shapes of the boxes."""
+        return np.frombuffer(self.boxes, "<i8", offset=-(-len(self.names.tensors) // 8) * 8)
 
 
 def request_of(
-    shards: Iterable[Shard],
+    held: Iterable[tuple[Tensor, Sequence[Box]]],
     ties: dict[Path, Path],
     mesh: dict[str, Any] | None,
     values: Values,
@@ -80,12 +87,15 @@ def request_of(
     """Put together what a rank holds.
 
     Args:
-        shards: one for each tensor, in the state's order; boxes may be empty.
+        held: each tensor, in the state's order, and the disjoint boxes held of it: at most 255,
+            and they may be empty.
     """
-    shards = tuple(shards)
-    flat = [n for shard in shards for n in (*shard.box.offset, *shard.box.shape)]
-    names = Names(tuple(shard.tensor for shard in shards), ties, mesh)
-    return Request(names, np.array(flat, "<i8").tobytes(), values, node)
+    held = tuple(held)
+    flat = [n for _, boxes in held for box in boxes for n in (*box.offset, *box.shape)]
+    names = Names(tuple(tensor for tensor, _ in held), ties, mesh)
+    counts = bytes(len(boxes) for _, boxes in held)
+    counts = counts.ljust(-(-len(counts) // 8) * 8, b"\0")
+    return Request(names, counts + np.array(flat, "<i8").tobytes(), values, node)
 
 
 def encode_request(request: Request) -> bytes:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..format.names import dotted
 from ..format.values import encode_value
-from ..layout import Box, Path, Tensor
+from ..layout import Path, Tensor
 from .modules import (
     ParameterNames,
     group_options,
@@ -34,7 +34,8 @@ from .optimizers import (
     new_numbered,
     own_state,
 )
-from .tensors import TORCH_DTYPES, LocalTensor, local_tensor
+from .shard import Shard, is_tensor
+from .tensors import TORCH_DTYPES, LocalTensor, Part, local_tensor
 from .tree import find_modules, holds_tensors, open_node, plain_key, rebuild, tuple_like
 
 Setter = Callable[[Any], None]
@@ -77,9 +78,9 @@ class Target:
     conflicts: list[str] = field(default_factory=list)
     actions: list[Callable[[], None]] = field(default_factory=list)
 
-    def targets(self) -> dict[Path, tuple[torch.Tensor, Box]]:
-        """Return what this process holds of each tensor, and which box that is."""
-        return {path: (leaf.data, leaf.shard.box) for path, leaf in self.tensors.items()}
+    def targets(self) -> dict[Path, tuple[Part, ...]]:
+        """Return what this process holds of each tensor."""
+        return {path: leaf.parts for path, leaf in self.tensors.items()}
 
     def finish(self) -> None:
         """Put everything that is not a tensor in place; call it once all tensors are filled."""
@@ -141,7 +142,7 @@ class _Bind:
         """Whether a container is replaced as a whole: not when tensors would go with it."""
         return path in self.source.objects and not holds_tensors(value)
 
-    def _tensor(self, value: torch.Tensor, path: Path) -> None:
+    def _tensor(self, value: torch.Tensor | Shard, path: Path) -> None:
         if path not in self.source.tensors:
             self.target.missing.append(path)
             return
@@ -349,10 +350,11 @@ def _look_up(value: Any, path: Path) -> Any:
 
 
 def _fits(tensor: Any, wanted: Tensor) -> bool:
-    if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != wanted.shape:
+    if not is_tensor(tensor) or tuple(tensor.shape) != wanted.shape:
         return False
-    expanded = any(n > 1 and s == 0 for n, s in zip(wanted.shape, tensor.stride(), strict=True))
-    return tensor.dtype == TORCH_DTYPES[wanted.dtype] and not expanded
+    data = tensor.data if isinstance(tensor, Shard) else tensor
+    expanded = any(n > 1 and s == 0 for n, s in zip(data.shape, data.stride(), strict=True))
+    return data.dtype == TORCH_DTYPES[wanted.dtype] and not expanded
 
 
 def _new_plain(_leaf: Path, _rest: Path, wanted: Tensor) -> torch.Tensor:

@@ -14,7 +14,8 @@ from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
-from ..layout import Box, Path, Shape, Shard, Tensor
+from ..layout import Box, Path, Shape, Tensor
+from .shard import Shard, check_shard, parts_of
 
 DTYPE_NAMES = {
     **{torch.bool: "bool", torch.float64: "f64", torch.float32: "f32"},
@@ -35,6 +36,7 @@ COMPARED_BYTES_MAX = 64 << 10
 SAMPLES, SAMPLE_BYTES = 256, 64
 
 TieKey = tuple[object, ...]
+Part = tuple[torch.Tensor, Box]  # the elements, and which they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +44,33 @@ class LocalTensor:
     """What this process holds of a global tensor.
 
     Attributes:
-        shard: the box held; its shape is that of ``data`` and may be empty.
+        tensor: the global one.
         data: the elements, in any strides, on any device.
+        parts: the boxes held, each with its elements, which are a view of ``data``.
         tie: equal for two names of one memory; None when that cannot be known.
         plain: whether it is an ordinary tensor, of which ranks may hold different versions.
     """
 
-    shard: Shard
+    tensor: Tensor
     data: torch.Tensor
+    parts: tuple[Part, ...]
     tie: TieKey | None
     plain: bool
 
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The boxes held."""
+        return tuple(box for _, box in self.parts)
+
     def digest(self) -> bytes | None:
-        """Return a digest of an ordinary tensor, to compare ranks by; None for a DTensor.
+        """Return a digest of an ordinary tensor, to compare ranks by; None for a shard.
 
         That of a large one is of evenly spread samples, the first and the last bytes among them.
         """
         if not self.plain:
             return None
         data = self.data
-        address, size, item = data.data_ptr(), self.shard.size_bytes, data.element_size()
+        address, size, item = data.data_ptr(), data.nbytes, data.element_size()
         in_place = data.device.type == "cpu" and data.is_contiguous()
         in_place = in_place and not (data.is_conj() or data.is_neg())
         if size > COMPARED_BYTES_MAX:
@@ -91,36 +100,55 @@ def _samples(data: torch.Tensor) -> torch.Tensor:
     return found.resolve_conj().resolve_neg().cpu().view(torch.uint8)
 
 
-def local_tensor(value: torch.Tensor, path: Path) -> LocalTensor:
-    """Describe a tensor or DTensor.
+def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
+    """Describe a tensor, a DTensor or a `Shard`.
 
     Raises:
-        StateError: it has no plain elements to save (sparse, quantized, nested, meta, partial …).
+        StateError: it has no plain elements to save (sparse, quantized, nested, meta, partial …),
+            or does not lie in its tensor.
     """
+    if isinstance(value, Shard):
+        return _given_shard(value, path)
     _check_dense(value, path)
     mesh, dtype, shape = None, _dtype_name(value, path), tuple(value.shape)
     plain = not isinstance(value, DTensor)
     if isinstance(value, DTensor):
         offset, mesh, data = _local_part(value, path)
-        shard = _shard(path, dtype, shape, offset, tuple(data.shape))
     else:
-        data = value.detach()
-        shard = _shard(path, dtype, shape, (0,) * len(shape), shape)
+        data, offset = value.detach(), (0,) * len(shape)
+    _check_memory(data, path)
+    tensor, box = _tensor_and_box(path, dtype, shape, offset, tuple(data.shape))
+    return LocalTensor(tensor, data, ((data, box),), _tie_key(data, tensor, (offset, mesh)), plain)
+
+
+def _given_shard(value: Shard, path: Path) -> LocalTensor:
+    check_shard(value, path)
+    _check_dense(value.data, path)
+    data = value.data.detach()
+    _check_memory(data, path)
+    tensor = Tensor(path, _dtype_name(data, path), tuple(value.shape))
+    tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
+    return LocalTensor(tensor, data, tuple(parts_of(value)), tie, plain=False)
+
+
+def _check_memory(data: torch.Tensor, path: Path) -> None:
+    """Check that the elements are in memory, and nowhere else."""
     if type(data) is not torch.Tensor and hasattr(data, "__tensor_flatten__"):
         kind = type(data).__name__
         raise StateError(
             f"{dotted(path)} is a {kind}, which wraps other tensors; save those instead"
         )
     _check_storage(data, path)
-    return LocalTensor(shard, data, _tie_key(data, shard, mesh), plain)
 
 
 @functools.lru_cache(maxsize=1 << 16)  # most are those of the save before
-def _shard(path: Path, dtype: str, shape: Shape, offset: Shape, box: Shape) -> Shard:
-    return Shard(Tensor(path, dtype, shape), Box(offset, box))
+def _tensor_and_box(
+    path: Path, dtype: str, shape: Shape, offset: Shape, box: Shape
+) -> tuple[Tensor, Box]:
+    return Tensor(path, dtype, shape), Box(offset, box)
 
 
-def mesh_of(value: torch.Tensor) -> dict[str, list[int] | list[str]] | None:
+def mesh_of(value: object) -> dict[str, list[int] | list[str]] | None:
     """Describe the device mesh of a DTensor, for people."""
     if not isinstance(value, DTensor):
         return None
@@ -189,12 +217,11 @@ def _check_storage(data: torch.Tensor, path: Path) -> None:
         )
 
 
-def _tie_key(data: torch.Tensor, shard: Shard, mesh: object) -> TieKey | None:
+def _tie_key(data: torch.Tensor, tensor: Tensor, where: object) -> TieKey | None:
+    """Return what is equal for two names of one memory, which is the same part of both."""
     # Empty tensors share data_ptr 0, and expanded ones share memory within themselves.
     if not data.numel():
         return None
     place = (data.device, data.untyped_storage().data_ptr(), data.storage_offset())
     bits = (data.is_conj(), data.is_neg())
-    tensor, box = shard.tensor, shard.box
-    global_part = (tensor.dtype, tensor.shape, box.offset, mesh)
-    return (*place, tuple(data.shape), data.stride(), *global_part, bits)
+    return (*place, tuple(data.shape), data.stride(), tensor.dtype, tensor.shape, where, bits)

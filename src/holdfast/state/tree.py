@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import encode_path, encode_value
-from ..layout import Box, Key, Path
+from ..layout import Key, Path
 from .modules import (
     ParameterNames,
     group_options,
@@ -25,7 +25,8 @@ from .modules import (
     parameter_names,
 )
 from .optimizers import is_plain, own_state
-from .tensors import LocalTensor, local_tensor, mesh_of
+from .shard import Shard, is_tensor
+from .tensors import LocalTensor, Part, local_tensor, mesh_of
 
 DEPTH_MAX = 100  # of containers and stateful objects; more is a cycle or a mistake
 
@@ -55,9 +56,9 @@ class Leaves:
                 result[path] = first[tensor.tie]
         return result
 
-    def sources(self) -> dict[Path, tuple[torch.Tensor, Box]]:
-        """Return what this process holds of each tensor, and which box that is."""
-        return {path: (leaf.data, leaf.shard.box) for path, leaf in self.tensors.items()}
+    def sources(self) -> dict[Path, tuple[Part, ...]]:
+        """Return what this process holds of each tensor."""
+        return {path: leaf.parts for path, leaf in self.tensors.items()}
 
 
 def flatten(state: Mapping[Any, Any]) -> Leaves:
@@ -123,7 +124,7 @@ def open_node(value: Any, path: Path) -> Node:
         StateError: a dict that holds tensors has a key that is neither text nor an integer.
     """
     check_depth(len(path), path)
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return _TENSOR
     if isinstance(value, nn.Module):
         return Node("module")
@@ -165,7 +166,7 @@ def holds_tensors(value: object) -> bool:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, torch.Tensor) or _is_stateful(item):
+        if is_tensor(item) or _is_stateful(item):
             return True
         if isinstance(item, (Mapping, list, tuple)) and id(item) not in seen:
             seen.add(id(item))
@@ -202,7 +203,7 @@ class _Walk:
             self._object(value, path)
         self.depth -= 1
 
-    def _tensor(self, value: torch.Tensor, path: Path) -> None:
+    def _tensor(self, value: torch.Tensor | Shard, path: Path) -> None:
         encode_path(path)
         self._claim(path)
         self.leaves.tensors[path] = local_tensor(value, path)
