@@ -31,6 +31,11 @@ class Box:
     offset: Shape
     shape: Shape
 
+    def __str__(self) -> str:
+        """Show it as an index: ``[2:5, 0:12]``."""
+        ends = (f"{a}:{a + n}" for a, n in zip(self.offset, self.shape, strict=True))
+        return f"[{', '.join(ends)}]"
+
     @property
     def elements(self) -> int:
         """Number of elements; 1 for a 0-dimensional box."""
@@ -178,19 +183,20 @@ def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> str | None:
             a < 0 or n < 1 or a + n > s
             for a, n, s in zip(box.offset, box.shape, shape, strict=True)
         ):
-            return f"the box at {list(box.offset)} of shape {list(box.shape)} leaves the tensor"
+            return f"the box {box} leaves the tensor"
     if _covers_once(boxes, shape):
         return None
-    if overlap := _first_overlap(boxes[:_COMPARED_BOXES_MAX]):
-        a, b = overlap
-        return f"the boxes at {list(a.offset)} and {list(b.offset)} overlap"
+    if overlap := first_overlap(boxes[:COMPARED_BOXES_MAX]):
+        return f"the boxes {overlap[0]} and {overlap[1]} overlap"
     covered, total = sum(box.elements for box in boxes), prod(shape)
     if covered != total:
-        return f"its shards cover {covered} of {total} elements"
+        gap = first_gap(shape, boxes) if len(boxes) <= COMPARED_BOXES_MAX else None
+        missing = f", none of those in {gap}" if gap else ""
+        return f"its shards cover {covered} of {total} elements{missing}"
     return f"its {len(boxes)} shards overlap, and leave a hole"
 
 
-_COMPARED_BOXES_MAX = 1000  # two of so many are compared with each other in about a second
+COMPARED_BOXES_MAX = 1000  # two of so many are compared with each other in about a second
 _PRIME = (1 << 61) - 1
 _chance = random.Random()  # seeded by the operating system: nobody can tell its numbers before
 
@@ -220,18 +226,43 @@ def _covers_once(boxes: Sequence[Box], shape: Shape) -> bool:
     return sum(measure(box) for box in boxes) % _PRIME == measure(whole(shape))
 
 
-def _first_overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Sweep along the dimension that tells most boxes apart; compare with those still open."""
+def first_overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
+    """Return two boxes with a common element, if there are any; none of them is empty."""
     if len(boxes) < 2:
         return None
     if not boxes[0].shape:
         return boxes[0], boxes[1]
     d = max(range(len(boxes[0].shape)), key=lambda d: len({box.offset[d] for box in boxes}))
-    opened: list[Box] = []
+    opened: list[Box] = []  # along the dimension that tells most boxes apart
     for box in sorted(boxes, key=lambda box: box.offset[d]):
         opened = [other for other in opened if other.offset[d] + other.shape[d] > box.offset[d]]
         for other in opened:
             if box.intersect(other):
                 return other, box
         opened.append(box)
+    return None
+
+
+def first_gap(shape: Shape, boxes: Sequence[Box]) -> Box | None:
+    """Return a box of a tensor with no element in any of the boxes, if there is one."""
+    waiting = [(whole(shape), boxes)]
+    while waiting:
+        region, near = waiting.pop()
+        near = [box for box in near if box.intersect(region)]
+        if not near:
+            if region.elements:
+                return region
+            continue
+        # What is left of the region beside the first box: a slab on each side of it.
+        offset, extent = list(region.offset), list(region.shape)
+        for d, (start, n) in enumerate(zip(near[0].offset, near[0].shape, strict=True)):
+            low, high = max(start, offset[d]), min(start + n, offset[d] + extent[d])
+            for begin, end in ((offset[d], low), (high, offset[d] + extent[d])):
+                if begin < end:
+                    slab = Box(
+                        (*offset[:d], begin, *offset[d + 1 :]),
+                        (*extent[:d], end - begin, *extent[d + 1 :]),
+                    )
+                    waiting.append((slab, near[1:]))
+            offset[d], extent[d] = low, high - low
     return None

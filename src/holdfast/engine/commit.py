@@ -133,7 +133,7 @@ def _manifest_of(store: Store, header: Header, planned: Planned, written: Sequen
     except CorruptError as error:
         raise StateError(
             f"the shards of all ranks do not make whole tensors: {error}. Give each rank its part "
-            "as a DTensor, or the same whole tensor on every rank"
+            "as a DTensor or a holdfast.Shard, or the same whole tensor on every rank"
         ) from error
     _check_present(store, manifest)
     return data

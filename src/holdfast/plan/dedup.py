@@ -42,6 +42,7 @@ def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
     """
     tensors: list[Tensor] = []
     index: dict[Path, int] = {}
+    first: list[int] = []  # the first rank that holds each
     numbers: dict[int, I64] = {}
     faults = []
     for names, ranks in distinct([request.names for request in requests]):
@@ -50,11 +51,12 @@ def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
             if mine != known:
                 faults.append(
                     f"{dotted(mine.path)} is {mine.dtype} {list(mine.shape)} on rank {ranks[0]}, "
-                    f"{known.dtype} {list(known.shape)} on a rank before it"
+                    f"{known.dtype} {list(known.shape)} on rank {first[index[mine.path]]}"
                 )
             if mine.path not in index:
                 index[mine.path] = len(tensors)
                 tensors.append(mine)
+                first.append(ranks[0])
         numbers[id(names)] = np.array([index[mine.path] for mine in names.tensors], np.int64)
     if faults:
         raise StateError(f"the ranks disagree: {'; '.join(faults)}")

@@ -19,6 +19,7 @@ from ..layout import Box, Path, Shard, Tensor
 from .balance import assign, chosen_writers, cut_share
 from .dedup import merge_objects, merge_tensors, merge_ties
 from .requests import Request, decode_object, distinct
+from .tiling import check_tiling
 
 # Running means and variances of a layer are smaller (16384 features in f32), its weights larger.
 STATISTICS_BYTES_MAX = 64 << 10
@@ -67,23 +68,26 @@ def plan_save(
         chunk_elements, writers: as in `Options`.
 
     Raises:
-        StateError: the ranks disagree about a tensor's dtype or shape, or about a value.
+        StateError: the ranks disagree about a tensor's dtype or shape, or about a value; or their
+            boxes do not make whole tensors.
     """
     tensors, rows = merge_tensors(requests)
     ties = merge_ties(requests, tensors, rows)
     objects = merge_objects([request.values.objects for request in requests])
     index = {tensor.path: number for number, tensor in enumerate(tensors)}
-    _check_paths(index, objects)
+    _check_paths(requests, index, objects)
     forced = _forced_writers(requests, tensors, index)
     tied = np.array([tensor.path in ties for tensor in tensors], np.bool_)
+    rows = rows[(rows.boxes.elements > 0) & ~tied[rows.tensor]]
     share = assign(
         tensors,
-        rows[(rows.boxes.elements > 0) & ~tied[rows.tensor]],
+        rows,
         len(requests),
         {index[path]: rank for path, rank in forced.items()},
         chosen_writers(writers, [request.node for request in requests]),
         chunk_elements,
     )
+    check_tiling(tensors, rows, share, tied)
     share = cut_share(tensors, share, file_bytes // 2)
     place = np.cumsum(~tied) - 1  # among the tensors that are kept
     return SavePlan(
@@ -98,19 +102,37 @@ def plan_save(
     )
 
 
-def _check_paths(tensors: Mapping[Path, int], objects: Mapping[Path, int]) -> None:
+def _check_paths(
+    requests: Sequence[Request], tensors: Mapping[Path, int], objects: Mapping[Path, int]
+) -> None:
     """Check that no place holds things of two kinds.
 
     Raises:
-        StateError: one does; the text lists every such place.
+        StateError: one does; the text lists every such place, and a rank for each kind.
     """
     both = tensors.keys() & objects.keys()
     known = tensors.keys() | objects.keys()
     above = {path[:n] for path in {path[:-1] for path in known} for n in range(1, len(path) + 1)}
     both |= above & known
     if both:
-        names = ", ".join(sorted(dotted(path) for path in both))
-        raise StateError(f"some ranks have values where others have tensors or more: {names}")
+        faults = "; ".join(sorted(_kinds(requests, path) for path in both))
+        raise StateError(
+            f"one name stands for things of several kinds: {faults}. Give the same kind on every "
+            "rank, or names of their own"
+        )
+
+
+def _kinds(requests: Sequence[Request], path: Path) -> str:
+    """Say what stands at a path, and on which rank first."""
+    found: dict[str, int] = {}
+    for rank, request in enumerate(requests):
+        held = [tensor.path for tensor in request.names.tensors]
+        below = any(p[: len(path)] == path != p for p in (*held, *request.values.objects))
+        kinds = {"a tensor": path in held, "a value": path in request.values.objects}
+        for kind in [kind for kind, there in (kinds | {"a container": below}).items() if there]:
+            found.setdefault(kind, rank)
+    told = " and ".join(f"{kind} on rank {rank}" for kind, rank in found.items())
+    return f"{dotted(path)} is {told}"
 
 
 def _forced_writers(

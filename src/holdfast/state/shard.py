@@ -70,18 +70,22 @@ def check_shard(shard: Shard, path: Path) -> None:
         )
     numbers = [*shard.shape, *(shard.offset or ()), shard.start or 0]
     if not all(isinstance(n, int) or hasattr(n, "__index__") for n in numbers):
-        raise StateError(f"{where} is a Shard at {_place(shard)}; expected integers, in elements")
-    shape = tuple(shard.shape)
+        raise StateError(
+            f"{where} is a Shard at {_place(shard)} of a tensor of shape {list(shard.shape)}; "
+            "expected integers, in elements"
+        )
+    shape = tuple(map(operator.index, shard.shape))
     if len(shape) > DIMENSIONS_MAX or min(shape, default=0) < 0 or prod(shape) >= ELEMENTS_LIMIT:
         raise StateError(
             f"{where} is a Shard of a tensor of shape {list(shape)!s:.200}; expected at most "
             f"{DIMENSIONS_MAX} dimensions, none negative, and fewer than 2^59 elements"
         )
     if shard.data.numel() and not _is_inside(shard):
-        form = "1-dimensional data" if shard.start is not None else f"data of {len(shape)} dim"
+        ndim = len(shape) if shard.start is None else 1
         raise StateError(
             f"{where} is a Shard with data of shape {list(shard.data.shape)} at {_place(shard)}, "
-            f"which leaves its tensor of shape {list(shape)}; expected {form}ensions within it"
+            f"which leaves its tensor of shape {list(shape)}; expected {ndim}-dimensional data "
+            "within it"
         )
 
 

@@ -4,6 +4,7 @@ Knows no names but the path it is given.
 """
 
 import functools
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -126,7 +127,7 @@ def _given_shard(value: Shard, path: Path) -> LocalTensor:
     _check_dense(value.data, path)
     data = value.data.detach()
     _check_memory(data, path)
-    tensor = Tensor(path, _dtype_name(data, path), tuple(value.shape))
+    tensor = Tensor(path, _dtype_name(data, path), tuple(map(operator.index, value.shape)))
     tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
     return LocalTensor(tensor, data, tuple(parts_of(value)), tie, plain=False)
 
