@@ -87,7 +87,7 @@ def request_for(leaves: Leaves, *, compare: bool) -> Request:
         path: texts.get(id(value)) or texts.setdefault(id(value), encode_object(value, path))
         for path, value in leaves.objects.items()
     }
-    values = Values(digests, objects)
+    values = Values(digests, objects, frozenset(leaves.exact & digests.keys()))
     return request_of(held, leaves.ties(), leaves.mesh, values, socket.gethostname())
 
 

@@ -10,7 +10,8 @@ from .errors import MismatchError
 from .format.manifest import Manifest
 from .format.names import display_names
 from .layout import Box, Path, Tensor
-from .state.target import Source, Target
+from .state.source import Source
+from .state.target import Target
 
 
 def source_of(manifest: Manifest) -> Source:

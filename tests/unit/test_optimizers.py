@@ -10,12 +10,44 @@ from torch import nn, optim
 from torch.optim import Optimizer, lr_scheduler
 
 import holdfast
-from holdfast.errors import MismatchError
+from format.simulated_ranks import ThreadGroup, run_ranks
+from holdfast.errors import MismatchError, StateError
 
 from .training import net, same, train
 
 NewPath = Callable[[], Path]
 Parameters = list[nn.Parameter]
+
+
+class Factored(Optimizer):
+    """As Shampoo and its kin: factors of other shapes in lists, numbers, nothing, nested dicts."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__(parameters, {"lr": 0.01, "betas": (0.9, 0.99), "block": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> float:  # type: ignore[override]
+        with torch.enable_grad():
+            loss: float = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    sides = [torch.eye(n, dtype=torch.float64) for n in p.shape]
+                    state |= {"factors": sides, "count": 0, "graft": {"square": torch.zeros(())}}
+                    state |= {"basis": None, "dims": tuple(p.shape), "named": {1: p.clone()}}
+                state["count"] += 1
+                state["graft"]["square"] += p.grad.square().sum()
+                update = p.grad / state["graft"]["square"].sqrt()
+                for d, factor in enumerate(state["factors"]):
+                    rows = update.transpose(0, d).flatten(1) if p.ndim > 1 else update[:, None]
+                    factor += (rows @ rows.T).double()
+                    update = torch.tensordot(factor.inverse().float(), update, ([1], [d]))
+                    update = update.movedim(0, d)
+                state["named"][1].lerp_(update, 0.5)
+                p.sub_(group["lr"] * state["named"][1])
+        return loss
+
 
 OPTIMIZERS: dict[str, Callable[[Parameters], Optimizer]] = {
     "SGD": lambda p: optim.SGD(p, 0.1),
@@ -27,6 +59,8 @@ OPTIMIZERS: dict[str, Callable[[Parameters], Optimizer]] = {
     "RMSprop": lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.1),
     "Adagrad": lambda p: optim.Adagrad(p, 0.01),
     "Adafactor": lambda p: optim.Adafactor(p),
+    "Muon": lambda p: optim.Muon([q for q in p if q.ndim == 2], 0.01),
+    "Shampoo-like": lambda p: Factored(p),
     "LBFGS": lambda p: optim.LBFGS(p, max_iter=3),
     "two groups": lambda p: optim.AdamW(
         [{"params": p[:2], "lr": 0.1, "weight_decay": 0.0}, {"params": p[2:], "betas": (0.8, 0.9)}]
@@ -261,3 +295,28 @@ def test_naming_the_state_of_many_parameters_is_not_quadratic() -> None:
     target = bind({"optimizer": optimizer}, Source(counted, objects))
     assert len(target.tensors) == len(tensors)
     assert looked_at < 20 * len(tensors)
+
+
+def test_state_of_an_optimizer_that_differs_between_ranks_is_no_statistic(
+    new_path: NewPath,
+) -> None:
+    """BatchNorm's may differ; factors of what each rank holds a part of would be lost."""
+
+    states = []
+    for rank in range(2):
+        model = net()
+        optimizer = OPTIMIZERS["Shampoo-like"](parameters(model))
+        train(model, optimizer, range(1))
+        model[1].running_mean += rank  # type: ignore[operator]
+        states.append({"model": model, "optimizer": optimizer})
+
+    def save(group: ThreadGroup) -> None:
+        holdfast.save(states[group.rank], path, group=group)  # type: ignore[arg-type]
+
+    path = new_path()
+    run_ranks(2, save)
+    optimizer.state[model[0].weight]["factors"][0][0, 0] += 1
+    path = new_path()
+    with pytest.raises(StateError, match=r"values of optimizer\.state\.0\.weight\.factors\.0;"):
+        run_ranks(2, save)
+    assert not path.exists()

@@ -79,7 +79,7 @@ class Known:
 
 def held_by(rank: int, settings: dict[str, Any], request: Request) -> Held:
     """Return all that a plan depends on, on one rank: what it holds, but no values."""
-    values = (tuple(request.values.digests), tuple(request.values.objects))
+    values = tuple(request.values.digests), tuple(request.values.objects), request.values.exact
     return (rank, settings, request.names, request.boxes, values, request.node)
 
 

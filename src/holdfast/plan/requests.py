@@ -43,10 +43,12 @@ class Values:
     Attributes:
         digests: {path: digest} of ordinary tensors, which this rank holds whole.
         objects: {path: JSON text of the value}.
+        exact: tensors that differ by mistake, however small they are: an optimizer's state.
     """
 
     digests: dict[Path, bytes]
     objects: dict[Path, bytes]
+    exact: frozenset[Path] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def encode_request(request: Request) -> bytes:
     valued = {
         "digests": [[encode_path(path), digest.hex()] for path, digest in values.digests.items()],
         "objects": [[encode_path(path), text.decode()] for path, text in values.objects.items()],
+        "exact": [encode_path(path) for path in sorted(values.exact, key=str)],
     }
     parts = [json.dumps(part, separators=(",", ":")).encode() for part in (named, valued)]
     lengths = _LENGTHS.pack(*map(len, parts), len(request.boxes))
@@ -147,6 +150,7 @@ def _decode_values(data: bytes) -> Values:
     return Values(
         {decode_path(path): bytes.fromhex(digest) for path, digest in found["digests"]},
         {decode_path(path): text.encode() for path, text in found["objects"]},
+        frozenset(decode_path(path) for path in found["exact"]),
     )
 
 

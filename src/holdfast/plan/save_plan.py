@@ -142,12 +142,15 @@ def _forced_writers(
 
     Small floating-point ones are per-rank statistics (BatchNorm under DDP), of which training
     frameworks keep rank 0's. Integers and bytes are counters and random states, large ones are
-    parts of something: to keep one of them silently would be wrong.
+    parts of something, as an optimizer's state of any size is: to keep one of them silently would
+    be wrong.
     """
     first: dict[Path, tuple[int, bytes]] = {}
     differing: dict[Path, int] = {}
-    for digests, ranks in distinct([request.values.digests for request in requests]):
-        for path, digest in digests.items():
+    states: set[Path] = set()
+    for values, ranks in distinct([request.values for request in requests]):
+        states |= values.exact
+        for path, digest in values.digests.items():
             rank, known = first.setdefault(path, (ranks[0], digest))
             if known != digest:
                 differing[path] = rank
@@ -158,15 +161,15 @@ def _forced_writers(
         raise StateError(
             f"the ranks hold different values of {names}; an ordinary tensor of this size must be "
             "equal on all. Where each rank holds a part of one tensor, it must give its part as a "
-            "DTensor; what belongs to one rank needs a name of its own"
+            "DTensor or a holdfast.Shard; what belongs to one rank needs a name of its own"
         )
-    exact = [path for path, tensor in held.items() if not _is_statistic(tensor.dtype)]
+    exact = [p for p, tensor in held.items() if p in states or not _is_statistic(tensor.dtype)]
     if exact:
         names = ", ".join(sorted(display_names(exact).values()))
         raise StateError(
             f"the ranks hold different values of {names}; a replicated tensor must be equal on "
-            "all. Give what belongs to one rank a name of its own, such as "
-            f'state[f"rng.{{rank}}"]'
+            "all. Give parts of one tensor as DTensors or holdfast.Shards, and what belongs to one "
+            'rank a name of its own, such as state[f"rng.{rank}"]'
         )
     return differing
 

@@ -8,18 +8,18 @@ state loads whatever the order or number of groups: ``state.<parameter>.exp_avg`
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
-
-_WRAPPER_SEGMENTS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+from .flat import Run, finish_flat, held_flat, local_state
+from .wrappers import canonical_name, flat_wrappers, unwrap
 
 # Those of torch that copy every value in place, and look only at what is missing.
 _LOADERS_IN_PLACE = (
@@ -28,79 +28,104 @@ _LOADERS_IN_PLACE = (
     nn.modules.instancenorm._InstanceNorm._load_from_state_dict,
 )
 
-ParameterNames = dict[int, str]  # id of the parameter → canonical name
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The canonical name of a parameter; and which run of it, where a flat one holds it."""
+
+    name: str
+    run: Run | None = None
+
+
+ParameterNames = dict[int, tuple[Named, ...]]  # by the id of what an optimizer has
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A parameter of an optimizer, or one of those that are flattened in it.
+
+    Attributes:
+        tensor: what the optimizer has.
+        name: in the optimizer's paths.
+        group: index of its group.
+        origin: path of the parameter itself, where its module is in the state.
+    """
+
+    tensor: torch.Tensor
+    name: str | int
+    group: int
+    run: Run | None
+    origin: Path | None
 
 
 def module_state(module: nn.Module, path: Path) -> dict[str, tuple[str, Any]]:
     """Return ``state_dict()`` by canonical name: {canonical: (own key, value)}.
 
     Raises:
-        StateError: two keys have the same canonical name, or the parameters are flat pieces.
+        StateError: two keys have the same canonical name, or a flat parameter has no names.
     """
-    inner = _unwrap(module)
-    _check_not_flat(inner, path)
+    inner = unwrap(module)
+    is_flat = any(True for _ in flat_wrappers(inner))
     result: dict[str, tuple[str, Any]] = {}
-    for key, value in inner.state_dict().items():
+    for key, value in (local_state(inner) if is_flat else inner.state_dict()).items():
         name = canonical_name(key)
         if name in result:
             raise StateError(f"{dotted(path)} has both {result[name][0]!r} and {key!r}")
         result[name] = (key, value)
+    for held in held_flat(inner, path):
+        result |= {name: (name, held.shard) for name in held.names}
     return result
 
 
 def load_module_state(module: nn.Module, values: dict[str, Any]) -> None:
     """Give own keys back through ``load_state_dict``, unless every value is already in place."""
-    inner = _unwrap(module)
-    if _needs_loading(inner, values):
+    inner = unwrap(module)
+    if any(True for _ in flat_wrappers(inner)):
+        finish_flat(inner, values)
+    elif _needs_loading(inner, values):
         inner.load_state_dict(_with_versions(inner, values))
-
-
-def canonical_name(key: str) -> str:
-    """Drop the segments that wrappers put into names."""
-    return ".".join(part for part in key.split(".") if part not in _WRAPPER_SEGMENTS)
 
 
 def parameter_names(modules: dict[Path, nn.Module]) -> dict[Path, ParameterNames]:
     """Name the parameters of each module, canonically."""
-    return {
-        path: {
-            id(parameter): canonical_name(name)
-            for name, parameter in _unwrap(module).named_parameters()
-        }
-        for path, module in modules.items()
-    }
+    result: dict[Path, ParameterNames] = {}
+    for path, module in modules.items():
+        inner = unwrap(module)
+        named = inner.named_parameters()
+        result[path] = {id(tensor): (Named(canonical_name(name)),) for name, tensor in named}
+        flat: dict[int, list[Named]] = {}
+        for held in held_flat(inner, path):
+            flat.setdefault(id(held.owner), []).append(Named(held.names[0], held.run))
+        result[path] |= {key: tuple(names) for key, names in flat.items()}
+    return result
 
 
-def optimizer_names(
-    optimizer: Optimizer, names: dict[Path, ParameterNames]
-) -> list[tuple[torch.Tensor, str | int, int]]:
-    """Name each parameter of an optimizer.
+def optimizer_names(optimizer: Optimizer, names: dict[Path, ParameterNames]) -> list[Listed]:
+    """Name each parameter of an optimizer, in its order.
 
     A parameter of a module in the state has that module's name for it; when the parameters come
     from several modules, the module's path goes before it. A parameter of no module has its
     position.
 
-    Returns:
-        (parameter, name, index of its group) in the optimizer's order.
-
     Raises:
-        StateError: the parameters are flat pieces.
+        StateError: a flat parameter is of no module in the state.
     """
     listed = [(p, g) for g, group in enumerate(optimizer.param_groups) for p in group["params"]]
-    if any(getattr(parameter, "_is_flat_param", False) for parameter, _ in listed):
-        raise StateError(
-            "an optimizer of the state has flat parameters of FullyShardedDataParallel, of which "
-            "each rank holds a piece; use fully_shard, or give FSDP.optim_state_dict(…)"
-        )
     owners = [[path for path, known in names.items() if id(p) in known] for p, _ in listed]
     several = len({found[0] for found in owners if found}) > 1
-    result: list[tuple[torch.Tensor, str | int, int]] = []
-    for position, ((parameter, group), found) in enumerate(zip(listed, owners, strict=True)):
-        name: str | int = position
-        if found:
-            name = names[found[0]][id(parameter)]
-            name = f"{dotted(found[0])}.{name}" if several else name
-        result.append((parameter, name, group))
+    result: list[Listed] = []
+    for position, ((tensor, group), found) in enumerate(zip(listed, owners, strict=True)):
+        if not found:
+            if getattr(tensor, "_is_flat_param", False):
+                raise StateError(
+                    "an optimizer of the state has flat parameters of FullyShardedDataParallel; "
+                    "put the module into the state too, which knows what they are made of"
+                )
+            result.append(Listed(tensor, position, group, None, None))
+            continue
+        for named in names[found[0]][id(tensor)]:
+            name = f"{dotted(found[0])}.{named.name}" if several else named.name
+            result.append(Listed(tensor, name, group, named.run, (*found[0], named.name)))
     return result
 
 
@@ -116,16 +141,6 @@ def group_options(group: dict[str, Any]) -> dict[str, Any]:
 def group_tensors(group: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the hyper-parameters of a group that are tensors (a captured ``lr``)."""
     return {key: value for key, value in group.items() if isinstance(value, torch.Tensor)}
-
-
-def _unwrap(module: nn.Module) -> nn.Module:
-    while True:
-        if isinstance(module, (DistributedDataParallel, DataParallel)):
-            module = module.module
-        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-            module = inner
-        else:
-            return module
 
 
 def _needs_loading(module: nn.Module, values: dict[str, Any]) -> bool:
@@ -151,18 +166,6 @@ def _with_versions(module: nn.Module, values: dict[str, Any]) -> dict[str, Any]:
     versions = {name: {"version": part._version} for name, part in parts}
     result.__dict__["_metadata"] = versions  # where torch puts it and looks for it
     return result
-
-
-def _check_not_flat(module: nn.Module, path: Path) -> None:
-    for part in module.modules():
-        # By name: the import takes a second, and the class is the one torch retires.
-        is_flat = any(kind.__name__ == "FullyShardedDataParallel" for kind in type(part).__mro__)
-        if is_flat and getattr(part, "world_size", 1) > 1:
-            raise StateError(
-                f"{dotted(path)} is in FullyShardedDataParallel, whose ranks hold pieces of flat "
-                "parameters; use torch.distributed.fsdp.fully_shard, or give its state_dict() "
-                "(and FSDP.optim_state_dict) under FSDP.state_dict_type with sharded DTensors"
-            )
 
 
 def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:

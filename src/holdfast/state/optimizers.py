@@ -26,13 +26,34 @@ _HOOKS = (
 )
 
 
+def holder(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that has the state of this rank's parameters.
+
+    ZeroRedundancyOptimizer gives each rank the state of some parameters, whole, and an optimizer of
+    these; its own state_dict() is what was last sent to one rank.
+    """
+    inner = getattr(optimizer, "optim", None)
+    return inner if _is_partitioned(optimizer) and isinstance(inner, Optimizer) else optimizer
+
+
+def owned_by(optimizer: Optimizer) -> set[int]:
+    """Return the ids of the parameters whose state this rank holds."""
+    return {id(parameter) for parameter in _parameters(holder(optimizer))}
+
+
+def _is_partitioned(optimizer: Optimizer) -> bool:
+    # By name: the import takes a second. With overlap_with_ddp it has no optimizer of torch's.
+    is_zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+    return is_zero and not getattr(optimizer, "_overlap_with_ddp", True)
+
+
 def keeps_protocol(optimizer: Optimizer) -> bool:
     """Whether ``state_dict`` and ``load_state_dict`` do more than torch.optim.Optimizer's do.
 
     One that overrides them (to gather, to quantize) or has hooks on them is treated like any object
     with these two methods.
     """
-    kind = type(optimizer)
+    kind = type(holder(optimizer))
     return (
         kind.state_dict is not Optimizer.state_dict
         or kind.load_state_dict is not Optimizer.load_state_dict
@@ -46,7 +67,7 @@ def is_plain(optimizer: Optimizer) -> bool:
     return (
         not keeps_protocol(optimizer)
         and all(group["params"] for group in optimizer.param_groups)
-        and all(id(key) in listed for key in optimizer.state)
+        and all(id(key) in listed for key in holder(optimizer).state)
     )
 
 
@@ -96,7 +117,7 @@ class ParameterState:
 
     def make(self, leaf: Path, wanted: Tensor) -> torch.Tensor:
         """Make state that does not exist: like its parameter when it has its shape."""
-        dtype = self._dtype(leaf, wanted)
+        dtype = self.dtype_of(leaf, wanted)
         if self._is_counter(leaf, wanted):
             return torch.empty((), dtype=dtype, device=self._counter_device())
         if tuple(self.parameter.shape) == wanted.shape:
@@ -125,7 +146,7 @@ class ParameterState:
             f"{list(shape)} here"
         )
 
-    def _dtype(self, leaf: Path, wanted: Tensor) -> torch.dtype:
+    def dtype_of(self, leaf: Path, wanted: Tensor) -> torch.dtype:
         """Choose the dtype: the checkpoint's, unless the parameter has another one here.
 
         torch.optim makes moments in their parameter's dtype and cannot step with others: what had

@@ -1,10 +1,11 @@
 """`Shard`: what a rank holds of a global tensor, told by whoever knows it. Knows no other ranks."""
 
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeGuard
+from typing import Final
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
-from ..layout import Box, Path, boxes_of_range
+from ..layout import Box, Path, Shape, boxes_of_range
 
 ELEMENTS_LIMIT = 1 << 59  # of 16 bytes each: docs/format.md has tensors below 2^63 bytes
 
@@ -48,9 +49,7 @@ class Shard:
     start: int | None = field(default=None, kw_only=True)
 
 
-def is_tensor(value: Any) -> TypeGuard[torch.Tensor | Shard]:
-    """Whether a value is a leaf with elements."""
-    return isinstance(value, (torch.Tensor, Shard))
+TENSORS: Final = (torch.Tensor, Shard)  # the leaves that have elements
 
 
 def check_shard(shard: Shard, path: Path) -> None:
@@ -98,8 +97,13 @@ def parts_of(shard: Shard) -> Iterator[tuple[torch.Tensor, Box]]:
         yield data, Box(tuple(map(operator.index, shard.offset)), tuple(data.shape))
     elif shard.start is not None:
         shape, first = tuple(map(operator.index, shard.shape)), operator.index(shard.start)
-        for before, box in boxes_of_range(shape, first, data.numel()):
+        for before, box in _boxes(shape, first, data.numel()):
             yield data[before : before + box.elements].view(box.shape), box
+
+
+@functools.lru_cache(maxsize=1 << 16)  # most are those of the save before
+def _boxes(shape: Shape, first: int, elements: int) -> tuple[tuple[int, Box], ...]:
+    return tuple(boxes_of_range(shape, first, elements))
 
 
 def _is_inside(shard: Shard) -> bool:

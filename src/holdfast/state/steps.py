@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..layout import Path
+from .optimizers import holder
 from .tree import Leaves
 
 
@@ -54,7 +55,7 @@ _held: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 def _tensors_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
-    for state in optimizer.state.values():
+    for state in holder(optimizer).state.values():
         yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 

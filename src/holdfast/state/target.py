@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
+from .flat_optimizer import Wanted, bind_flat
 from .modules import (
     ParameterNames,
     group_options,
@@ -28,13 +29,16 @@ from .modules import (
 )
 from .optimizers import (
     ParameterState,
+    holder,
     is_named,
     is_numbered,
     keeps_protocol,
     new_numbered,
     own_state,
+    owned_by,
 )
-from .shard import Shard, is_tensor
+from .shard import TENSORS, Shard
+from .source import Source
 from .tensors import TORCH_DTYPES, LocalTensor, Part, local_tensor
 from .tree import find_modules, holds_tensors, open_node, plain_key, rebuild, tuple_like
 
@@ -42,23 +46,6 @@ Setter = Callable[[Any], None]
 Maker = Callable[[Path, Path, Tensor], torch.Tensor]  # whole path, path below the object, form
 
 _EXTRA_STATE = "_extra_state"  # what get_extra_state() returns, in a module's state_dict
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What a checkpoint offers: tensors (tied names included) and objects by path."""
-
-    tensors: Mapping[Path, Tensor]
-    objects: Mapping[Path, Any]
-    _below: dict[Path, list[Path]] = field(default_factory=dict)
-
-    def below(self, path: Path) -> list[Path]:
-        """Return the paths that begin with ``path``."""
-        if not self._below:
-            for known in (*self.tensors, *self.objects):
-                for n in range(len(known) + 1):
-                    self._below.setdefault(known[:n], []).append(known)
-        return self._below.get(path, [])
 
 
 @dataclass(slots=True)
@@ -113,9 +100,6 @@ class _Bind:
         self.target = target
         self.source = source
         self.names = names
-        self.parameters = {
-            key: (*path, name) for path, known in names.items() for key, name in known.items()
-        }
         self.memories: dict[object, tuple[Path, Tensor]] = {}
 
     def visit(self, value: Any, path: Path, setter: Setter) -> None:
@@ -266,13 +250,15 @@ class _Bind:
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
         listed = optimizer_names(optimizer, self.names)
         groups: dict[int, dict[str, Any]] = {}
-        for parameter, name, group in listed:
+        flat: dict[int, list[Wanted]] = {}
+        owned = owned_by(optimizer)
+        for entry in listed:
+            name, group = entry.name, entry.group
             options = (*path, "param_groups", name)
-            saved = self.source.objects.get(options)
-            if not isinstance(saved, dict):
+            saved = self._options(options)
+            if saved is None:
                 self.target.missing.append(options)
                 continue
-            self.target.used.add(options)
             # Compared as encoded, so that NaN equals itself.
             if group not in groups:
                 self._same_kind(optimizer.param_groups[group], saved, path)
@@ -284,14 +270,34 @@ class _Bind:
                 )
             for key, tensor in group_tensors(optimizer.param_groups[group]).items():
                 self.visit(tensor, (*path, "param_group_tensors", name, key), _no_setter)
+            if id(entry.tensor) not in owned:
+                continue  # another rank has its state
             after = {**optimizer.param_groups[group], **saved}
-            self._parameter_state(optimizer, parameter, after, (*path, "state", name))
+            stored = self.source.tensors.get(entry.origin or ())
+            form = ParameterState(entry.tensor, after, stored)
+            if entry.run is None:
+                self._parameter_state(optimizer, form, (*path, "state", name))
+            else:
+                wanted = Wanted(entry.run, (*path, "state", name), form)
+                flat.setdefault(id(entry.tensor), []).append(wanted)
+        for pieces in flat.values():
+            self._flat_state(optimizer, pieces)
         if not listed and path in self.source.objects:
             self.target.used.add(path)
         self.target.actions.append(lambda: _set_groups(optimizer, groups))
-        listed_ids = {id(parameter) for parameter, _, _ in listed}
-        strays = [key for key in optimizer.state if id(key) not in listed_ids]
-        self.target.actions += [partial(optimizer.state.pop, key) for key in strays]
+        state = holder(optimizer).state
+        listed_ids = {id(entry.tensor) for entry in listed}
+        strays = [key for key in state if id(key) not in listed_ids]
+        self.target.actions += [partial(state.pop, key) for key in strays]
+
+    def _options(self, path: Path) -> dict[str, Any] | None:
+        """Take the options of a parameter: one value; several, where they were in a plain dict."""
+        found = {p[len(path) :]: p for p in self.source.below(path) if p in self.source.objects}
+        if not found:
+            return None
+        self.target.used.update(found.values())
+        saved = rebuild({rest: self.source.objects[p] for rest, p in found.items()})
+        return saved if isinstance(saved, dict) else None
 
     def _same_kind(self, here: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
         """Tell another kind of optimizer from another version of the same, which only has more."""
@@ -302,17 +308,13 @@ class _Bind:
                 f"{', '.join(sorted(own))} here: another kind of optimizer"
             )
 
-    def _parameter_state(
-        self, optimizer: Optimizer, parameter: torch.Tensor, options: dict[str, Any], path: Path
-    ) -> None:
+    def _parameter_state(self, optimizer: Optimizer, form: ParameterState, path: Path) -> None:
         """Bind the state of one parameter; what the checkpoint lacks (a frozen one) is dropped."""
-        found = self.source.below(path)
+        found, state, parameter = self.source.below(path), holder(optimizer).state, form.parameter
         if not found:
-            self.target.actions.append(lambda: optimizer.state.pop(parameter, None))
+            self.target.actions.append(lambda: state.pop(parameter, None))
             return
-        current = optimizer.state.get(parameter, {})
-        stored = self.source.tensors.get(self.parameters.get(id(parameter), ()))
-        form = ParameterState(parameter, options, stored)
+        current = state.get(parameter, {})
         for leaf in found:
             if leaf in self.source.tensors:
                 now = _look_up(current, leaf[len(path) :])
@@ -322,7 +324,22 @@ class _Bind:
         filled = self._filled(found, path, current, make, form.may_keep)
 
         def put() -> None:
-            optimizer.state[parameter] = rebuild(filled, current)
+            state[parameter] = rebuild(filled, current)
+
+        self.target.actions.append(put)
+
+    def _flat_state(self, optimizer: Optimizer, pieces: list[Wanted]) -> None:
+        """Bind the state of a tensor that holds runs of parameters."""
+        state, parameter = holder(optimizer).state, pieces[0].form.parameter
+        flat = bind_flat(pieces, self.source, state.get(parameter, {}))
+        self.target.tensors |= flat.tensors
+        self.target.used |= flat.used
+        self.target.conflicts += flat.conflicts
+
+        def put() -> None:
+            state.pop(parameter, None)
+            if values := flat.joined():
+                state[parameter] = values
 
         self.target.actions.append(put)
 
@@ -350,7 +367,7 @@ def _look_up(value: Any, path: Path) -> Any:
 
 
 def _fits(tensor: Any, wanted: Tensor) -> bool:
-    if not is_tensor(tensor) or tuple(tensor.shape) != wanted.shape:
+    if not isinstance(tensor, TENSORS) or tuple(tensor.shape) != wanted.shape:
         return False
     data = tensor.data if isinstance(tensor, Shard) else tensor
     expanded = any(n > 1 and s == 0 for n, s in zip(data.shape, data.stride(), strict=True))

@@ -16,6 +16,7 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import encode_path, encode_value
 from ..layout import Key, Path
+from .flat_optimizer import state_of_run
 from .modules import (
     ParameterNames,
     group_options,
@@ -24,8 +25,8 @@ from .modules import (
     optimizer_names,
     parameter_names,
 )
-from .optimizers import is_plain, own_state
-from .shard import Shard, is_tensor
+from .optimizers import holder, is_plain, own_state
+from .shard import TENSORS, Shard
 from .tensors import LocalTensor, Part, local_tensor, mesh_of
 
 DEPTH_MAX = 100  # of containers and stateful objects; more is a cycle or a mistake
@@ -38,12 +39,14 @@ class Leaves:
     Attributes:
         tensors: every tensor by path, in the state's order, tied ones included.
         objects: every JSON-like leaf by path.
+        exact: tensors that are an optimizer's state, so that they differ only by mistake.
         mesh: of the first DTensor, for people.
         optimizers: those of which every tensor is named by its parameter.
     """
 
     tensors: dict[Path, LocalTensor] = field(default_factory=dict)
     objects: dict[Path, Any] = field(default_factory=dict)
+    exact: set[Path] = field(default_factory=set)
     mesh: dict[str, Any] | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
 
@@ -124,7 +127,7 @@ def open_node(value: Any, path: Path) -> Node:
         StateError: a dict that holds tensors has a key that is neither text nor an integer.
     """
     check_depth(len(path), path)
-    if is_tensor(value):
+    if isinstance(value, TENSORS):
         return _TENSOR
     if isinstance(value, nn.Module):
         return Node("module")
@@ -166,7 +169,7 @@ def holds_tensors(value: object) -> bool:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if is_tensor(item) or _is_stateful(item):
+        if isinstance(item, TENSORS) or _is_stateful(item):
             return True
         if isinstance(item, (Mapping, list, tuple)) and id(item) not in seen:
             seen.add(id(item))
@@ -181,6 +184,7 @@ class _Walk:
         self.leaves = leaves
         self.names = names
         self.depth = 0
+        self.exact = False  # whether within an optimizer's state
         self.checked: dict[int, Any] = {}  # values by their ids, held so that these stay theirs
 
     def visit(self, value: Any, path: Path) -> None:
@@ -207,6 +211,8 @@ class _Walk:
         encode_path(path)
         self._claim(path)
         self.leaves.tensors[path] = local_tensor(value, path)
+        if self.exact:
+            self.leaves.exact.add(path)
         self.leaves.mesh = self.leaves.mesh or mesh_of(value)
 
     def _object(self, value: Any, path: Path) -> None:
@@ -225,16 +231,20 @@ class _Walk:
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
         listed = optimizer_names(optimizer, self.names)
         self.leaves.optimizers.append(optimizer)
-        groups = optimizer.param_groups
+        groups, held = optimizer.param_groups, holder(optimizer).state
         # One dict for all parameters of a group: what is done with a value is done once.
         options, tensors = [*map(group_options, groups)], [*map(group_tensors, groups)]
-        for parameter, name, group in listed:
-            self._object(options[group], (*path, "param_groups", name))
-            for key, value in tensors[group].items():
-                self.visit(value, (*path, "param_group_tensors", name, key))
-            state = optimizer.state.get(parameter)
+        for entry in listed:
+            self._object(options[entry.group], (*path, "param_groups", entry.name))
+            for key, value in tensors[entry.group].items():
+                self.visit(value, (*path, "param_group_tensors", entry.name, key))
+            state, below = held.get(entry.tensor), (*path, "state", entry.name)
+            if state and entry.run is not None:
+                state = state_of_run(state, entry.run, below)
             if state:
-                self.visit(state, (*path, "state", name))
+                self.exact = True
+                self.visit(state, below)
+                self.exact = False
         if not listed:
             self._object({}, path)
 
