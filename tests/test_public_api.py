@@ -12,6 +12,7 @@ NAMES = [
     "LoadReport",
     "Options",
     "Progress",
+    "RandomState",
     "SaveHandle",
     "Shard",
     "__version__",

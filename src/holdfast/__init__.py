@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ._handle import SaveHandle
     from ._keep import Keep
     from ._load import LoadReport, load
+    from ._random import RandomState
     from ._save import save, save_async
     from .engine.pipeline import Progress
     from .options import Options
@@ -24,6 +25,7 @@ __all__ = [
     "LoadReport",
     "Options",
     "Progress",
+    "RandomState",
     "SaveHandle",
     "Shard",
     "__version__",
@@ -41,6 +43,7 @@ _HOME = {
     "LoadReport": "_load",
     "Options": "options",
     "Progress": "engine.pipeline",
+    "RandomState": "_random",
     "SaveHandle": "_handle",
     "Shard": "state.shard",
     "errors": "errors",
