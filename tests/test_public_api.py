@@ -8,6 +8,7 @@ import holdfast
 NAMES = [
     "Checkpoint",
     "Checkpointer",
+    "DataState",
     "Keep",
     "LoadReport",
     "Options",

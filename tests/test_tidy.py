@@ -33,7 +33,17 @@ LAYERS = [
         "_checkpoint",
         "_checkpointer",
     }
-    | {"_saver", "_schedule", "_signals", "_emergency", "_restore", "_run", "_random"},
+    | {
+        "_saver",
+        "_schedule",
+        "_signals",
+        "_emergency",
+        "_restore",
+        "_run",
+        "_random",
+        "_data",
+        "_order",
+    },
     {"__init__"},
     {"integrations", "tools", "cli", "testing", "__main__"},
 ]
@@ -44,7 +54,7 @@ CORRIDOR, PUBLIC, EDGE = 5, 6, 7
 TORCH_ROOMS = {"state", "integrations", "tools"}
 TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/pipeline.py"}
 TORCH_FILES |= {"group/torch.py", "_checkpoint.py", "_save.py", "_load.py", "_checkpointer.py"}
-TORCH_FILES |= {"_random.py"}
+TORCH_FILES |= {"_random.py", "_data.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {"format", "stores", "errors", "options", "layout"},

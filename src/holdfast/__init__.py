@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from . import errors
     from ._checkpoint import Checkpoint, open
     from ._checkpointer import Checkpointer
+    from ._data import DataState
     from ._handle import SaveHandle
     from ._keep import Keep
     from ._load import LoadReport, load
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Checkpoint",
     "Checkpointer",
+    "DataState",
     "Keep",
     "LoadReport",
     "Options",
@@ -39,6 +41,7 @@ __all__ = [
 _HOME = {
     "Checkpoint": "_checkpoint",
     "Checkpointer": "_checkpointer",
+    "DataState": "_data",
     "Keep": "_keep",
     "LoadReport": "_load",
     "Options": "options",
