@@ -1,5 +1,6 @@
 """The public surface, whole: a new name here is a decision, not an accident."""
 
+import pickle
 import subprocess
 import sys
 
@@ -61,6 +62,15 @@ def test_the_error_tree() -> None:
         if isinstance(value, type)
     }
     assert found == ERRORS
+
+
+def test_every_error_can_be_sent_to_another_process() -> None:
+    for name in ERRORS:
+        kind = getattr(holdfast.errors, name)
+        error = kind("text", rank=2, cause="theirs") if name == "PeerError" else kind("text")
+        error.add_note("a note")
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (kind, "text", vars(error))
 
 
 def test_the_package_and_its_format_do_not_load_torch() -> None:

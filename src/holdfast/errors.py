@@ -96,3 +96,11 @@ class PeerError(HoldfastError):
         super().__init__(message)
         self.rank = rank
         self.cause = cause
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let itself be sent to other processes, as frameworks do with errors."""
+        return _peer_error, (str(self), self.rank, self.cause), self.__dict__
+
+
+def _peer_error(message: str, rank: int, cause: str) -> PeerError:
+    return PeerError(message, rank=rank, cause=cause)
