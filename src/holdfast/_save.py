@@ -20,7 +20,7 @@ from ._wanted import Wanted, check_background, check_wanted
 from .engine.commit import check_absent, commit, discard
 from .engine.pipeline import Ledger, write_shards
 from .engine.pool import lease, staging
-from .engine.stage import Staging, hold
+from .engine.stage import Staging, hold, part_with
 from .engine.write import lay_out
 from .format.rows import Planned, encode_written
 from .format.table import Table
@@ -142,7 +142,13 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
         sources = mine.leaves.sources()
         with lease(store.vfs, store.location, options) as leased:
             return write_shards(
-                store, leased, agreed.files, agreed.shards, sources, agreed.codec, ledger
+                store,
+                leased,
+                agreed.files,
+                agreed.shards,
+                lambda shard: part_with(sources, shard),
+                agreed.codec,
+                ledger,
             )
 
     records = _finish(agreed, ranks, write, ledger)

@@ -68,7 +68,7 @@ def commit(
             _settle_race(store, data)
     except BaseException as error:
         if not data or _certainly_not_published(store, data):
-            _discard(store, header.save_id, "")
+            remove_files(store, header.save_id)
         else:
             error.add_note(
                 f"MANIFEST of {store.location} may be there nevertheless: then the checkpoint is "
@@ -87,9 +87,9 @@ def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseEx
     """
     told = isinstance(error, PeerError) and error.rank >= 0
     if rank == COORDINATOR:
-        _discard(store, save_id, "")
+        remove_files(store, save_id)
     elif told or not written.promised:
-        _discard(store, save_id, f"{rank:05d}-")
+        remove_files(store, save_id, f"{rank:05d}-")
 
 
 def check_absent(store: Store) -> None:
@@ -174,8 +174,12 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
     return found != data
 
 
-def _discard(store: Store, save_id: str, prefix: str) -> None:
-    """Remove files that no manifest names, and directories left empty; let errors be."""
+def remove_files(store: Store, save_id: str, prefix: str = "") -> None:
+    """Remove files that no manifest names, and directories left empty; let errors be.
+
+    Args:
+        prefix: only those whose names begin so.
+    """
     below = f"{spec.DATA_DIRECTORY}/{save_id}"
     with contextlib.suppress(StoreError):
         for entry in store.list(below):

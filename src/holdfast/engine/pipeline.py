@@ -7,16 +7,18 @@ of it. How far a save has come, and whether it is to go on, stands in its `Ledge
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from .._core import xxh3_128
 from ..errors import CancelledError, CorruptError, StoreError
 from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.table import Header, Table
-from ..layout import Path, Shard, chunks_of
+from ..layout import Box, Path, Shard, chunks_of
 from ..plan.load_plan import Run
 from ..stores.base import Store
 from .decode import decode
@@ -25,8 +27,11 @@ from .exchange import Exchange
 from .place import place
 from .pool import Lease
 from .read import DataFileReader
-from .stage import Sources, part_with, seal, stage
+from .stage import Sources, seal, stage
 from .write import DataFileWriter, Images, SyncError, WriterPlan
+
+# What is held of a shard's tensor, and which box of it that is; asked for when its turn comes.
+Source = Callable[[Shard], tuple[torch.Tensor, Box]]
 
 PARTS = ("plan", "stage", "encode", "write", "sync", "commit")
 
@@ -140,7 +145,7 @@ def write_shards(
     lease: Lease,
     plan: WriterPlan,
     shards: Iterable[Shard],
-    origin: Sources | Images,
+    origin: Source | Images,
     codec: str,
     ledger: Ledger,
 ) -> list[Table]:
@@ -150,19 +155,19 @@ def write_shards(
     is written again under other numbers, once.
 
     Args:
-        origin: the tensors to stage from; or where in the pool every chunk stands already
-            (`stage_shards`).
+        origin: gives the elements to stage, shard by shard and once for each attempt; or where in
+            the pool every chunk stands already.
     """
     shards = list(shards)
     if not shards:
         return []
     images = origin if isinstance(origin, Images) else None
-    sources = None if isinstance(origin, Images) else origin
+    source = None if isinstance(origin, Images) else origin
     writer = DataFileWriter(store, lease, plan, images)
     for last_attempt in (False, True):
         try:
             for shard in shards:
-                _write_shard(writer, lease, shard, sources, codec, plan.header, ledger)
+                _write_shard(writer, lease, shard, source, codec, plan.header, ledger)
             tables = writer.finish()
             ledger.note_writes(writer)
             return tables
@@ -182,7 +187,7 @@ def _write_shard(
     writer: DataFileWriter,
     lease: Lease,
     shard: Shard,
-    sources: Sources | None,
+    source: Source | None,
     codec: str,
     header: Header,
     ledger: Ledger,
@@ -190,14 +195,14 @@ def _write_shard(
     writer.begin_shard(shard)
     digests = []
     base, memory, clock = lease.pool.address(0), lease.memory, time.perf_counter
+    held = source(shard) if source else None
     for chunk in chunks_of(shard, header.chunk_elements):
         at, seed = writer.reserve(chunk.size_bytes)
         started = clock()
-        if sources is None:
+        if held is None:
             staged = seal(base + at, chunk.size_bytes, seed)
         else:
-            source, box = part_with(sources, shard)
-            staged = stage(source, box, chunk, memory[at : at + chunk.size_bytes], seed)
+            staged = stage(*held, chunk, memory[at : at + chunk.size_bytes], seed)
             ledger.staged_bytes += chunk.size_bytes
         between = clock()
         payload, checksum = encode(staged, codec, seed)
