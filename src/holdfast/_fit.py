@@ -82,8 +82,8 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
     names = display_names(source)
     for path, leaf in target.tensors.items():
         wanted, stored = leaf.tensor, source[path]
-        converts = cast and _converts(stored.dtype, wanted.dtype)
-        if wanted.shape != stored.shape or not (wanted.dtype == stored.dtype or converts):
+        fits = wanted.dtype == stored.dtype or (cast and converts(stored.dtype, wanted.dtype))
+        if wanted.shape != stored.shape or not fits:
             faults.append(f"{names[path]} is {_form(stored)} there and {_form(wanted)} here")
         strides = zip(leaf.data.shape, leaf.data.stride(), strict=True)
         if leaf.data.numel() and any(n > 1 and step == 0 for n, step in strides):
@@ -91,7 +91,7 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
     return faults
 
 
-def _converts(stored: str, wanted: str) -> bool:
+def converts(stored: str, wanted: str) -> bool:
     """Whether ``cast`` may convert: never an imaginary part away, nor two numbers in a byte."""
     complex_dtypes = ("c32", "c64", "c128")
     packed = "f4_e2m1fn_x2" in (stored, wanted)

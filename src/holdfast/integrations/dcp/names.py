@@ -1,0 +1,180 @@
+"""DCP's words and ours: FQNs ⇄ paths, what its planners see of a MANIFEST. Reads no files.
+
+DCP opens nested dicts, and lists in which there is a dict or a tensor, and names what it finds by
+its keys, joined with dots: the FQN. The keys themselves it keeps as ``planner_data``.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ...errors import StateError
+from ...format.manifest import Manifest
+from ...format.names import dotted, escaped
+from ...layout import Path, Shape
+from ...state.tensors import DTYPE_NAMES, TORCH_DTYPES
+from ...state.tree import rebuild
+
+SCHEME = "holdfast://"
+PICKLED = "dcp.pickled"  # the only key of a value that holds a planner's bytes as they were
+
+
+def place_of(checkpoint_id: "str | os.PathLike[str]") -> str:
+    """Return the directory that a checkpoint_id names, with or without our scheme."""
+    return os.fspath(checkpoint_id).removeprefix(SCHEME)
+
+
+def path_of(fqn: str, planner_data: object) -> Path:
+    """Return the path behind an FQN: as the planner nested it, else the FQN as the only key."""
+    keys = planner_data.get(fqn) if isinstance(planner_data, Mapping) else None
+    if isinstance(keys, tuple) and ".".join(map(str, keys)) == fqn:
+        return tuple(("list", key) if type(key) is int else str(key) for key in keys)
+    return (fqn,)
+
+
+def keys_of(path: Path) -> tuple[str | int, ...]:
+    """Return a path as DCP nests it: positions as integers, keys of dicts as text."""
+    return tuple(key[1] if isinstance(key, tuple) else str(key) for key in path)
+
+
+def fqns_of(paths: Iterable[Path]) -> dict[Path, str]:
+    """Give each path its FQN; paths that DCP could not tell apart get escaped ones."""
+    plain = {path: dotted(path) for path in paths}
+    count = Counter(plain.values())
+    return {p: name if count[name] == 1 else escaped(p) for p, name in plain.items()}
+
+
+def natural(fqn: str) -> tuple[list[tuple[str, int]], str]:
+    """Return a key to sort by, the same on every rank: ``layer.2`` comes before ``layer.10``."""
+    parts = re.split(r"([0-9]+)", fqn)
+    numbers = [int(number) for number in parts[1::2]]
+    return [*zip(parts[::2], [*numbers, 0], strict=True)], fqn
+
+
+def opened(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield the leaves that DCP makes of a value without tensors; an empty dict is one of them."""
+    if isinstance(value, Mapping) and value and not is_pickled(value):
+        for key, item in value.items():
+            yield from opened((*path, str(key)), item)
+    elif isinstance(value, list) and _is_opened(value):
+        for position, item in enumerate(value):
+            yield from opened((*path, ("list", position)), item)
+    else:
+        yield path, value
+
+
+def _is_opened(value: Any) -> bool:
+    below = value if isinstance(value, list) else ()
+    return isinstance(value, Mapping) or any(_is_opened(item) for item in below)
+
+
+def joined(objects: Mapping[Path, Any], tensors: Iterable[Path]) -> dict[Path, Any]:
+    """Put lists together again that hold no tensors: of those, `holdfast.save` makes one leaf.
+
+    Only what `opened` opens into the very same leaves is joined.
+    """
+    lists: dict[Path, dict[Path, Any]] = {}
+    with_tensors = {path[:n] for path in tensors for n in range(len(path))}
+    for path, value in objects.items():
+        at = (i for i, key in enumerate(path) if isinstance(key, tuple))
+        top = next((path[:i] for i in at if path[:i] not in with_tensors), path)
+        lists.setdefault(top, {})[path[len(top) :]] = value
+    result: dict[Path, Any] = {}
+    for top, leaves in lists.items():
+        whole = rebuild(leaves)
+        if [path for path, _ in opened(top, whole)] == [(*top, *path) for path in leaves]:
+            result[top] = whole
+        else:
+            result |= {(*top, *path): value for path, value in leaves.items()}
+    return result
+
+
+def dtype_of(dtype: torch.dtype, fqn: str) -> str:
+    """Return our name of a dtype.
+
+    Raises:
+        StateError: there is none.
+    """
+    if dtype not in DTYPE_NAMES:
+        raise StateError(f"{fqn} has the dtype {dtype}, which a checkpoint cannot hold")
+    return DTYPE_NAMES[dtype]
+
+
+def tensor_metadata(dtype: str, shape: Shape) -> TensorStorageMetadata:
+    """Describe a tensor to a planner: as one chunk, since any box of it can be read by itself."""
+    size = torch.Size(shape)
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), size)
+    return TensorStorageMetadata(TensorProperties(dtype=TORCH_DTYPES[dtype]), size, [chunk])
+
+
+class _Described(dict[str, STORAGE_TYPES]):
+    """What a planner is told of; values that were opened are there too when it asks for them.
+
+    They are not listed: a planner that rebuilds all would have them twice.
+    """
+
+    def __init__(self, listed: Mapping[str, STORAGE_TYPES], whole: Collection[str]) -> None:
+        super().__init__(listed)
+        self._whole = whole
+
+    def __contains__(self, fqn: object) -> bool:
+        return super().__contains__(fqn) or fqn in self._whole
+
+    def __missing__(self, fqn: str) -> STORAGE_TYPES:
+        assert fqn in self._whole, f"{fqn} is not in the checkpoint"
+        return BytesStorageMetadata()
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A checkpoint as DCP's planners see it.
+
+    Attributes:
+        tensors: {FQN: index of the tensor}, tied names included.
+        values: {FQN: value}, those of dicts and lists both opened and whole.
+    """
+
+    metadata: Metadata
+    tensors: dict[str, int]
+    values: dict[str, Any]
+
+
+def describe(manifest: Manifest, checkpoint_id: str) -> Contents:
+    """Describe a checkpoint to DCP's planners."""
+    header = manifest.table.header
+    tensors = {tensor.path: index for index, tensor in enumerate(header.tensors)}
+    tensors |= dict(header.ties)
+    values = {leaf: v for path, value in header.objects for leaf, v in opened(path, value)}
+    fqns = fqns_of([*tensors, *values])
+    described: dict[str, STORAGE_TYPES] = {
+        fqns[path]: tensor_metadata(header.tensors[i].dtype, header.tensors[i].shape)
+        for path, i in tensors.items()
+    }
+    described |= {fqns[path]: BytesStorageMetadata() for path in values}
+    whole = {dotted(path): value for path, value in header.objects if path not in values}
+    keys = {fqn: keys_of(path) for path, fqn in fqns.items()}
+    meta = StorageMeta(checkpoint_id=checkpoint_id, save_id=header.save_id)
+    return Contents(
+        Metadata(_Described(described, whole), planner_data=keys, storage_meta=meta),
+        {fqns[path]: index for path, index in tensors.items()},
+        whole | {fqns[path]: value for path, value in values.items()},
+    )
+
+
+def is_pickled(value: Any) -> bool:
+    """Whether a value holds a planner's bytes, which may be a pickle."""
+    return type(value) is dict and value.keys() == {PICKLED} and type(value[PICKLED]) is bytes

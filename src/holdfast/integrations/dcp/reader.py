@@ -1,0 +1,215 @@
+"""DCP's StorageReader: any box of any holdfast checkpoint, verified before it is placed.
+
+Knows no process group: each rank reads what its own plan asks for.
+"""
+
+import io
+import os
+import threading
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ..._fit import converts
+from ...engine.check import read_manifest
+from ...engine.pipeline import read_shards
+from ...engine.pool import lease
+from ...errors import MismatchError, OptionError
+from ...format.manifest import Manifest
+from ...layout import Box, Path
+from ...options import SLOT_BYTES, Options
+from ...plan.load_plan import plan_load
+from ...state.tensors import DTYPE_NAMES
+from ...stores.url import open_store
+from .names import PICKLED, Contents, describe, is_pickled, place_of
+
+
+class _Load(threading.local):
+    """The load that a thread is at: DCP makes all calls for one load in one thread.
+
+    Attributes:
+        coming: where the next one is from, when this thread was told; else where any was told.
+    """
+
+    path = coming = ""
+    manifest: Manifest | None = None
+    contents: Contents | None = None
+
+
+class HoldfastReader(StorageReader):
+    """Reads any holdfast checkpoint for DCP, whoever wrote it, resharded as the planner asks.
+
+    Example:
+        ``dcp.load(state_dict, storage_reader=HoldfastReader("runs/a/first"))``
+    """
+
+    def __init__(
+        self,
+        path: "str | os.PathLike[str]",
+        *,
+        cast: bool = False,
+        pickled: bool = False,
+        options: Options | None = None,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            path: directory of the checkpoint, or a ``holdfast://`` URL of it.
+            cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
+            pickled: hand values that were saved as pickles to the planner, which runs whatever
+                code is in them; otherwise asking for one is an error.
+
+        Raises:
+            OptionError: ``path`` cannot be.
+        """
+        self._cast, self._pickled = cast, pickled
+        self._options = options or Options()
+        self._load = _Load()
+        self.reset(path)
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Make ready for the next load, of another place if one is given."""
+        if checkpoint_id is not None:
+            self._path = self._load.coming = open_store(place_of(checkpoint_id)).location
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Directory of the checkpoint."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Tell whether it is a path, or a ``holdfast://`` URL of one."""
+        return "://" not in place_of(checkpoint_id)
+
+    def read_metadata(self, *args: Any, **_: Any) -> Metadata:
+        """Describe the checkpoint: every tensor as one chunk, dicts and lists opened as DCP does.
+
+        Raises:
+            NotCommittedError: there is no checkpoint here.
+            CorruptError: its MANIFEST fails a check.
+            VersionError: a newer holdfast wrote it.
+        """
+        load = self._load
+        load.path, load.coming = load.coming or self._path, ""
+        load.manifest = read_manifest(open_store(load.path))
+        load.contents = describe(load.manifest, load.path)
+        return load.contents.metadata
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: `read_metadata` has prepared all."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+        """Read what this rank's plan asks for; each chunk is verified before it is placed.
+
+        Values and ``commit_tensor`` come when all tensors are filled.
+
+        Raises:
+            MismatchError: shapes or dtypes differ, all of them listed; nothing was changed.
+            OptionError: a value was saved as a pickle, and ``pickled`` was not asked for.
+            CorruptError: a check failed; what was filled before it is named in ``.filled``.
+            StoreError: the disk or the network failed.
+        """
+        load = self._load
+        manifest, contents = load.manifest, load.contents
+        assert manifest is not None and contents is not None, "DCP plans before it reads"
+        values = [
+            (item, self._bytes_for(item, contents))
+            for item in plan.items
+            if item.type == LoadItemType.BYTE_IO
+        ]
+        tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
+        resolved = [planner.resolve_tensor(item).detach() for item in tensors]
+        targets, wanted = self._match(tensors, resolved, manifest, contents)
+        runs, store = plan_load(manifest, wanted, SLOT_BYTES), open_store(load.path)
+        with lease(store.vfs, store.location, self._options) as leased:
+            read_shards(store, leased, manifest, runs, targets)
+        for item, tensor in zip(tensors, resolved, strict=True):
+            planner.commit_tensor(item, tensor)
+        for item, data in values:
+            planner.load_bytes(item, io.BytesIO(data))
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _match(
+        self,
+        items: list[ReadItem],
+        resolved: list[torch.Tensor],
+        manifest: Manifest,
+        contents: Contents,
+    ) -> tuple[dict[Path, tuple[torch.Tensor, Box]], dict[Path, tuple[int, Box]]]:
+        """Pair what the planner wants filled with what is stored.
+
+        Returns:
+            (tensor to fill and its box, index of the stored tensor and the same box), by a path
+            for each item.
+
+        Raises:
+            MismatchError: shapes or dtypes differ.
+        """
+        targets: dict[Path, tuple[torch.Tensor, Box]] = {}
+        wanted: dict[Path, tuple[int, Box]] = {}
+        faults = []
+        for number, (item, tensor) in enumerate(zip(items, resolved, strict=True)):
+            fqn = item.storage_index.fqn
+            index = contents.tensors[fqn]
+            stored = manifest.table.header.tensors[index]
+            origin = item.storage_index.offset or [0] * len(item.lengths)
+            offset = tuple(a + b for a, b in zip(origin, item.storage_offsets, strict=True))
+            box, dtype = Box(offset, tuple(item.lengths)), DTYPE_NAMES.get(tensor.dtype)
+            fits = dtype == stored.dtype or (
+                self._cast and dtype is not None and converts(stored.dtype, dtype)
+            )
+            if not fits or tuple(tensor.shape) != box.shape:
+                here = f"{dtype or tensor.dtype} {list(tensor.shape)}"
+                faults.append(f"{fqn} is {stored.dtype} {list(box.shape)} there and {here} here")
+            elif box.elements:
+                # Several parts of one tensor are told apart; no path of DCP's ends so.
+                path = stored.path if stored.path not in targets else _part(stored.path, number)
+                targets[path], wanted[path] = (tensor, box), (index, box)
+        if faults:
+            raise MismatchError(
+                f"{self._load.path} does not fit the state: {'; '.join(faults)}. Make the dtypes "
+                "the same, or use HoldfastReader(cast=True). Nothing was loaded"
+            )
+        return targets, wanted
+
+    def _bytes_for(self, item: ReadItem, contents: Contents) -> bytes:
+        """Return the value of an item as the bytes that DCP's planners read.
+
+        Raises:
+            OptionError: it is a pickle, and nobody asked for that.
+        """
+        fqn = item.storage_index.fqn
+        value = contents.values[fqn]
+        if is_pickled(value):
+            if not self._pickled:
+                raise OptionError(
+                    f"{fqn} of {self._load.path} was saved as a pickle, and a planner that loads "
+                    "it runs the code in it. If you trust who wrote it, use "
+                    "HoldfastReader(pickled=True)"
+                )
+            found: bytes = value[PICKLED]
+            return found
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.getvalue()
+
+
+def _part(path: Path, number: int) -> Path:
+    return (*path, ("tuple", number))

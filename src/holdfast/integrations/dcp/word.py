@@ -1,0 +1,92 @@
+"""The coordinator's word: what the ranks of one save have in common, in a file beside the data.
+
+DCP gives a writer no way to speak to the other ranks but its plans, which planners with a plan
+cache throw away, and it does not tell a writer that another rank has failed. So the coordinator
+leaves its word in the checkpoint's directory before any rank writes; who fails takes it away, and
+then all files of the save; and who has written looks whether it is there still. Whatever a rank
+made before that is removed by the one that failed, whatever is found later by itself: nothing is
+left. Readers do not look at the name (docs/format.md §1).
+"""
+
+import contextlib
+import json
+import secrets
+from dataclasses import asdict, dataclass
+
+from ... import __version__
+from ...engine.commit import remove_files
+from ...errors import PeerError, StoreError
+from ...format import spec
+from ...options import Options
+from ...stores.local import LocalStore
+
+NAME = f"{spec.PENDING_MANIFEST_PREFIX}dcp"
+BYTES_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What all ranks have to do alike; the coordinator's options count."""
+
+    save_id: str
+    world_size: int
+    written_by: str
+    chunk_elements: int
+    file_bytes: int
+
+
+def give(store: LocalStore, world_size: int, options: Options) -> Word:
+    """Begin a save: leave a new word where every rank finds it."""
+    save_id = secrets.token_hex(16)
+    word = Word(
+        save_id,
+        world_size,
+        f"holdfast {__version__}",
+        options.chunk_elements,
+        options.file_bytes,
+    )
+    store.replace(NAME, f"{NAME}-{save_id}", json.dumps(asdict(word)).encode())
+    return word
+
+
+def hear(store: LocalStore) -> Word:
+    """Return the coordinator's word.
+
+    Raises:
+        PeerError: it is not there.
+    """
+    try:
+        return Word(**json.loads(store.get(NAME, BYTES_MAX)))
+    except StoreError as error:
+        if store.exists(NAME):
+            raise
+        cause = f"{store.location}/{NAME} is not there"
+        raise PeerError(
+            f"{cause}: another rank has failed, or this one does not see what the coordinator "
+            "writes. Do all ranks save to one directory of a shared disk?",
+            rank=-1,
+            cause=cause,
+        ) from error
+
+
+def check_stands(store: LocalStore, word: Word) -> None:
+    """Check, when this rank has written its share, that no other has failed by then.
+
+    Raises:
+        PeerError: one has, or another save of the same path has begun.
+    """
+    if hear(store) != word:
+        cause = f"another save has begun at {store.location}"
+        raise PeerError(f"{cause} while this one was writing", rank=-1, cause=cause)
+
+
+def take_back(store: LocalStore, word: Word) -> None:
+    """Remove all that a failed save has left, of every rank; let errors be."""
+    end(store)
+    remove_files(store, word.save_id)
+
+
+def end(store: LocalStore) -> None:
+    """Remove the word; let errors be."""
+    with contextlib.suppress(StoreError):
+        store.remove(NAME)

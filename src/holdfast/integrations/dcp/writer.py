@@ -1,0 +1,299 @@
+"""DCP's StorageWriter: what its planners plan goes through our engine, and is committed once.
+
+Knows no process group: DCP brings the ranks together, and makes all raise what one met.
+"""
+
+import io
+import logging
+import os
+import threading
+import time
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ...engine.commit import check_absent, commit
+from ...engine.pipeline import Ledger, write_shards
+from ...engine.pool import lease
+from ...engine.write import WriterPlan
+from ...errors import OptionError, StateError
+from ...format.rows import encode_written
+from ...layout import Box, Path, Shard, size_of
+from ...options import Options
+from ...plan.requests import encode_object
+from ...state.tensors import local_tensor
+from ...stores.local import LocalStore
+from ...stores.url import open_store
+from .names import PICKLED, path_of, place_of
+from .plan import Share, header_of, join, pieces_of
+from .word import Word, check_stands, end, give, hear, take_back
+
+logger = logging.getLogger("holdfast")
+
+
+class _Save(threading.local):
+    """The save that a thread is at: DCP makes all calls for one save in one thread.
+
+    Attributes:
+        coming: where the next one goes, when this thread was told; else where any thread was told.
+    """
+
+    path = coming = ""
+    rank, started = 0, 0.0
+    word: Word | None = None
+
+
+class HoldfastWriter(StorageWriter):
+    """Writes what DCP saves as a holdfast checkpoint: committed in one step, durable, never torn.
+
+    Every planner's plan is taken as it is. Also an ``AsyncStager``: `dcp.async_save` copies the
+    state to host memory with it, anew for each save, before it returns.
+
+    Example:
+        ``dcp.save(state_dict, storage_writer=HoldfastWriter("runs/a/first"))``
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(
+        self,
+        path: "str | os.PathLike[str]",
+        *,
+        pickled: bool = False,
+        options: Options | None = None,
+    ) -> None:
+        """Prepare; nothing is written yet.
+
+        Args:
+            path: directory of the checkpoint, which must not hold one yet; or a
+                ``holdfast://`` URL of it.
+            pickled: keep values that are not JSON-like as the bytes that the planner makes of
+                them, which DCP's own planners pickle; otherwise they are refused.
+
+        Raises:
+            OptionError: ``path`` cannot be.
+        """
+        self._options = options or Options()
+        self._pickled = pickled
+        self._save = _Save()
+        self.reset(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let itself be sent to the process that saves in the background."""
+        return partial(HoldfastWriter, pickled=self._pickled, options=self._options), (self._path,)
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Make ready for the next save, at another place if one is given."""
+        if checkpoint_id is not None:
+            self._path = self._save.coming = open_store(place_of(checkpoint_id)).location
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Directory of the checkpoint."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Tell whether it is a path, or a ``holdfast://`` URL of one."""
+        return "://" not in place_of(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta:
+        """Tell planners where the checkpoint is to be."""
+        return StorageMeta(checkpoint_id=self._path)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take this rank's number.
+
+        Raises:
+            OptionError: the ranks are not to work together.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise OptionError(
+                "use_collectives=False: each rank would commit a part of the checkpoint. Leave it "
+                "out, or save to a path of its own on each rank with no_dist=True"
+            )
+        save = self._save
+        save.path, save.coming = save.coming or self._path, ""
+        save.rank, save.word, save.started = kwargs.get("rank", 0), None, time.perf_counter()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begin the save, on the coordinator.
+
+        Raises:
+            AlreadyCommittedError: there is a checkpoint here.
+            OptionError: the directory holds something else.
+            StoreError: disk, network or permission.
+        """
+        store = open_store(self._save.path)
+        check_absent(store)
+        self._save.word = give(store, len(plans), self._options)
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[list[WriteResult]]":
+        """Write this rank's share into durable data files; nothing is left when that fails.
+
+        Raises:
+            StateError: a tensor or value cannot be saved as given; the text names all values.
+            StoreError: disk, network or permission; `NoSpaceError` when the disk is full.
+            PeerError: another rank failed meanwhile.
+        """
+        store = open_store(self._save.path)
+        word = hear(store)
+        try:
+            share = self._write(store, word, plan, planner)
+            check_stands(store, word)
+        except BaseException:
+            take_back(store, word)
+            raise
+        future: Future[list[WriteResult]] = Future()
+        index = MetadataIndex(f"holdfast.{share.rank}")
+        future.set_result([WriteResult(index, size_of(share.shards), share)])
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit, on the coordinator: the checkpoint appears in one step, or nothing is left.
+
+        Raises:
+            StateError: what the ranks wrote is not what was planned, or does not make whole
+                tensors.
+            AlreadyCommittedError: another save was first.
+            StoreError: disk, network or permission.
+        """
+        save, word = self._save, self._save.word
+        assert word is not None, "DCP plans before it finishes"
+        store = open_store(save.path)
+        shares = [result.storage_data for result in chain.from_iterable(results)]
+        try:
+            header, planned = join(word, metadata, shares)
+        except BaseException:
+            take_back(store, word)
+            raise
+        try:
+            commit(store, header, planned, [share.written for share in shares], lambda: None)
+        finally:
+            end(store)
+        metadata.storage_meta = StorageMeta(checkpoint_id=save.path, save_id=word.save_id)
+        seconds = time.perf_counter() - save.started
+        gigabytes = size_of(header.tensors) / 1e9
+        logger.info("saved %s: %.3f GB in %.2f s", store.location, gigabytes, seconds)
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Say that `stage` returns only when all is copied."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: dict[str, Any]) -> Any:
+        """Copy a state to new host memory: a save that is still in flight keeps its own."""
+        return DefaultStager(StagingOptions(False, False, False, False)).stage(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Return at once: `stage` has waited."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is held between saves."""
+
+    def _write(self, store: LocalStore, word: Word, plan: SavePlan, planner: SavePlanner) -> Share:
+        """Describe what the plan gives to this rank, and write it."""
+        pieces, rank = pieces_of(plan, word), self._save.rank
+        objects = self._encode_values(plan, planner)
+        shards = tuple(pieces)
+        header = header_of(word, dict.fromkeys(shard.tensor for shard in shards))
+        files = WriterPlan(header, rank, 0, size_of(shards), word.file_bytes)
+
+        def source(shard: Shard) -> tuple[torch.Tensor, Box]:
+            return _elements(pieces[shard], shard, planner)
+
+        with lease(store.vfs, store.location, self._options) as leased:
+            tables = write_shards(store, leased, files, shards, source, "raw", Ledger())
+        return Share(rank, shards, encode_written(tables), objects)
+
+    def _encode_values(self, plan: SavePlan, planner: SavePlanner) -> dict[Path, bytes]:
+        """Write the values that this rank is to save as JSON texts.
+
+        Raises:
+            StateError: values are not JSON-like; the text names all of them.
+        """
+        objects, refused = {}, []
+        for item in plan.items:
+            if item.type != WriteItemType.BYTE_IO:
+                continue
+            path = path_of(item.index.fqn, plan.planner_data)
+            try:
+                objects[path] = encode_object(_value_of(item, planner), path)
+            except StateError as error:
+                if not self._pickled:
+                    refused.append(str(error))
+                    continue
+                objects[path] = encode_object({PICKLED: _bytes_of(item, planner)}, path)
+        if refused:
+            raise StateError(
+                f"{len(refused)} values cannot be saved: {'; '.join(refused)}. "
+                "HoldfastWriter(pickled=True) keeps them as pickles"
+            )
+        return objects
+
+
+def _elements(item: WriteItem, shard: Shard, planner: SavePlanner) -> tuple[torch.Tensor, Box]:
+    """Ask the planner for the elements of an item.
+
+    Raises:
+        StateError: they are not what it has planned.
+    """
+    found = planner.resolve_data(item)
+    assert item.tensor_data is not None, "checked before"
+    box = Box(tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes))
+    if not isinstance(found, torch.Tensor):
+        raise StateError(f"the planner has no tensor for {item.index.fqn}, which it planned")
+    held = local_tensor(found.detach(), shard.tensor.path)
+    dtype, shape = held.shard.tensor.dtype, tuple(held.data.shape)
+    if (dtype, shape) != (shard.tensor.dtype, box.shape):
+        raise StateError(
+            f"{item.index.fqn} is {dtype} {list(shape)}, but was planned as {shard.tensor.dtype} "
+            f"{list(box.shape)}. A planner with enable_plan_caching=True does not see that a "
+            "dtype has changed; make a new one without it"
+        )
+    return held.data, box
+
+
+def _value_of(item: WriteItem, planner: SavePlanner) -> Any:
+    """Return the value of an item.
+
+    Raises:
+        StateError: the planner made bytes of it that hold more than JSON-like values.
+    """
+    if isinstance(planner, DefaultSavePlanner) and _makes_bytes_as_dcp(type(planner)):
+        return planner.lookup_object(item.index)
+    try:
+        # What the planner of this very process has pickled just now.
+        return torch.load(io.BytesIO(_bytes_of(item, planner)), weights_only=True)
+    except Exception as error:
+        raise StateError(f"{item.index.fqn} is of a type that needs a pickle: {error}") from error
+
+
+def _makes_bytes_as_dcp(kind: type[DefaultSavePlanner]) -> bool:
+    stock = DefaultSavePlanner
+    same = kind.resolve_data is stock.resolve_data
+    return same and kind.transform_object is stock.transform_object
+
+
+def _bytes_of(item: WriteItem, planner: SavePlanner) -> bytes:
+    found = planner.resolve_data(item)
+    if isinstance(found, torch.Tensor):
+        raise StateError(f"the planner has a tensor for {item.index.fqn}, planned as a value")
+    return found.getvalue()
