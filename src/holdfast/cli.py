@@ -68,13 +68,14 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return USAGE
     verbs = {"inspect": _inspect, "verify": _verify, "diff": _diff, "bench": _bench}
+    verbs["convert"] = _convert
     return verbs[chosen.verb](chosen)
 
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="holdfast",
-        description="Look at checkpoints, check them and compare them; measure a disk for them.",
+        description="Look at checkpoints, check, compare, convert them; measure a disk for them.",
         epilog="Exit codes: 0 good or the same, 1 bad or different, 2 usage.",
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
@@ -90,12 +91,18 @@ def _make_parser() -> argparse.ArgumentParser:
     diff.add_argument("a", metavar="A", help="directory of a checkpoint")
     diff.add_argument("b", metavar="B", help="directory of another")
     diff.add_argument("--all", action="store_true", help="all differences, however many")
+    convert = verbs.add_parser("convert", help="PyTorch DCP's own checkpoint into ours, or back")
+    convert.add_argument("source", metavar="SOURCE", help="directory of a checkpoint, either kind")
+    convert.add_argument("target", metavar="TARGET", help="new directory for the other kind")
+    convert.add_argument(
+        "--pickled", action="store_true", help="keep DCP's values that are not JSON-like as pickles"
+    )
     bench = verbs.add_parser("bench", help="which settings are fastest on a disk")
     bench.add_argument("path", metavar="DIR", help="directory on it; what is written is removed")
     bench.add_argument("--gib", type=float, default=1.0, help="size of the state; default: 1")
     bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
     verbs.add_parser("demo", help="a training run that is killed and goes on", add_help=False)
-    for verb in (inspect, verify, diff, bench):
+    for verb in (inspect, verify, diff, convert, bench):
         verb.add_argument("--json", action="store_true", help="for machines, with full names")
     return parser
 
@@ -138,6 +145,18 @@ def _diff(chosen: argparse.Namespace) -> int:
     else:
         write_lines(diff.render(document, everything=chosen.all))
     return GOOD if document["same"] else BAD
+
+
+def _convert(chosen: argparse.Namespace) -> int:
+    from .tools import convert
+    from .tools.text import write_json, write_lines
+
+    document = convert.convert(chosen.source, chosen.target, pickled=chosen.pickled)
+    if chosen.json:
+        write_json(document)
+    else:
+        write_lines(convert.render(document))
+    return GOOD
 
 
 def _bench(chosen: argparse.Namespace) -> int:

@@ -41,11 +41,11 @@ def test_the_version(holdfast_command: Command) -> None:
 def test_alone_it_prints_help(holdfast_command: Command) -> None:
     answer = holdfast_command()
     assert answer.code == 2 and answer.out.startswith("usage: holdfast ")
-    for verb in ("inspect", "verify", "diff", "bench", "demo"):
+    for verb in ("inspect", "verify", "diff", "convert", "bench", "demo"):
         assert re.search(rf"^ +{verb}  ", answer.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("verb", ["inspect", "verify", "diff", "bench"])
+@pytest.mark.parametrize("verb", ["inspect", "verify", "diff", "convert", "bench"])
 def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
     answer = holdfast_command(verb, "--help")
     assert answer.code == 0 and answer.out.startswith(f"usage: holdfast {verb} ")
@@ -58,6 +58,8 @@ def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
         (["inspect", "x", "--unknown"], "unrecognized arguments: --unknown"),
         (["verify", "x", "y"], "unrecognized arguments: y"),
         (["diff", "x"], "required: B"),
+        (["convert", "x"], "required: TARGET"),
+        (["convert", "x", "y"], "holds neither MANIFEST nor .metadata"),
         (["explode"], "invalid choice: 'explode'"),
         (["inspect", "s3://bucket/x"], "no store for s3://"),
         (["inspect", ""], "expected the path of a directory"),

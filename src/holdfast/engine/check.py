@@ -62,6 +62,8 @@ def _why_not_committed(store: Store) -> str:
     steps = sorted(name for name in names if name.startswith("step-"))
     if steps:
         return f"{place} is a run, not one checkpoint; give one of its steps, such as {steps[-1]}"
+    if ".metadata" in names:
+        return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' makes it one of ours"
     return f"{place} has no MANIFEST: it is not a checkpoint"
 
 

@@ -1,0 +1,181 @@
+"""DCP's own directories: ``.metadata`` and ``.distcp`` files, read without running what is in them.
+
+``.metadata`` is a pickle. The classes that one of DCP's needs are few, and none of them does more
+than to hold values: any other name in it is refused before anything is called.
+"""
+
+import io
+import os
+import pickle
+import zipfile
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from ...errors import CorruptError, OptionError, StoreError
+
+METADATA_NAME = ".metadata"
+_OF_METADATA = {
+    *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+}
+_ALLOWED = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    *(("pathlib", name) for name in ("Path", "PosixPath", "PurePosixPath")),
+    *(("pathlib._local", name) for name in ("Path", "PosixPath", "PurePosixPath")),
+}
+
+
+class _Reader(pickle.Unpickler):
+    """Calls nothing but the classes of DCP's metadata."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        raise CorruptError(
+            f"it names {module}.{name}, which no metadata of DCP needs; nothing was run"
+        )
+
+
+def read_metadata(directory: str) -> Metadata:
+    """Read what DCP wrote last into a checkpoint's directory.
+
+    Raises:
+        CorruptError: it is not DCP's metadata.
+        StoreError: it cannot be read.
+    """
+    where = os.path.join(directory, METADATA_NAME)
+    try:
+        with open(where, "rb") as file:
+            metadata = _Reader(file).load()
+    except OSError as error:
+        raise _failure(where, error) from error
+    except Exception as error:  # of a pickle that is damaged there is hardly one it cannot be
+        raise CorruptError(f"{where} cannot be read: {error}") from error
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise CorruptError(f"{where} is not the metadata of a checkpoint that DCP wrote")
+    return metadata
+
+
+class Files(DefaultSavePlanner):
+    """Plans what is in a directory of DCP's, and reads it item by item when its turn comes."""
+
+    def __init__(self, directory: str, metadata: Metadata) -> None:
+        super().__init__()
+        self._directory, self._metadata = directory, metadata
+        self._latest: tuple[MetadataIndex, torch.Tensor] | None = None
+
+    def create_local_plan(self) -> SavePlan:
+        """Plan all of it."""
+        items = []
+        for fqn, described in self._metadata.state_dict_metadata.items():
+            if isinstance(described, BytesStorageMetadata):
+                items.append(WriteItem(MetadataIndex(fqn), WriteItemType.BYTE_IO))
+            elif isinstance(described, TensorStorageMetadata):
+                items += _tensor_items(fqn, described)
+        return SavePlan(items, planner_data=self._metadata.planner_data)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Read one item.
+
+        Raises:
+            CorruptError: it is not there, or not whole.
+            StoreError: it cannot be read.
+        """
+        index = write_item.index
+        if write_item.type == WriteItemType.BYTE_IO:
+            return io.BytesIO(self._read(index)[1])
+        if self._latest is None or self._latest[0] != index:
+            self._latest = None  # let go of one before the next is read
+            self._latest = index, _tensor_of(*self._read(index))
+        return self._latest[1]
+
+    def _read(self, index: MetadataIndex) -> tuple[str, bytes]:
+        """Return where an item is, for people, and its bytes."""
+        info = self._metadata.storage_data.get(index)
+        if info is None:
+            raise CorruptError(
+                f"{self._directory} lists {index.fqn}, but has no data for it: the save that wrote "
+                "it has lost a part, and said nothing. Use another checkpoint"
+            )
+        name = os.path.normpath(info.relative_path)
+        if os.path.isabs(name) or name.startswith(".."):
+            raise CorruptError(f"{self._directory} says that {index.fqn} is in {name}, outside it")
+        if getattr(info, "transform_descriptors", None):
+            raise OptionError(
+                f"{index.fqn} was saved through an extension, {info.transform_descriptors}; load "
+                "it with DCP and save it with HoldfastWriter"
+            )
+        place = os.path.join(self._directory, name)
+        where = f"{place}[{info.offset}:+{info.length}] ({index.fqn})"
+        try:
+            with open(place, "rb") as file:
+                if (
+                    not 0
+                    <= info.offset
+                    <= info.offset + info.length
+                    <= os.fstat(file.fileno()).st_size
+                ):
+                    raise CorruptError(f"{where} is past the end of the file")
+                file.seek(info.offset)
+                return where, file.read(info.length)
+        except FileNotFoundError as error:
+            raise CorruptError(f"{place} is missing, but {METADATA_NAME} names it") from error
+        except OSError as error:
+            raise _failure(place, error) from error
+
+
+def _tensor_items(fqn: str, described: TensorStorageMetadata) -> list[WriteItem]:
+    """Plan the chunks of a tensor, each once: some writers list those of every replica."""
+    chunks = {tuple(chunk.offsets): chunk for chunk in described.chunks}
+    return [
+        WriteItem(
+            MetadataIndex(fqn, chunk.offsets),
+            WriteItemType.SHARD,
+            tensor_data=TensorWriteData(chunk, described.properties, described.size),
+        )
+        for chunk in chunks.values()
+    ]
+
+
+def _tensor_of(where: str, data: bytes) -> torch.Tensor:
+    """Return the tensor that `torch.save` made bytes of, checked by the CRCs it wrote.
+
+    Raises:
+        CorruptError: they are not that.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            damaged = parts.testzip()  # torch.load itself does not look
+        if damaged is None:
+            found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            if isinstance(found, torch.Tensor):
+                return found
+    except Exception as error:  # of damaged bytes there is hardly one it cannot be
+        raise CorruptError(f"{where} cannot be read: {error}") from error
+    what = "is no tensor" if damaged is None else f"is damaged: the CRC of {damaged} is wrong"
+    raise CorruptError(f"{where} {what}. Use another checkpoint")
+
+
+def _failure(where: str, cause: OSError) -> StoreError:
+    error = StoreError(f"read {where}: {cause.strerror}")
+    error.errno = cause.errno
+    return error
