@@ -57,7 +57,7 @@ TORCH_FILES |= {"group/torch.py", "_checkpoint.py", "_save.py", "_load.py", "_ch
 TORCH_FILES |= {"_random.py", "_data.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
-    "tools": {"format", "stores", "errors", "options", "layout"},
+    "tools": {"format", "stores", "errors", "options", "layout", "integrations"},
     "testing": {"format", "stores", "errors", "layout", "_core"},
     "cli": {"tools", "errors"},
     "__main__": {"cli"},
@@ -69,6 +69,9 @@ LINE_COLUMNS_MAX = 100
 BUILTIN_ERRORS = {"Exception", "BaseException", "RuntimeError", "ValueError", "KeyError"}
 BUILTIN_ERRORS |= {"TypeError", "OSError", "IndexError", "NotImplementedError"}
 PICKLERS = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
+PICKLE_FILES = {"integrations/dcp/stock.py"}  # an Unpickler that calls a short list of classes only
+DCP = "torch.distributed.checkpoint"  # its import costs every program that does not use it
+DCP_ROOMS = {"integrations", "tools"}
 VAGUE = re.compile(r"\b(utils?|helpers?|manager|misc|ckpt|blob)\b", re.IGNORECASE)
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
@@ -106,7 +109,7 @@ def import_faults(name: str, tree: ast.Module) -> Iterator[str]:
             torch_allowed = here in TORCH_ROOMS or name in TORCH_FILES
             if room == "torch" and not torch_allowed:
                 yield f"{name}:{line}: torch is imported outside its rooms"
-            if room in PICKLERS:
+            if room in PICKLERS and name not in PICKLE_FILES:
                 yield f"{name}:{line}: {room} runs code from a file"
             continue
         if room == here or room not in LAYER_OF:
@@ -122,6 +125,14 @@ def import_faults(name: str, tree: ast.Module) -> Iterator[str]:
             allowed = True  # for the version number
         if not allowed:
             yield f"{name}:{line}: {here} imports {room}"
+
+
+def dcp_faults(name: str, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if any(module.startswith(DCP) for module in modules) and room_of(name) not in DCP_ROOMS:
+            yield f"{name}:{node.lineno}: imports DCP"
 
 
 def size_faults(name: str, text: str, tree: ast.Module) -> Iterator[str]:
@@ -158,6 +169,7 @@ def faults_of(name: str, text: str) -> list[str]:
     tree = ast.parse(text)
     return [
         *import_faults(name, tree),
+        *dcp_faults(name, tree),
         *size_faults(name, text, tree),
         *word_faults(name, text, tree),
     ]
@@ -187,6 +199,10 @@ BROKEN = {
     "the group in the writer": ("engine/write.py", '"""A."""\nfrom ..group.base import Group\n'),
     "the engine in a tool": ("tools/a.py", '"""A."""\nfrom ..engine.read import x\n'),
     "the engine in a tool, absolutely": ("tools/a.py", '"""A."""\nimport holdfast.engine.read\n'),
+    "DCP outside its integration": (
+        "state/a.py",
+        '"""A."""\nfrom torch.distributed.checkpoint.metadata import Metadata\n',
+    ),
     "pickle": ("state/a.py", '"""A."""\nimport pickle\n'),
     "a long file": ("layout.py", '"""A."""\n' + "x = 1\n" * 400),
     "a long function": ("layout.py", '"""A."""\ndef f():\n' + "    x = 1\n" * 61),

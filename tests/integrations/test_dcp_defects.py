@@ -245,8 +245,8 @@ OPERATIONS = ("make_directory", "create", "write", "sync", "sync_directory", "li
 def test_whatever_call_fails_there_is_all_or_nothing(new_path: NewPath, operation: str) -> None:
     root = new_path()
     dcp.save(state_of(1), storage_writer=HoldfastWriter(root / "older"))
-    nth, made = 0, 1
-    while made > nth:
+    nth, fired = 0, True
+    while fired:
         nth += 1
         path = root / f"{nth}"
         with faulty(Fault(operation, nth=nth)) as disk:
@@ -259,6 +259,6 @@ def test_whatever_call_fails_there_is_all_or_nothing(new_path: NewPath, operatio
             assert set(loaded(HoldfastReader(path)).values()) == {2.0}
         else:
             assert failed and not list(path.rglob("*.hf"))
-        made = disk.calls()[operation] if disk.calls()[operation] < nth else nth + 1
+        fired = disk.calls()[operation] >= nth
     assert nth > 1, "a fault, and a save with none"
     assert set(loaded(HoldfastReader(root / "older")).values()) == {1.0}
