@@ -344,6 +344,37 @@ def test_one_writer_serves_two_threads_without_mixing_them(new_path: NewPath) ->
             assert torch.equal(checkpoint.tensor("w"), torch.full((4,), number))
 
 
+def test_two_saves_to_one_path_at_once_commit_one_of_them_or_none(new_path: NewPath) -> None:
+    path, both, outcomes = new_path(), threading.Barrier(2), []
+
+    class Meeting(DefaultSavePlanner):
+        """Both have planned before either writes."""
+
+        def finish_plan(self, new_plan: Any) -> Any:
+            both.wait(10)
+            return super().finish_plan(new_plan)
+
+    def save(number: int) -> None:
+        state = {f"w{n}": torch.full((4,), number) for n in range(3)}
+        try:
+            dcp.save(state, storage_writer=HoldfastWriter(path), planner=Meeting())
+            outcomes.append(number)
+        except CheckpointException:
+            pass
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == int((path / "MANIFEST").exists()) <= 1
+    if outcomes:
+        with holdfast.open(path) as checkpoint:
+            assert checkpoint.verify() == []
+            found = {value for n in range(3) for value in checkpoint.tensor(f"w{n}").tolist()}
+            assert found == set(outcomes)
+
+
 def test_a_writer_goes_to_another_process(new_path: NewPath) -> None:
     path = new_path()
     writer = pickle.loads(pickle.dumps(HoldfastWriter(path, options=Options(queue_depth=4))))

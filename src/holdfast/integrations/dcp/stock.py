@@ -171,7 +171,12 @@ def _tensor_of(where: str, data: bytes) -> torch.Tensor:
                 return found
     except Exception as error:  # of damaged bytes there is hardly one it cannot be
         raise CorruptError(f"{where} cannot be read: {error}") from error
-    what = "is no tensor" if damaged is None else f"is damaged: the CRC of {damaged} is wrong"
+    what = "is no tensor"
+    if damaged is not None:
+        what = (
+            f"is damaged: the CRC of {damaged} is wrong (or it was saved with none, under "
+            "torch.serialization.set_crc32_options(False))"
+        )
     raise CorruptError(f"{where} {what}. Use another checkpoint")
 
 

@@ -49,14 +49,17 @@ def give(store: LocalStore, world_size: int, options: Options) -> Word:
     return word
 
 
-def hear(store: LocalStore) -> Word:
+def hear(store: LocalStore, rank: int, given: Word | None = None) -> Word:
     """Return the coordinator's word.
 
+    Args:
+        given: on the coordinator, what it gave.
+
     Raises:
-        PeerError: it is not there.
+        PeerError: it is not there, or is that of another save, as far as that can be seen.
     """
     try:
-        return Word(**json.loads(store.get(NAME, BYTES_MAX)))
+        word = Word(**json.loads(store.get(NAME, BYTES_MAX)))
     except StoreError as error:
         if store.exists(NAME):
             raise
@@ -67,26 +70,34 @@ def hear(store: LocalStore) -> Word:
             rank=-1,
             cause=cause,
         ) from error
+    if rank >= word.world_size or given not in (None, word):
+        raise _another_save(store)
+    return word
 
 
-def check_stands(store: LocalStore, word: Word) -> None:
+def check_stands(store: LocalStore, word: Word, rank: int) -> None:
     """Check, when this rank has written its share, that no other has failed by then.
 
     Raises:
         PeerError: one has, or another save of the same path has begun.
     """
-    if hear(store) != word:
-        cause = f"another save has begun at {store.location}"
-        raise PeerError(f"{cause} while this one was writing", rank=-1, cause=cause)
+    if hear(store, rank) != word:
+        raise _another_save(store)
 
 
 def take_back(store: LocalStore, word: Word) -> None:
     """Remove all that a failed save has left, of every rank; let errors be."""
-    end(store)
+    end(store, word)
     remove_files(store, word.save_id)
 
 
-def end(store: LocalStore) -> None:
-    """Remove the word; let errors be."""
-    with contextlib.suppress(StoreError):
-        store.remove(NAME)
+def end(store: LocalStore, word: Word) -> None:
+    """Remove the word, unless it is another save's by now; let errors be."""
+    with contextlib.suppress(StoreError, PeerError):
+        if hear(store, 0) == word:
+            store.remove(NAME)
+
+
+def _another_save(store: LocalStore) -> PeerError:
+    cause = f"another save has begun at {store.location}"
+    return PeerError(f"{cause}; two at once cannot be told apart", rank=-1, cause=cause)

@@ -153,11 +153,11 @@ class HoldfastWriter(StorageWriter):
             StoreError: disk, network or permission; `NoSpaceError` when the disk is full.
             PeerError: another rank failed meanwhile.
         """
-        store = open_store(self._save.path)
-        word = hear(store)
+        store, rank = open_store(self._save.path), self._save.rank
+        word = hear(store, rank, self._save.word)
         try:
             share = self._write(store, word, plan, planner)
-            check_stands(store, word)
+            check_stands(store, word, rank)
         except BaseException:
             take_back(store, word)
             raise
@@ -187,7 +187,7 @@ class HoldfastWriter(StorageWriter):
         try:
             commit(store, header, planned, [share.written for share in shares], lambda: None)
         finally:
-            end(store)
+            end(store, word)
         metadata.storage_meta = StorageMeta(checkpoint_id=save.path, save_id=word.save_id)
         seconds = time.perf_counter() - save.started
         gigabytes = size_of(header.tensors) / 1e9
