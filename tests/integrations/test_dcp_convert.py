@@ -143,6 +143,48 @@ def test_damage_in_a_file_of_dcp_is_refused(new_path: NewPath) -> None:
     assert not ours.exists()
 
 
+def test_damage_in_a_value_of_dcp_is_refused(new_path: NewPath) -> None:
+    theirs, ours = new_path(), new_path()
+    dcp.save({"v": "a text that is long enough", "w": torch.ones(3)}, checkpoint_id=theirs)
+    file = theirs / "__0_0.distcp"
+    flip(file, file.read_bytes().index(b"long enough"))
+    with pytest.raises(CorruptError, match=r"\(v\) is damaged"):
+        convert(theirs, ours)
+    assert by_dcp(theirs)["v"] == "a text that is mong enough"
+
+
+@pytest.mark.parametrize("cut", [0, 10, 100, -1])
+def test_metadata_that_is_not_whole_is_refused(new_path: NewPath, cut: int) -> None:
+    theirs = new_path()
+    dcp.save({"v": 1, "w": torch.ones(3)}, checkpoint_id=theirs)
+    content = (theirs / ".metadata").read_bytes()
+    (theirs / ".metadata").write_bytes(content[:cut])
+    with pytest.raises(CorruptError, match=r"\.metadata"):
+        plan_conversion(theirs, new_path())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda metadata: setattr(metadata, "storage_data", None),
+        lambda metadata: setattr(metadata, "state_dict_metadata", []),
+        lambda metadata: setattr(metadata.state_dict_metadata["w"], "size", 3),
+        lambda metadata: setattr(metadata.state_dict_metadata["w"].properties, "dtype", "f32"),
+        lambda metadata: metadata.state_dict_metadata.update(x=7),
+        lambda metadata: [setattr(i, "offset", "0") for i in metadata.storage_data.values()],
+        lambda metadata: metadata.state_dict_metadata["w"].chunks.append(7),
+    ],
+)
+def test_metadata_of_other_types_is_refused(new_path: NewPath, spoil: Callable[..., Any]) -> None:
+    theirs = new_path()
+    dcp.save({"v": 1, "w": torch.ones(3)}, checkpoint_id=theirs)
+    metadata = FileSystemReader(theirs).read_metadata()
+    spoil(metadata)
+    (theirs / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CorruptError, match=r"\.metadata"):
+        plan_conversion(theirs, new_path())
+
+
 def test_damage_in_a_file_of_ours_is_refused(new_path: NewPath) -> None:
     ours, theirs = new_path(), new_path()
     holdfast.save({"w": torch.ones(1000)}, ours)

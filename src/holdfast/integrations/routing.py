@@ -4,12 +4,12 @@ Imports DCP, and what serves it, only when they are in use: ``import torch`` cal
 the middle of whatever is being imported.
 """
 
-import importlib.util
+import importlib
 import os
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -171,17 +171,16 @@ class _Waiting(MetaPathFinder):
     def find_spec(
         self, name: str, path: Any = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = PathFinder.find_spec(name, path, target) if name == self._name else None
         if spec is None or spec.loader is None:
-            return spec
+            return None
         execute = spec.loader.exec_module
 
         def execute_then(module: ModuleType) -> None:
             execute(module)
-            self._then()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then()
 
         spec.loader.exec_module = execute_then  # type: ignore[method-assign]
         return spec

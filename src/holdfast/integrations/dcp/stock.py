@@ -65,14 +65,41 @@ def read_metadata(directory: str) -> Metadata:
     where = os.path.join(directory, METADATA_NAME)
     try:
         with open(where, "rb") as file:
-            metadata = _Reader(file).load()
+            metadata: Metadata = _Reader(file).load()
+        whole = isinstance(metadata, Metadata) and _is_whole(metadata)
     except OSError as error:
         raise _failure(where, error) from error
     except Exception as error:  # of a pickle that is damaged there is hardly one it cannot be
         raise CorruptError(f"{where} cannot be read: {error}") from error
-    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+    if not whole:
         raise CorruptError(f"{where} is not the metadata of a checkpoint that DCP wrote")
     return metadata
+
+
+def _is_whole(metadata: Metadata) -> bool:
+    """Whether everything in it is of the types that DCP gives it."""
+    described, stored = metadata.state_dict_metadata, metadata.storage_data
+    return (
+        isinstance(described, dict)
+        and isinstance(stored, dict)
+        and all(isinstance(fqn, str) and _is_described(item) for fqn, item in described.items())
+        and all(isinstance(index, MetadataIndex) for index in stored)
+        and all(
+            (type(info.relative_path), type(info.offset), type(info.length)) == (str, int, int)
+            for info in stored.values()
+        )
+    )
+
+
+def _is_described(item: object) -> bool:
+    if isinstance(item, BytesStorageMetadata):
+        return True
+    if not isinstance(item, TensorStorageMetadata):
+        return False
+    sides = [side for chunk in item.chunks for side in (chunk.offsets, chunk.sizes)]
+    return isinstance(item.properties.dtype, torch.dtype) and all(
+        isinstance(side, torch.Size) and len(side) == len(item.size) for side in (item.size, *sides)
+    )
 
 
 class Files(DefaultSavePlanner):
@@ -102,7 +129,10 @@ class Files(DefaultSavePlanner):
         """
         index = write_item.index
         if write_item.type == WriteItemType.BYTE_IO:
-            return io.BytesIO(self._read(index)[1])
+            where, data = self._read(index)
+            if zipfile.is_zipfile(io.BytesIO(data)):  # planners may make other bytes of values
+                _check_crc(where, data)
+            return io.BytesIO(data)
         if self._latest is None or self._latest[0] != index:
             self._latest = None  # let go of one before the next is read
             self._latest = index, _tensor_of(*self._read(index))
@@ -117,7 +147,7 @@ class Files(DefaultSavePlanner):
                 "it has lost a part, and said nothing. Use another checkpoint"
             )
         name = os.path.normpath(info.relative_path)
-        if os.path.isabs(name) or name.startswith(".."):
+        if os.path.isabs(name) or name.startswith("..") or "\0" in name:
             raise CorruptError(f"{self._directory} says that {index.fqn} is in {name}, outside it")
         if getattr(info, "transform_descriptors", None):
             raise OptionError(
@@ -126,6 +156,8 @@ class Files(DefaultSavePlanner):
             )
         place = os.path.join(self._directory, name)
         where = f"{place}[{info.offset}:+{info.length}] ({index.fqn})"
+        if not os.path.isfile(place):
+            raise CorruptError(f"{place} is missing or not a file, but {METADATA_NAME} names it")
         try:
             with open(place, "rb") as file:
                 if (
@@ -137,8 +169,6 @@ class Files(DefaultSavePlanner):
                     raise CorruptError(f"{where} is past the end of the file")
                 file.seek(info.offset)
                 return where, file.read(info.length)
-        except FileNotFoundError as error:
-            raise CorruptError(f"{place} is missing, but {METADATA_NAME} names it") from error
         except OSError as error:
             raise _failure(place, error) from error
 
@@ -157,27 +187,37 @@ def _tensor_items(fqn: str, described: TensorStorageMetadata) -> list[WriteItem]
 
 
 def _tensor_of(where: str, data: bytes) -> torch.Tensor:
-    """Return the tensor that `torch.save` made bytes of, checked by the CRCs it wrote.
+    """Return the tensor that `torch.save` made bytes of.
 
     Raises:
         CorruptError: they are not that.
     """
+    _check_crc(where, data)
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as parts:
-            damaged = parts.testzip()  # torch.load itself does not look
-        if damaged is None:
-            found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-            if isinstance(found, torch.Tensor):
-                return found
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # of damaged bytes there is hardly one it cannot be
         raise CorruptError(f"{where} cannot be read: {error}") from error
-    what = "is no tensor"
+    if not isinstance(found, torch.Tensor):
+        raise CorruptError(f"{where} is no tensor. Use another checkpoint")
+    return found
+
+
+def _check_crc(where: str, data: bytes) -> None:
+    """Check the CRCs that `torch.save` writes, and `torch.load` does not look at.
+
+    Raises:
+        CorruptError: one is wrong, or there are none.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            damaged = parts.testzip()
+    except Exception as error:  # of damaged bytes there is hardly one it cannot be
+        raise CorruptError(f"{where} is not what torch.save writes: {error}") from error
     if damaged is not None:
-        what = (
-            f"is damaged: the CRC of {damaged} is wrong (or it was saved with none, under "
-            "torch.serialization.set_crc32_options(False))"
+        raise CorruptError(
+            f"{where} is damaged: the CRC of {damaged} is wrong (or it was saved with none, under "
+            "torch.serialization.set_crc32_options(False)). Use another checkpoint"
         )
-    raise CorruptError(f"{where} {what}. Use another checkpoint")
 
 
 def _failure(where: str, cause: OSError) -> StoreError:

@@ -279,9 +279,9 @@ def _value_of(item: WriteItem, planner: SavePlanner) -> Any:
     """
     if isinstance(planner, DefaultSavePlanner) and _makes_bytes_as_dcp(type(planner)):
         return planner.lookup_object(item.index)
+    data = _bytes_of(item, planner)
     try:
-        # What the planner of this very process has pickled just now.
-        return torch.load(io.BytesIO(_bytes_of(item, planner)), weights_only=True)
+        return torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
         raise StateError(f"{item.index.fqn} is of a type that needs a pickle: {error}") from error
 
