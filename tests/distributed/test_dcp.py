@@ -188,7 +188,28 @@ def test_either_reads_what_the_other_wrote(tmp_path: Path) -> None:
         assert_same(found, expected)
 
 
+GROUPS = [
+    {"lr": 0.5, "betas": (0.9, 0.99), "names": ["a", "b"], "amsgrad": False},
+    {"lr": 0.25, "betas": (0.9, 0.99), "names": ["c"], "amsgrad": True},
+]
+
+
+def save_groups(rank: int, path: str) -> None:
+    state = {"groups": GROUPS, "step": 3, "w": torch.ones(5)}
+    dcp.save(state, storage_writer=HoldfastWriter(path))
+
+
+def test_lists_of_values_that_dcp_spread_over_ranks_are_one_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(2, save_groups, path)
+    state: dict[str, Any] = {"groups": [], "step": 0, "w": torch.zeros(5)}
+    holdfast.load(path, into=state)
+    assert state["groups"] == GROUPS and state["step"] == 3
+    assert [list(group) for group in state["groups"]] == [list(group) for group in GROUPS]
+
+
 def save_background(rank: int, path: str, kind: str, count: int) -> list[dict[str, Any]]:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"  # where the saving processes meet
     # Collectives of the background need a group of their own: PyTorch's advice.
     group = dist.new_group(backend="gloo")
     app, expected = AppState(*laid_out("fsdp", seed=2)), []

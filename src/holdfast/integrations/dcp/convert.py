@@ -248,7 +248,7 @@ def _read(
         found[item.index] = tensor
         if tensor.numel():
             box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-            path = (*manifest.table.header.tensors[index].path, ("tuple", number))
+            path: Path = (item.index.fqn, number)
             targets[path], wanted[path] = (tensor, box), (index, box)
     runs = plan_load(manifest, wanted, SLOT_BYTES)
     with lease(store.vfs, store.location, Options()) as leased:

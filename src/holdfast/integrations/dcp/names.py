@@ -96,7 +96,7 @@ def joined(objects: Mapping[Path, Any], tensors: Iterable[Path]) -> dict[Path, A
     result: dict[Path, Any] = {}
     for top, leaves in lists.items():
         whole = rebuild(leaves)
-        if [path for path, _ in opened(top, whole)] == [(*top, *path) for path in leaves]:
+        if {path for path, _ in opened(top, whole)} == {(*top, *path) for path in leaves}:
             result[top] = whole
         else:
             result |= {(*top, *path): value for path, value in leaves.items()}

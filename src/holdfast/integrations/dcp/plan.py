@@ -87,7 +87,8 @@ def join(word: Word, metadata: Metadata, shares: Sequence[Share]) -> tuple[Heade
     if ranks != list(range(word.world_size)):
         raise StateError(f"ranks {ranks} wrote; expected 0 to {word.world_size - 1}, in order")
     tensors = _planned_tensors(metadata)
-    values = {p: decode_object(text) for share in shares for p, text in share.objects.items()}
+    texts = {path: text for share in shares for path, text in share.objects.items()}
+    values = {path: decode_object(texts[path]) for path in _in_order(texts, metadata)}
     index = {tensor: number for number, tensor in enumerate(tensors)}
     missing = len(metadata.state_dict_metadata) - len(tensors) - len(values)
     if missing:
@@ -109,6 +110,14 @@ def join(word: Word, metadata: Metadata, shares: Sequence[Share]) -> tuple[Heade
     )
     objects = joined(values, [tensor.path for tensor in tensors])
     return header_of(word, tensors, objects.items()), planned
+
+
+def _in_order(paths: Iterable[Path], metadata: Metadata) -> list[Path]:
+    """Return paths in the order of the state, as far as the planner has kept it."""
+    keys = metadata.planner_data
+    names = keys if isinstance(keys, dict) else metadata.state_dict_metadata
+    order = {path_of(fqn, keys): number for number, fqn in enumerate(names)}
+    return sorted(paths, key=lambda path: order.get(path, len(order)))
 
 
 def _planned_tensors(metadata: Metadata) -> list[Tensor]:

@@ -156,7 +156,7 @@ class HoldfastReader(StorageReader):
         """Pair what the planner wants filled with what is stored.
 
         Returns:
-            (tensor to fill and its box, index of the stored tensor and the same box), by a path
+            (tensor to fill and its box, index of the stored tensor and the same box), by a name
             for each item.
 
         Raises:
@@ -179,8 +179,8 @@ class HoldfastReader(StorageReader):
                 here = f"{dtype or tensor.dtype} {list(tensor.shape)}"
                 faults.append(f"{fqn} is {stored.dtype} {list(box.shape)} there and {here} here")
             elif box.elements:
-                # Several parts of one tensor are told apart; no path of DCP's ends so.
-                path = stored.path if stored.path not in targets else _part(stored.path, number)
+                # Named as DCP does; several parts of one tensor by the numbers of their items.
+                path: Path = (fqn,) if (fqn,) not in targets else (fqn, number)
                 targets[path], wanted[path] = (tensor, box), (index, box)
         if faults:
             raise MismatchError(
@@ -209,7 +209,3 @@ class HoldfastReader(StorageReader):
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue()
-
-
-def _part(path: Path, number: int) -> Path:
-    return (*path, ("tuple", number))

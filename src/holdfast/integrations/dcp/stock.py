@@ -160,13 +160,9 @@ class Files(DefaultSavePlanner):
             raise CorruptError(f"{place} is missing or not a file, but {METADATA_NAME} names it")
         try:
             with open(place, "rb") as file:
-                if (
-                    not 0
-                    <= info.offset
-                    <= info.offset + info.length
-                    <= os.fstat(file.fileno()).st_size
-                ):
-                    raise CorruptError(f"{where} is past the end of the file")
+                room = os.fstat(file.fileno()).st_size - info.offset
+                if info.offset < 0 or not 0 <= info.length <= room:
+                    raise CorruptError(f"{where} is not within the file")
                 file.seek(info.offset)
                 return where, file.read(info.length)
         except OSError as error:
