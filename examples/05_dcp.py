@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
@@ -22,7 +23,7 @@ class Training(Stateful):
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
-        fully_shard(self.model)
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
     def state_dict(self) -> dict:
@@ -43,7 +44,6 @@ class Training(Stateful):
 
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)
 path, training = f"{sys.argv[1]}/world-{dist.get_world_size()}", Training()
 for number in range(10):
     training.step(number)
