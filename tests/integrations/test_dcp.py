@@ -266,6 +266,11 @@ def test_what_a_planner_makes_of_a_value_counts(new_path: NewPath) -> None:
         assert checkpoint.objects() == {"a": 2, "b": "x"}
 
 
+def test_a_place_without_a_checkpoint_is_told_as_such(new_path: NewPath) -> None:
+    with pytest.raises(CheckpointException, match="does not exist; expected the directory"):
+        dcp.load({"a": torch.zeros(3)}, storage_reader=HoldfastReader(new_path()))
+
+
 def test_a_size_that_differs_is_refused(new_path: NewPath) -> None:
     path = new_path()
     dcp.save({"a": torch.ones(3)}, storage_writer=HoldfastWriter(path))

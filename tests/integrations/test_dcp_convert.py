@@ -169,6 +169,8 @@ def test_metadata_that_is_not_whole_is_refused(new_path: NewPath, cut: int) -> N
         lambda metadata: setattr(metadata, "storage_data", None),
         lambda metadata: setattr(metadata, "state_dict_metadata", []),
         lambda metadata: setattr(metadata.state_dict_metadata["w"], "size", 3),
+        lambda metadata: setattr(metadata.state_dict_metadata["w"], "size", torch.Size([-3])),
+        lambda metadata: setattr(metadata.state_dict_metadata["w"], "size", torch.Size([1 << 62])),
         lambda metadata: setattr(metadata.state_dict_metadata["w"].properties, "dtype", "f32"),
         lambda metadata: metadata.state_dict_metadata.update(x=7),
         lambda metadata: [setattr(i, "offset", "0") for i in metadata.storage_data.values()],
@@ -183,6 +185,27 @@ def test_metadata_of_other_types_is_refused(new_path: NewPath, spoil: Callable[.
     (theirs / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CorruptError, match=r"\.metadata"):
         plan_conversion(theirs, new_path())
+
+
+def test_a_flipped_bit_of_metadata_is_refused_or_changes_nothing_else(new_path: NewPath) -> None:
+    theirs = new_path()
+    dcp.save({"v": 1, "w": torch.arange(4.0)}, checkpoint_id=theirs)
+    whole, refused = (theirs / ".metadata").read_bytes(), 0
+    for bit in range(0, 8 * len(whole), 37):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (theirs / ".metadata").write_bytes(damaged)
+        ours = new_path()
+        try:
+            convert(theirs, ours)
+        except HoldfastError:
+            refused += 1
+            assert not (ours / "MANIFEST").exists()
+        else:
+            with holdfast.open(ours) as checkpoint:
+                (name,) = checkpoint.names()  # a bit of a name is protected by nothing
+                assert checkpoint.tensor(name).view(-1).view(torch.float32).tolist() == [0, 1, 2, 3]
+    assert refused > 20
 
 
 def test_damage_in_a_file_of_ours_is_refused(new_path: NewPath) -> None:

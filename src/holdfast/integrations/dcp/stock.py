@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import zipfile
+from math import prod
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from ...errors import CorruptError, OptionError, StoreError
+from ...format.spec import TENSOR_BYTES_MAX
 
 METADATA_NAME = ".metadata"
 _OF_METADATA = {
@@ -35,6 +37,9 @@ _OF_METADATA = {
 _ALLOWED = {
     *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    # Where torch 2.2 and older had them.
+    ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
+    ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("collections", "OrderedDict"),
@@ -96,9 +101,12 @@ def _is_described(item: object) -> bool:
         return True
     if not isinstance(item, TensorStorageMetadata):
         return False
-    sides = [side for chunk in item.chunks for side in (chunk.offsets, chunk.sizes)]
-    return isinstance(item.properties.dtype, torch.dtype) and all(
-        isinstance(side, torch.Size) and len(side) == len(item.size) for side in (item.size, *sides)
+    sides = [item.size, *(side for c in item.chunks for side in (c.offsets, c.sizes))]
+    return (
+        isinstance(item.properties.dtype, torch.dtype)
+        and all(isinstance(side, torch.Size) and len(side) == len(item.size) for side in sides)
+        and all(number >= 0 for side in sides for number in side)
+        and prod(n or 1 for n in item.size) * item.properties.dtype.itemsize <= TENSOR_BYTES_MAX
     )
 
 
