@@ -40,7 +40,7 @@ from ...layout import Box, Path, Shard, whole
 from ...options import SLOT_BYTES, Options
 from ...plan.balance import cut_shard
 from ...plan.load_plan import plan_load
-from ...state.tensors import TORCH_DTYPES
+from ...state.tensors import TORCH_DTYPES, Part
 from ...stores.local import LocalStore
 from ...stores.url import open_store
 from .names import PICKLED, Contents, describe, is_pickled, place_of
@@ -238,8 +238,8 @@ def _read(
 ) -> dict[MetadataIndex, torch.Tensor]:
     """Read the tensors of a batch, verified."""
     found: dict[MetadataIndex, torch.Tensor] = {}
-    targets: dict[Path, tuple[torch.Tensor, Box]] = {}
-    wanted: dict[Path, tuple[int, Box]] = {}
+    targets: dict[Path, list[Part]] = {}
+    wanted: dict[Path, tuple[int, list[Box]]] = {}
     for number, item in enumerate(items):
         if item.tensor_data is None:
             continue
@@ -249,7 +249,7 @@ def _read(
         if tensor.numel():
             box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
             path: Path = (item.index.fqn, number)
-            targets[path], wanted[path] = (tensor, box), (index, box)
+            targets[path], wanted[path] = [(tensor, box)], (index, [box])
     runs = plan_load(manifest, wanted, SLOT_BYTES)
     with lease(store.vfs, store.location, Options()) as leased:
         read_shards(store, leased, manifest, runs, targets)

@@ -23,7 +23,7 @@ from ...format.manifest import Manifest
 from ...layout import Box, Path
 from ...options import SLOT_BYTES, Options
 from ...plan.load_plan import plan_load
-from ...state.tensors import DTYPE_NAMES
+from ...state.tensors import DTYPE_NAMES, Part
 from ...stores.url import open_store
 from .names import PICKLED, Contents, describe, is_pickled, place_of
 
@@ -152,7 +152,7 @@ class HoldfastReader(StorageReader):
         resolved: list[torch.Tensor],
         manifest: Manifest,
         contents: Contents,
-    ) -> tuple[dict[Path, tuple[torch.Tensor, Box]], dict[Path, tuple[int, Box]]]:
+    ) -> tuple[dict[Path, list[Part]], dict[Path, tuple[int, list[Box]]]]:
         """Pair what the planner wants filled with what is stored.
 
         Returns:
@@ -162,8 +162,8 @@ class HoldfastReader(StorageReader):
         Raises:
             MismatchError: shapes or dtypes differ.
         """
-        targets: dict[Path, tuple[torch.Tensor, Box]] = {}
-        wanted: dict[Path, tuple[int, Box]] = {}
+        targets: dict[Path, list[Part]] = {}
+        wanted: dict[Path, tuple[int, list[Box]]] = {}
         faults = []
         for number, (item, tensor) in enumerate(zip(items, resolved, strict=True)):
             fqn = item.storage_index.fqn
@@ -181,7 +181,7 @@ class HoldfastReader(StorageReader):
             elif box.elements:
                 # Named as DCP does; several parts of one tensor by the numbers of their items.
                 path: Path = (fqn,) if (fqn,) not in targets else (fqn, number)
-                targets[path], wanted[path] = (tensor, box), (index, box)
+                targets[path], wanted[path] = [(tensor, box)], (index, [box])
         if faults:
             raise MismatchError(
                 f"{self._load.path} does not fit the state: {'; '.join(faults)}. Make the dtypes "

@@ -261,7 +261,7 @@ def _elements(item: WriteItem, shard: Shard, planner: SavePlanner) -> tuple[torc
     if not isinstance(found, torch.Tensor):
         raise StateError(f"the planner has no tensor for {item.index.fqn}, which it planned")
     held = local_tensor(found.detach(), shard.tensor.path)
-    dtype, shape = held.shard.tensor.dtype, tuple(held.data.shape)
+    dtype, shape = held.tensor.dtype, tuple(held.data.shape)
     if (dtype, shape) != (shard.tensor.dtype, box.shape):
         raise StateError(
             f"{item.index.fqn} is {dtype} {list(shape)}, but was planned as {shard.tensor.dtype} "
