@@ -187,6 +187,18 @@ BAD: dict[str, tuple[list[State], str]] = {
         r"w is a tensor on rank 0 and a container on rank 1",
     ),
     "neither offset nor start": ([{"w": shard(0, of=(1,))}], r"w is a Shard with neither offset="),
+    "a box of a run without its start": (
+        [{"w": shard(0, of=(3, 4), offset=(0, 0), within=((0, 0), (1, 1)))}],
+        r"within=\(\(0, 0\), \(1, 1\)\); expected \(offset, shape\) of a box, and start=",
+    ),
+    "a run that leaves its box": (
+        [{"w": shard(*range(5), of=(3, 4), start=2, within=((0, 2), (3, 2)))}],
+        r"at start 2 within \(\(0, 2\), \(3, 2\)\), which leaves its tensor",
+    ),
+    "a run in a box outside": (
+        [{"w": shard(0, of=(3, 4), start=0, within=((0, 3), (3, 2)))}],
+        r"at start 0 within \(\(0, 3\), \(3, 2\)\), which leaves its tensor",
+    ),
     "both": ([{"w": shard(0, of=(1,), offset=(0,), start=0)}], r"w is a Shard with both offset="),
     "a run that leaves the tensor": (
         [{"w": shard(0, 1, of=(3,), start=2)}],

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
-from ..layout import Box, Path, Shape, boxes_of_range
+from ..layout import Box, Path, boxes_of_range
 
 ELEMENTS_LIMIT = 1 << 59  # of 16 bytes each: docs/format.md has tensors below 2^63 bytes
 
@@ -23,22 +23,27 @@ class Shard:
     """What this rank holds of a global tensor: a leaf of a state, in place of the tensor.
 
     Either one box of it, or a run of its elements in row-major order, as ZeRO and FSDP1 cut
-    parameters that they have flattened. A run is cut into boxes, each a view of ``data``, by this
-    rank alone. The shards of all ranks have to tile the tensor; the same box, or the same run, may
-    be held by several of them, and is then taken to be equal. `load` fills ``data`` in place.
+    parameters that they have flattened; or a run of the elements of a box, where what was flattened
+    was a part already. A run is cut into boxes, each a view of ``data``, by this rank alone. The
+    shards of all ranks have to tile the tensor; the same box, or the same run, may be held by
+    several of them, and is then taken to be equal. `load` fills ``data`` in place.
 
     Attributes:
         data: the elements, in any strides, on any device: of the shape of the box, or
             1-dimensional. It may be empty.
         shape: that of the global tensor, in elements.
         offset: where the box begins in each dimension, in elements.
-        start: where the run begins: how many elements of the tensor come before it.
+        start: where the run begins: how many elements of the tensor come before it, or of the box
+            that ``within`` gives.
+        within: (offset, shape) of the box of which this is a run: tensor parallel under ZeRO, as
+            Megatron's distributed optimizer. Default: the whole tensor.
 
     Example:
         Of a tensor of 8 x 6, the rows from 4 on, and the elements from 13 to 33::
 
             holdfast.Shard(rows, (8, 6), offset=(4, 0))  # rows.shape == (4, 6)
             holdfast.Shard(run, (8, 6), start=13)  # run.shape == (20,)
+            holdfast.Shard(run, (8, 6), start=2, within=((0, 3), (8, 3)))  # of the right half
 
         What cannot be is a StateError of the verb that is given it, on every rank.
     """
@@ -47,6 +52,7 @@ class Shard:
     shape: Sequence[int]
     offset: Sequence[int] | None = field(default=None, kw_only=True)
     start: int | None = field(default=None, kw_only=True)
+    within: tuple[Sequence[int], Sequence[int]] | None = field(default=None, kw_only=True)
 
 
 TENSORS: Final = (torch.Tensor, Shard)  # the leaves that have elements
@@ -67,7 +73,13 @@ def check_shard(shard: Shard, path: Path) -> None:
             f"{where} is a Shard with {'neither' if shard.start is None else 'both'} offset= and "
             "start=; give offset= for a box, or start= for a run of elements"
         )
-    numbers = [*shard.shape, *(shard.offset or ()), shard.start or 0]
+    if shard.within is not None and (shard.start is None or len(shard.within) != 2):
+        raise StateError(
+            f"{where} is a Shard with within={shard.within}; expected (offset, shape) of a box, "
+            "and start= for a run of its elements"
+        )
+    inner = shard.within or ((), ())
+    numbers = [*shard.shape, *(shard.offset or ()), shard.start or 0, *inner[0], *inner[1]]
     if not all(isinstance(n, int) or hasattr(n, "__index__") for n in numbers):
         raise StateError(
             f"{where} is a Shard at {_place(shard)} of a tensor of shape {list(shard.shape)}; "
@@ -96,26 +108,42 @@ def parts_of(shard: Shard) -> Iterator[tuple[torch.Tensor, Box]]:
     if shard.offset is not None:
         yield data, Box(tuple(map(operator.index, shard.offset)), tuple(data.shape))
     elif shard.start is not None:
-        shape, first = tuple(map(operator.index, shard.shape)), operator.index(shard.start)
-        for before, box in _boxes(shape, first, data.numel()):
-            yield data[before : before + box.elements].view(box.shape), box
+        box = _run_box(shard)
+        for before, part in _boxes(box, operator.index(shard.start), data.numel()):
+            yield data[before : before + part.elements].view(part.shape), part
 
 
 @functools.lru_cache(maxsize=1 << 16)  # most are those of the save before
-def _boxes(shape: Shape, first: int, elements: int) -> tuple[tuple[int, Box], ...]:
-    return tuple(boxes_of_range(shape, first, elements))
+def _boxes(within: Box, first: int, elements: int) -> tuple[tuple[int, Box], ...]:
+    return tuple(
+        (before, Box(tuple(map(operator.add, part.offset, within.offset)), part.shape))
+        for before, part in boxes_of_range(within.shape, first, elements)
+    )
+
+
+def _run_box(shard: Shard) -> Box:
+    """Return the box of which a shard is a run."""
+    offset, shape = shard.within or ((0,) * len(shard.shape), shard.shape)
+    return Box(tuple(map(operator.index, offset)), tuple(map(operator.index, shape)))
 
 
 def _is_inside(shard: Shard) -> bool:
     data = shard.data
-    if shard.start is not None:
-        return data.ndim == 1 and 0 <= shard.start <= prod(shard.shape) - data.numel()
-    offset = tuple(shard.offset or ())
-    return len(offset) == len(shard.shape) == data.ndim and all(
-        at >= 0 and at + n <= whole
-        for at, n, whole in zip(offset, data.shape, shard.shape, strict=True)
+    if shard.start is None:
+        return _holds(shard.shape, Box(tuple(shard.offset or ()), tuple(data.shape)))
+    box = _run_box(shard)
+    fits = data.ndim == 1 and 0 <= shard.start <= box.elements - data.numel()
+    return fits and _holds(shard.shape, box)
+
+
+def _holds(shape: Sequence[int], box: Box) -> bool:
+    return len(box.offset) == len(shape) == len(box.shape) and all(
+        at >= 0 and n >= 0 and at + n <= whole
+        for at, n, whole in zip(box.offset, box.shape, shape, strict=True)
     )
 
 
 def _place(shard: Shard) -> str:
-    return f"offset {shard.offset}" if shard.start is None else f"start {shard.start}"
+    if shard.start is None:
+        return f"offset {shard.offset}"
+    return f"start {shard.start}" + (f" within {shard.within}" if shard.within else "")
