@@ -11,6 +11,7 @@ from ..format.spec import LARGE_ALIGN_BYTES
 from ..layout import Box, Chunk, Extent, Path, Shard, elements_per_chunk
 
 GAP_BYTES_MAX = 64 << 10  # read over a gap rather than seek: 64 KiB cost less than a request
+GAP_SHARE_MAX = 64  # but of a run no more than one part in so many: 1.6 %
 RUN_BYTES_MIN = 4 << 20  # a run grows past a large payload only up to here, so that reads overlap
 
 Wanted = Mapping[Path, tuple[int, Sequence[Box]]]
@@ -139,7 +140,8 @@ def coalesce(
         first = int(manifest.chunk_gap_start[read.row]) // LARGE_ALIGN_BYTES * LARGE_ALIGN_BYTES
         last = int(manifest.chunk_start[read.row] + manifest.chunk_bytes[read.row])
         last = -(-last // LARGE_ALIGN_BYTES) * LARGE_ALIGN_BYTES
-        near = group and files[read.row] == file and first - end <= GAP_BYTES_MAX
+        gap_bytes_max = min(GAP_BYTES_MAX, (end - start) // GAP_SHARE_MAX)
+        near = group and files[read.row] == file and first - end <= gap_bytes_max
         if near and end - start < RUN_BYTES_MIN and last - start <= run_bytes_max:
             group.append(read)
             end = last
