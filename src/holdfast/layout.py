@@ -97,6 +97,9 @@ def size_of(items: "Iterable[Tensor | Shard]") -> int:
     return sum(item.size_bytes for item in items)
 
 
+HELD_BOXES_MAX = 255  # of one tensor on one rank: a byte tells how many
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Elements ``[first, first + elements)`` of a shard, in the row-major order of its box."""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import holdfast
 from holdfast.errors import HoldfastError, MismatchError
@@ -173,11 +174,11 @@ def test_meshes_of_two_dimensions_reshard(tmp_path: Path, other: tuple[int, int]
     assert stored == 5 * 7 * 10 * 4, "replicas are stored once"
 
 
-def strided(rank: int, path: str, loading: bool) -> None:
+def strided(rank: int, path: str, rows: int, loading: bool) -> None:
     """FSDP over tensor parallel on one dimension: each rank's part lies in strides."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(3)
-    model = nn.Linear(8, 12, bias=False)
+    model = nn.Linear(8, rows, bias=False)
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     parallelize_module(model, mesh["tp"], ColwiseParallel())
@@ -192,13 +193,53 @@ def strided(rank: int, path: str, loading: bool) -> None:
         holdfast.save({"model": model}, path)
 
 
-def test_strided_shards_of_fsdp_over_tensor_parallel(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [12, 10, 3], ids=["even", "uneven", "some empty"])
+def test_strided_shards_of_fsdp_over_tensor_parallel(tmp_path: Path, rows: int) -> None:
     path = str(tmp_path / "c")
-    run_ranks(4, strided, path, False)
+    run_ranks(4, strided, path, rows, False)
     torch.manual_seed(3)
-    expected = nn.Linear(8, 12, bias=False).weight
+    expected = nn.Linear(8, rows, bias=False).weight
     assert torch.equal(holdfast.open(path).tensor("model.weight"), expected)
-    run_ranks(4, strided, path, True)
+    run_ranks(4, strided, path, rows, True)
+
+
+INTERLEAVED: dict[str, list[Any]] = {
+    "fused": [Replicate(), _StridedShard(0, split_factor=3)],
+    "in both dimensions": [_StridedShard(1, split_factor=2), _StridedShard(0, split_factor=2)],
+    "one over the other": [Shard(0), _StridedShard(0, split_factor=2)],
+}
+
+
+def interleaved(rank: int, path: str, kind: str, loading: bool) -> None:
+    """Parts that are several boxes: rows of each third of a fused projection."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    values = torch.arange(12.0 * 5).reshape(12, 5)
+    local, coordinate = values, mesh.get_coordinate()
+    for ranks, at, placement in zip((2, 2), coordinate, INTERLEAVED[kind], strict=True):
+        if isinstance(placement, _StridedShard):
+            outer = local.chunk(placement.split_factor, placement.dim)
+            parts = [part.chunk(ranks, placement.dim)[at] for part in outer]
+            local = torch.cat(parts, placement.dim)
+        elif isinstance(placement, Shard):
+            local = local.chunk(ranks, placement.dim)[at]
+    held = local.clone()
+    placed = {"shape": values.shape, "stride": values.stride(), "run_check": False}
+    state = {"w": DTensor.from_local(held, mesh, INTERLEAVED[kind], **placed)}
+    if not loading:
+        holdfast.save(state, path)
+        return
+    held.zero_()
+    holdfast.load(path, into=state)
+    assert torch.equal(held, local)
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED)
+def test_strided_shards_of_several_boxes(tmp_path: Path, kind: str) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(4, interleaved, path, kind, False)
+    expected = torch.arange(12.0 * 5).reshape(12, 5)
+    assert torch.equal(holdfast.open(path).tensor("w"), expected)
+    run_ranks(4, interleaved, path, kind, True)
 
 
 def raised(action: Any) -> tuple[str, str]:

@@ -89,8 +89,8 @@ def request_of(
     """Put together what a rank holds.
 
     Args:
-        held: each tensor, in the state's order, and the disjoint boxes held of it: at most 255,
-            and they may be empty.
+        held: each tensor, in the state's order, and the disjoint boxes held of it: at most
+            `HELD_BOXES_MAX`, and they may be empty.
     """
     held = tuple(held)
     flat = [n for _, boxes in held for box in boxes for n in (*box.offset, *box.shape)]

@@ -8,14 +8,15 @@ import operator
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
-from ..layout import Box, Path, Shape, Tensor
+from ..layout import Box, Path, Shape, Tensor, whole
+from .dtensor import local_part
 from .shard import Shard, check_shard, parts_of
 
 DTYPE_NAMES = {
@@ -111,15 +112,19 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
     if isinstance(value, Shard):
         return _given_shard(value, path)
     _check_dense(value, path)
-    mesh, dtype, shape = None, _dtype_name(value, path), tuple(value.shape)
-    plain = not isinstance(value, DTensor)
+    dtype, shape = _dtype_name(value, path), tuple(value.shape)
     if isinstance(value, DTensor):
-        offset, mesh, data = _local_part(value, path)
-    else:
-        data, offset = value.detach(), (0,) * len(shape)
+        data, boxes, places = local_part(value, path)
+        _check_memory(data, path)
+        tensor = _tensor(path, dtype, shape)
+        parts = tuple((data[at.slices()], box) for box, at in zip(boxes, places, strict=True))
+        parts = ((data, boxes[0]),) if len(boxes) == 1 else parts
+        tie = _tie_key(data, tensor, (boxes, value.device_mesh))
+        return LocalTensor(tensor, data, parts, tie, plain=False)
+    data = value.detach()
     _check_memory(data, path)
-    tensor, box = _tensor_and_box(path, dtype, shape, offset, tuple(data.shape))
-    return LocalTensor(tensor, data, ((data, box),), _tie_key(data, tensor, (offset, mesh)), plain)
+    tensor, box = _tensor(path, dtype, shape), whole(shape)
+    return LocalTensor(tensor, data, ((data, box),), _tie_key(data, tensor, box), plain=True)
 
 
 def _given_shard(value: Shard, path: Path) -> LocalTensor:
@@ -127,7 +132,7 @@ def _given_shard(value: Shard, path: Path) -> LocalTensor:
     _check_dense(value.data, path)
     data = value.data.detach()
     _check_memory(data, path)
-    tensor = Tensor(path, _dtype_name(data, path), tuple(map(operator.index, value.shape)))
+    tensor = _tensor(path, _dtype_name(data, path), tuple(map(operator.index, value.shape)))
     tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
     return LocalTensor(tensor, data, tuple(parts_of(value)), tie, plain=False)
 
@@ -143,10 +148,8 @@ def _check_memory(data: torch.Tensor, path: Path) -> None:
 
 
 @functools.lru_cache(maxsize=1 << 16)  # most are those of the save before
-def _tensor_and_box(
-    path: Path, dtype: str, shape: Shape, offset: Shape, box: Shape
-) -> tuple[Tensor, Box]:
-    return Tensor(path, dtype, shape), Box(offset, box)
+def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
+    return Tensor(path, dtype, shape)
 
 
 def mesh_of(value: object) -> dict[str, list[int] | list[str]] | None:
@@ -156,25 +159,6 @@ def mesh_of(value: object) -> dict[str, list[int] | list[str]] | None:
     mesh = value.device_mesh
     names = mesh.mesh_dim_names or [f"dim_{i}" for i in range(mesh.ndim)]
     return {"shape": list(mesh.mesh.shape), "names": list(names)}
-
-
-def _local_part(value: DTensor, path: Path) -> tuple[Shape, object, torch.Tensor]:
-    """Return (offset of the local part, mesh, the part)."""
-    if any(isinstance(placement, Partial) for placement in value.placements):
-        raise StateError(
-            f"{dotted(path)} is a DTensor with a pending reduction ({value.placements}); "
-            "redistribute it to Shard or Replicate first"
-        )
-    data = value.to_local().detach()
-    # The one place where DTensor tells where its shard lies, strided shards included.
-    parts = value.__create_chunk_list__()  # type: ignore[no-untyped-call]
-    if len(parts) != 1 or tuple(parts[0].sizes) != tuple(data.shape):
-        raise StateError(
-            f"{dotted(path)} is a DTensor whose local part of shape {list(data.shape)} is not one "
-            f"box of the global tensor ({value.placements}); redistribute it first"
-        )
-    empty = value.numel() and not data.numel()
-    return (0,) * value.ndim if empty else tuple(parts[0].offsets), value.device_mesh, data
 
 
 def _dtype_name(value: torch.Tensor, path: Path) -> str:

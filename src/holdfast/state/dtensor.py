@@ -1,0 +1,89 @@
+"""Which boxes of the global tensor the local part of a DTensor has. Knows no names but the path."""
+
+import functools
+from itertools import product
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, placement_types
+
+from ..errors import StateError
+from ..format.names import dotted
+from ..layout import HELD_BOXES_MAX, Box, Path, whole
+
+_Step = tuple[int | None, int, int]  # split factor of a strided one, ranks, which of them
+
+
+def local_part(value: DTensor, path: Path) -> tuple[torch.Tensor, tuple[Box, ...], tuple[Box, ...]]:
+    """Return the local part, the boxes of the global tensor in it, and where it has each.
+
+    Raises:
+        StateError: its elements are not final, or nothing tells where they belong.
+    """
+    if any(isinstance(placement, Partial) for placement in value.placements):
+        raise StateError(
+            f"{dotted(path)} is a DTensor with a pending reduction ({value.placements}); "
+            "redistribute it to Shard or Replicate first"
+        )
+    data = value.to_local().detach()
+    here = whole(data.shape)
+    if value.numel() and not data.numel():
+        return data, (here,), (here,)
+    if any(isinstance(placement, placement_types._StridedShard) for placement in value.placements):
+        boxes, places = _strided(value)
+    else:
+        # The one place where DTensor tells where its shard lies; of strided ones where it begins.
+        parts = value.__create_chunk_list__()  # type: ignore[no-untyped-call]
+        boxes = [Box(tuple(part.offsets), tuple(part.sizes)) for part in parts]
+        places = [here]
+    held, sizes = sum(box.elements for box in boxes), [box.shape for box in boxes]
+    if held != data.numel() or sizes != [place.shape for place in places]:
+        raise StateError(
+            f"{dotted(path)} is a DTensor whose local part of shape {list(data.shape)} is not what "
+            f"its placements say ({value.placements}); redistribute it first"
+        )
+    if len(boxes) > HELD_BOXES_MAX:
+        raise StateError(
+            f"{dotted(path)} is a DTensor of which this rank has {len(boxes)} boxes "
+            f"({value.placements}), at most {HELD_BOXES_MAX}; redistribute it to Shard first"
+        )
+    return data, tuple(boxes), tuple(places)
+
+
+def _strided(value: DTensor) -> tuple[list[Box], list[Box]]:
+    """Cut each dimension as its placements do, one after the other, and see what is left here."""
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return [], []
+    steps: list[list[_Step]] = [[] for _ in value.shape]
+    for ranks, rank, placement in zip(
+        value.device_mesh.shape, coordinate, value.placements, strict=True
+    ):
+        if isinstance(placement, (placement_types.Shard, placement_types._StridedShard)):
+            factor = getattr(placement, "split_factor", None)
+            steps[placement.dim].append((factor, ranks, rank))
+    runs = [_runs(length, tuple(step)) for length, step in zip(value.shape, steps, strict=True)]
+    boxes, places = [], []
+    for sides in product(*runs):
+        first, at, count = (tuple(side[i] for side in sides) for i in range(3))
+        boxes.append(Box(first, count))
+        places.append(Box(at, count))
+    return boxes, places
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _runs(length: int, steps: tuple[_Step, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Return the rows of a dimension that a rank has: (first, where it has it, count) of each run.
+
+    They are split by torch itself, as their tensor was.
+    """
+    rows = torch.arange(length)
+    for factor, ranks, rank in steps:
+        kind: placement_types.Shard | placement_types._StridedShard = placement_types.Shard(0)
+        if factor is not None:
+            kind = placement_types._StridedShard(0, split_factor=factor)
+        parts, _ = kind._split_tensor(rows, ranks, with_padding=False, contiguous=True)
+        rows = parts[rank]
+    numbers = rows.tolist()
+    cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
+    ends = zip([0, *cuts], [*cuts, len(numbers)], strict=True)
+    return tuple((numbers[a], a, b - a) for a, b in ends if b > a)
