@@ -1,6 +1,8 @@
 """Ranks of torch.distributed. Bytes travel as uint8 tensors: no pickle."""
 
 import contextlib
+import functools
+import logging
 import os
 import threading
 import weakref
@@ -15,6 +17,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from ..errors import OptionError, PeerError
 from .barrier import StoreGroup
 from .base import COORDINATOR, Group, SingleGroup, lost_peer
+
+logger = logging.getLogger("holdfast")
 
 ANSWER_S = 10.0  # a store answers within milliseconds, unless its host is frozen
 
@@ -103,7 +107,13 @@ class TorchGroup:
     @property
     def sends(self) -> bool:
         """Whether the process group has a backend for the CPU."""
-        return self._device.type == "cpu"
+        on_cpu = self._device.type == "cpu"
+        if not on_cpu:
+            _log_once(
+                "the process group has no backend for the CPU, so each rank reads all that it "
+                "needs; ranks share what they read after init_process_group('cpu:gloo,cuda:nccl')"
+            )
+        return on_cpu
 
     def start_send(self, data: memoryview, rank: int) -> Callable[[], None]:
         """Start a point-to-point send."""
@@ -251,6 +261,11 @@ def _in_time(call: Callable[[], Made]) -> Made:
     except TimeoutError as error:
         cause = "the ranks' store does not answer. Is rank 0 stopped, or its host?"
         raise PeerError(cause, rank=-1, cause=cause) from error
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+    logger.info(text)
 
 
 def _bytes(part: torch.Tensor, size: int) -> bytes:
