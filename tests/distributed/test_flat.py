@@ -69,7 +69,8 @@ def whole(state: State, kind: str) -> Tensors:
     if kind == "zero":
         for rank in range(dist.get_world_size()):
             optimizer.consolidate_state_dict(to=rank)
-        numbered = optimizer.state_dict()["state"]
+            if rank == dist.get_rank():  # before it goes to the next one, and is gone here
+                numbered = optimizer.state_dict()["state"]
         by_name = {name: numbered[i] for i, name in enumerate(names.values())}
     else:
         by_name = {names[parameter]: values for parameter, values in optimizer.state.items()}
@@ -120,7 +121,9 @@ def load_and_train(rank: int, path: str, kind: str, before: int) -> Tensors:
         state["model"](torch.ones(1, WIDTH))
     report = holdfast.load(path, into=state)
     assert (report.missing, report.unexpected, state["step"]) == ((), (), 3)
-    return {**whole(state, kind), "losses": torch.tensor(train(state, range(4, 7)))}
+    found = {**whole(state, kind), "losses": torch.tensor(train(state, range(4, 7)))}
+    holdfast.save(state, f"{path}-of-{kind.replace('/', '-')}-{before}")  # counters have gone on
+    return found
 
 
 FLAT = ["FULL_SHARD/own", "FULL_SHARD/flat", "SHARD_GRAD_OP/own", "SHARD_GRAD_OP/flat"]
@@ -149,8 +152,14 @@ def save_plain(path: str) -> Tensors:
     return save_trained(0, path, "plain")
 
 
-@pytest.mark.parametrize("before", [0, 2], ids=["without state", "with other state"])
-@pytest.mark.parametrize("kind", [*FLAT, "HYBRID_SHARD/flat", "zero"])
+@pytest.mark.parametrize(
+    ("kind", "before"),  # steps that the target has taken, so that it has state
+    [
+        *[("FULL_SHARD/own", 0), ("FULL_SHARD/own", 2), ("FULL_SHARD/flat", 0)],
+        *[("SHARD_GRAD_OP/own", 2), ("SHARD_GRAD_OP/flat", 2), ("NO_SHARD/flat", 0)],
+        *[("HYBRID_SHARD/flat", 2), ("zero", 0), ("zero", 2)],
+    ],
+)
 def test_flat_parameters_load_what_the_plain_model_has_saved(
     tmp_path: Path, kind: str, before: int
 ) -> None:

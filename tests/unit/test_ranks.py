@@ -15,7 +15,7 @@ import torch
 import holdfast
 from format.simulated_ranks import Piece, cut, pieces, run_ranks, save_pieces
 from holdfast.errors import PeerError, StateError
-from holdfast.layout import Box, Tensor, tiling_fault, whole
+from holdfast.layout import Box, Tensor, first_gap, tiling_fault, whole
 from holdfast.options import SLOT_BYTES
 from holdfast.plan.requests import (
     Request,
@@ -272,6 +272,9 @@ def test_random_boxes_tile_when_counting_says_so() -> None:
             counted[tile.slices()] += 1
         expected = inside and bool((counted == 1).all())
         assert (tiling_fault(shape, tiles) is None) == expected, (shape, tiles)
+        gap = first_gap(shape, tiles) if inside else None
+        assert not inside or (gap is None) == bool((counted > 0).all()), (shape, tiles)
+        assert gap is None or (gap.elements > 0 and not counted[gap.slices()].any()), (shape, tiles)
         verdicts[expected] += 1
     assert min(verdicts.values()) > 300
 
