@@ -108,6 +108,25 @@ def test_fsdp_reshards_bit_exact(tmp_path: Path, writers: int, readers: int) -> 
         assert checkpoint.verify() == []
 
 
+def save_evaluated(rank: int, path: str) -> None:
+    state = state_of(True)
+    train(state, range(1, 4))
+    with torch.no_grad():  # leaves gathered parameters in the place of shards
+        state["model"](torch.ones(1, WIDTH))
+    holdfast.save(state, path, step=3)
+    train(state, range(4, 5))
+
+
+def test_an_evaluation_before_a_save_changes_nothing_in_it(tmp_path: Path) -> None:
+    path, other = str(tmp_path / "c"), str(tmp_path / "d")
+    run_ranks(2, save_evaluated, path)
+    expected = run_ranks(2, save_trained, other, True)[0]
+    with holdfast.open(path) as checkpoint, holdfast.open(other) as same:
+        assert checkpoint.names() == same.names()
+        for name in expected.keys() - {"losses"}:
+            assert torch.equal(checkpoint.tensor(name), expected[name]), name
+
+
 def test_a_checkpoint_of_fsdp_loads_without_it(tmp_path: Path) -> None:
     path = str(tmp_path / "c")
     expected = run_ranks(2, save_trained, path, True)[0]

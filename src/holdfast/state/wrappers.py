@@ -30,3 +30,14 @@ def flat_wrappers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         # By name: the import takes a second, and the class is the one torch retires.
         if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(part).__mro__):
             yield name, part
+
+
+def reshard(module: nn.Module) -> None:
+    """Let modules under ``fully_shard`` (FSDP2) have their shards as parameters again.
+
+    After a forward without a backward, an evaluation, the outermost still has what it has gathered.
+    """
+    for part in module.modules():
+        # By name: the import takes a second.
+        if any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
+            part.reshard()  # type: ignore[operator]
