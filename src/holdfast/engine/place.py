@@ -14,7 +14,13 @@ def place(elements: torch.Tensor, chunk: Chunk, target: torch.Tensor, box: Box) 
         elements: the chunk's bytes (uint8, host memory).
         target: any strides, any device; another dtype is converted to.
     """
-    values = elements.view(TORCH_DTYPES[chunk.shard.tensor.dtype])
+    dtype = TORCH_DTYPES[chunk.shard.tensor.dtype]
+    if chunk.shard.box == box and target.dtype == dtype and is_plain(target):
+        # The target lies as the shard does: the chunk is a run of its bytes.
+        start = target.data_ptr() + chunk.first * target.element_size()
+        copy(start, elements.data_ptr(), elements.nbytes)
+        return
+    values = elements.view(dtype)
     origin = chunk.shard.box.offset
     for before, part in boxes_of_range(chunk.shard.box.shape, chunk.first, chunk.elements):
         offset = tuple(a + b for a, b in zip(part.offset, origin, strict=True))
@@ -37,7 +43,7 @@ def copy_elements(
         # Blocking where bits have to be resolved: torch does that on the host, and without waiting
         # for a copy that is under way it is lost (pytorch#146286).
         target.copy_(source, non_blocking=non_blocking and not views)
-    elif _lie_alike_on_host(source, target):
+    elif is_plain(source) and is_plain(target):
         # Not torch's threads: they spin for a while after each copy, on the cores that read ahead.
         copy(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
@@ -45,9 +51,10 @@ def copy_elements(
         target.view(bits).copy_(source.view(bits), non_blocking=non_blocking)
 
 
-def _lie_alike_on_host(source: torch.Tensor, target: torch.Tensor) -> bool:
-    on_host = source.device.type == target.device.type == "cpu"
-    return on_host and source.is_contiguous() and target.is_contiguous()
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie in host memory behind each other, as they are."""
+    on_host = tensor.device.type == "cpu" and tensor.is_contiguous()
+    return on_host and not (tensor.is_conj() or tensor.is_neg())
 
 
 # Complex numbers of 16 bytes have no integer of their size; plain copies of them keep every bit.
