@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -18,6 +20,8 @@ def torchrun(ranks: int, example: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_fsdp_example_trains_resumes_and_loads_on_another_layout(tmp_path: Path) -> None:
     assert "steps 1 to 60 on 2 ranks" in torchrun(2, "03_fsdp.py", tmp_path)
     last = tmp_path / "runs" / "a" / "step-00000060"
@@ -27,6 +31,7 @@ def test_the_fsdp_example_trains_resumes_and_loads_on_another_layout(tmp_path: P
     assert (last / "MANIFEST").exists()
 
 
+@pytest.mark.slow
 def test_the_dcp_example_saves_and_resumes_on_two_ranks(tmp_path: Path) -> None:
     assert "runs/a/world-2: " in torchrun(2, "05_dcp.py", tmp_path)
     assert (tmp_path / "runs" / "a" / "world-2" / "MANIFEST").exists()
