@@ -42,6 +42,7 @@ LAYERS = [
         "_run",
         "_random",
         "_data",
+        "_deal",
         "_order",
     },
     {"__init__"},

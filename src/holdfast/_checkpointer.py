@@ -231,24 +231,30 @@ class Checkpointer:
         """
         self._saver.wait()
 
-    def restore(self, into: Mapping[Any, Any], *, step: int | None = None) -> int | None:
+    def restore(
+        self, into: Mapping[Any, Any], *, step: int | None = None, partial: bool = False
+    ) -> int | None:
         """Fill a state from the newest good step, or a given one; return that step.
 
         Damaged steps are skipped, loudly: each is logged as an error, and is replaced when the run
         reaches it again. All ranks restore the same step. A file that does not belong to a
-        checkpoint is let be; `holdfast.load` and ``holdfast verify`` refuse it.
+        checkpoint is let be; `holdfast.load` and ``holdfast verify`` refuse it. When another
+        process retires the newest step while it is read, the one that is then the newest is taken.
 
         Args:
             into: as `holdfast.load` takes it.
             step: this step and no other. Later ones stay; to train on from it in another way, call
                 `retire_after`.
+            partial: as `holdfast.load` takes it: the weights alone, for evaluation beside the
+                training that writes this run. Nothing is written to the run then.
 
         Returns:
             The step, or None when the run has no checkpoint yet.
 
         Raises:
             CorruptError: there are checkpoints, and all are damaged.
-            NotCommittedError: the given step is not there.
+            NotCommittedError: the given step is not there, or was retired while it was read; or
+                the newest was, ten times.
             MismatchError: the state does not fit.
         """
         self._check_open()
@@ -257,10 +263,10 @@ class Checkpointer:
             self._last.forget()  # from here on the state is of no step, until it is of another
         self._saver.saved_step = None
         if step is None:
-            step = restore_newest(self._run, into, self._ranks, self._options)
+            step = restore_newest(self._run, into, self._ranks, self._options, partial=partial)
         else:
-            restore_step(self._run, step, into, self._ranks, self._options)
-        self._saver.saved_step = step
+            restore_step(self._run, step, into, self._ranks, self._options, partial=partial)
+        self._saver.saved_step = None if partial else step
         return step
 
     def retire_after(self, step: int) -> list[int]:

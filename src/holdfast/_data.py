@@ -1,40 +1,20 @@
 """Where the data is: which samples have been read, by which reader, on any number of readers.
 
-Knows no files: what a reader saves has its own number in it, so a checkpoint holds that of all.
-The rule that deals samples to readers is `_order`'s; docs/data.md tells what follows from it.
+Knows processes and loaders, no files: what a reader saves has its own number in it, so that a
+checkpoint holds that of all. How samples are dealt is `_deal`'s; docs/data.md tells what follows.
 """
 
-import copy
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
-from ._order import END, EVERYTHING, I64, Ranges, dealt, left_over, merged, nth, shuffled
+from ._deal import Deal, Reader
+from ._order import END
 from ._random import checked_place, place_of_group
-from .errors import MismatchError, OptionError, StateError
-
-_BLOCK = 256  # samples whose place is computed at once: 0.2 ms
-
-
-@dataclass(slots=True)
-class _Reader:
-    """What one reader has done: a data-parallel rank, or one of its loader's workers.
-
-    Attributes:
-        taken: items it took of those it was dealt.
-        held: what it took of those and has not given out.
-        turn: which worker of its rank reads it next: batches come from one after the other.
-    """
-
-    taken: int = 0
-    held: list[Any] = field(default_factory=list)
-    turn: int = 0
+from .errors import OptionError, StateError
 
 
 class DataState:
@@ -89,29 +69,23 @@ class DataState:
         if type(seed) is not int:
             raise OptionError(f"seed is {seed!r}; expected an integer")
         self._place = checked_place(rank, world_size)
-        self._size, self._seed, self._shuffle = size, seed, bool(shuffle)
-        self._stop = END if epochs is None else min(epochs * size, END)
-        self._left, self._skipped = EVERYTHING, Ranges()
-        self._dealt_to: tuple[int, int] | None = None  # (ranks, workers of each)
-        self._readers: dict[int, _Reader] = {}  # of all, until this one begins; then its own count
-        self._begun = False
+        stop = END if epochs is None else min(epochs * size, END)
+        self._deal = Deal(size, seed, bool(shuffle), stop)
         self._run: object = None  # of a loop over samples; another ends it
-        self._ahead: deque[int] = deque()  # how far a sampler is with each sample it gave out
+        self._reading = False  # whether that is one of `read`, or in a worker of its loader
+        self._ahead: deque[int] = deque()  # how far a sampler was with each sample it gave out
         self._workers: DataLoader[Any] | None = None  # those who count, where not this process does
         self._batches = 0  # that came from them
 
     @property
     def position(self) -> int:
         """The first position that some reader has not come to, if all are as far as this rank."""
-        self._update()
-        readers = self._mine()
-        everyone = len(self._readers)
-        return nth(self._left, min(reader.taken for reader in readers.values()) * everyone)
+        return self._deal.position(self._mine())
 
     @property
     def epoch(self) -> int:
         """The epoch of `position`, from 0."""
-        return self.position // self._size
+        return self.position // self._deal.size
 
     @property
     def held(self) -> list[Any]:
@@ -138,11 +112,11 @@ class DataState:
         Raises:
             StateError: the state was restored, or another loop begun, while this one goes on.
         """
-        run = self._begin()
         reader = self._own()
-        for taken, sample in self._coming(reader.taken):
+        run = self._begin()
+        for taken, sample in self._deal.coming(self._number()):
             self._check(run)
-            reader.taken, self._begun = taken, True
+            reader.taken, self._deal.begun = taken, True
             yield sample
 
     def read(self, loader: "DataLoader[Any]") -> Iterator[Any]:
@@ -162,8 +136,8 @@ class DataState:
         streams = isinstance(loader.dataset, IterableDataset)
         _check_loader(loader, self, streams=streams)
         workers = loader.num_workers if streams else 0
-        self._settle(self._whose()[1], max(1, workers))
-        run = self._begin()
+        self._deal.settle(self._whose()[1], max(1, workers))
+        run, self._reading = self._begin(), True
         with torch.random.fork_rng(devices=[]):
             batches = iter(loader)
         if streams and not workers:  # `indices` counts, in this process
@@ -171,14 +145,18 @@ class DataState:
             return
         if workers:
             self._workers, self._batches = loader, 0
-        for batch in batches:
-            self._begun = True
-            if workers:
-                self._batches += 1
-            else:
-                self._count(loader.batch_size or 1)
-            yield batch
-            self._check(run)
+        try:
+            for batch in batches:
+                self._deal.begun = True
+                if workers:
+                    self._batches += 1
+                else:
+                    self._count(loader.batch_size or 1)
+                yield batch
+                self._check(run)
+        finally:
+            if run is self._run:
+                self._begin()  # lets go of the loader
 
     def skip(self, start: int, stop: int) -> None:
         """Leave out the samples at positions start ≤ p < stop, wherever they are not yet taken.
@@ -190,29 +168,12 @@ class DataState:
         """
         if type(start) is not int or type(stop) is not int or not 0 <= start <= stop < END:
             raise OptionError(f"skip from {start!r} to {stop!r}; expected 0 <= start <= stop")
-        self._update()
-        self._skipped = merged([*self._skipped, (start, stop)])
-        self._run = None
+        self._begin()
+        self._deal.skip(start, stop)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what all readers have in common, and the parts of this rank's, by their number."""
-        self._update()
-        readers = self._mine()
-        ranks, workers = self._dealt_to or (1, 1)
-        return {
-            "size": self._size,
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "left": [list(each) for each in self._left],
-            "skipped": [list(each) for each in self._skipped],
-            "ranks": ranks,
-            "workers": workers,
-            "readers": {
-                # Copied: the list is going to change, and a loader's worker compares with it.
-                str(n): {"taken": r.taken, "turn": r.turn, "held": copy.deepcopy(r.held)}
-                for n, r in readers.items()
-            },
-        }
+        return self._deal.dump(self._mine())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the readers of a checkpoint were.
@@ -223,86 +184,49 @@ class DataState:
         Raises:
             MismatchError: it is of another number of samples, or parts are missing.
         """
-        if state["size"] != self._size:
-            raise MismatchError(
-                f"the checkpoint's data has {state['size']} samples, and here it has {self._size}: "
-                "their order is another. Give the same data; or begin anew, by leaving the "
-                "DataState out of what is restored"
-            )
-        ranks, workers, readers = state["ranks"], state["workers"], state["readers"]
-        lacking = [n for n in range(ranks * workers) if str(n) not in readers]
-        if lacking:
-            raise MismatchError(
-                f"the checkpoint's data was read by {ranks} ranks with {workers} readers each, and "
-                f"the parts of {lacking} are missing. Did all ranks have the DataState in their "
-                "state when it was saved?"
-            )
-        self._seed, self._shuffle = state["seed"], state["shuffle"]
-        self._left = tuple((start, stop) for start, stop in state["left"])
-        self._skipped = tuple((start, stop) for start, stop in state["skipped"])
-        self._dealt_to = ranks, workers
-        parts = {n: readers[str(n)] for n in range(ranks * workers)}
-        self._readers = {
-            n: _Reader(part["taken"], list(part["held"]), part["turn"]) for n, part in parts.items()
-        }
-        self._begun, self._run, self._workers = False, None, None
+        self._deal.load(state)
+        self._workers = None
+        self._begin()
 
     def _whose(self) -> tuple[int, int]:
         """Return (rank, number of ranks); a worker has them from the process that started it."""
         if self._place is None:
-            if get_worker_info() is not None:
-                raise StateError(
-                    "a worker of a loader reads a DataState that does not know its rank; iterate "
-                    "the loader by data.read(loader)"
-                )
             self._place = place_of_group()
         return self._place
 
     def _number(self) -> int:
         """Return the number of the reader that this process is."""
-        (rank, ranks), worker = self._whose(), get_worker_info()
+        worker = get_worker_info()
         if worker is None:
-            self._settle(ranks, 1)
+            rank, ranks = self._whose()
+            self._deal.settle(ranks, 1)
             return rank
-        self._settle(ranks, worker.num_workers)
-        mine = range(rank * worker.num_workers, (rank + 1) * worker.num_workers)
-        return next(n for n in mine if self._readers[n].turn == worker.id)
+        self._check_reading()
+        rank, ranks = self._whose()
+        self._deal.settle(ranks, worker.num_workers)
+        readers = self._deal.readers
+        return next(n for n in self._deal.numbers(rank) if readers[n].turn == worker.id)
 
-    def _own(self) -> _Reader:
+    def _own(self) -> Reader:
         """Return the reader that this process is."""
         number = self._number()  # which may deal anew
-        return self._readers[number]
+        return self._deal.readers[number]
 
-    def _mine(self) -> dict[int, _Reader]:
-        """Return the readers of this rank, or in a worker the one that it is."""
+    def _mine(self) -> list[int]:
+        """Return the numbers of this rank's readers, up to date; in a worker, that of its own."""
+        self._update()
+        if get_worker_info() is not None:
+            return [self._number()]
         rank, ranks = self._whose()
-        if get_worker_info() is not None or self._dealt_to is None or self._dealt_to[0] != ranks:
-            number = self._number()
-            return {number: self._readers[number]}
-        workers = self._dealt_to[1]
-        return {n: self._readers[n] for n in range(rank * workers, (rank + 1) * workers)}
-
-    def _settle(self, ranks: int, workers: int) -> None:
-        """Deal what is left to so many readers, unless it is."""
-        if self._dealt_to == (ranks, workers):
-            return
-        if self._begun:
-            raise StateError(
-                f"this DataState is read by {self._dealt_to} ranks and workers, and now by "
-                f"{(ranks, workers)}; that can change only between a checkpoint and its restore"
-            )
-        before = [self._readers[n] for n in range(len(self._readers))]
-        held = [item for reader in before for item in reader.held]
-        if before:
-            self._left = left_over(self._left, [reader.taken for reader in before])
-        everyone = ranks * workers
-        self._dealt_to = ranks, workers
-        self._readers = {n: _Reader(0, held[n::everyone], n % workers) for n in range(everyone)}
+        if self._deal.ranks != ranks:
+            return [self._number()]
+        return list(self._deal.numbers(rank))
 
     def _begin(self) -> object:
         """Begin a loop over samples, which ends the one before."""
         self._update()
         self._workers = None
+        self._reading = get_worker_info() is not None
         self._run = object()
         return self._run
 
@@ -313,32 +237,18 @@ class DataState:
                 "goes on; end this one, and begin anew with read() or indices()"
             )
 
-    def _coming(self, taken: int) -> Iterator[tuple[int, int]]:
-        """Yield (items taken with it, sample) for what this reader has before it."""
-        number, everyone = self._number(), len(self._readers)
-        positions = dealt(self._left, number + taken * everyone, everyone)
-        while True:
-            block = np.fromiter(islice(positions, _BLOCK), np.int64)
-            samples = self._samples_at(block).tolist()
-            for position, sample in zip(block.tolist(), samples, strict=True):
-                if position >= self._stop:
-                    return
-                taken += 1
-                if not any(start <= position < stop for start, stop in self._skipped):
-                    yield taken, sample
-
-    def _samples_at(self, positions: I64) -> I64:
-        epochs, places = np.divmod(positions, self._size)
-        if self._shuffle:
-            for epoch in np.unique(epochs).tolist():
-                here = epochs == epoch
-                places[here] = shuffled(places[here], self._size, self._seed, epoch)
-        return places
+    def _check_reading(self) -> None:
+        if not self._reading:
+            raise StateError(
+                "a loader asks for the samples of a DataState that does not count what becomes of "
+                "them; iterate the loader by data.read(loader)"
+            )
 
     def _sample_ahead(self) -> Iterator[int]:
         """Yield this rank's samples to a loader, which will give them out in this order."""
+        self._check_reading()
         ahead = self._ahead = deque()
-        for taken, sample in self._coming(self._own().taken):
+        for taken, sample in self._deal.coming(self._number()):
             ahead.append(taken)
             yield sample
 
@@ -360,9 +270,7 @@ class DataState:
                 "dataset's state_dict() has to return that of the DataState"
             )
         for part in found:
-            for number, reader in part["readers"].items():
-                turn = (reader["turn"] - self._batches) % workers
-                self._readers[int(number)] = _Reader(reader["taken"], list(reader["held"]), turn)
+            self._deal.learn(part, self._batches)
 
 
 class _Ahead(Sampler[int]):

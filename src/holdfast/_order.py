@@ -22,29 +22,34 @@ _ROUNDS = 6
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
 
 
-def shuffled(places: I64, size: int, seed: int, epoch: int) -> I64:
-    """Return the samples at these places of a shuffled epoch.
+def shuffled(positions: I64, size: int, seed: int) -> I64:
+    """Return the samples at these positions, where every epoch has an order of its own.
 
-    The order is a permutation of range(size) that is computed for each place alone: a Feistel
-    network over the next power of 4, entered again until it lands below ``size`` (Black and
-    Rogaway, Ciphers with Arbitrary Finite Domains, 2002). It takes no memory, and depends on no
-    library's generator: what is saved today continues in the same order for ever.
+    That is a permutation of range(size) which is computed for each place alone: a Feistel network
+    over the next power of 4, entered again until it lands below ``size`` (Black and Rogaway,
+    Ciphers with Arbitrary Finite Domains, 2002). It takes no memory, and depends on no library's
+    generator: what is saved today continues in the same order for ever.
     """
     bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=8 * _ROUNDS).digest()
-    keys = np.frombuffer(digest, "<u8")
-    result = places.astype(np.uint64)
+    epochs, which = np.unique(positions // size, return_inverse=True)
+    keys = np.array([_keys(seed, epoch) for epoch in epochs.tolist()], np.uint64)[which]
+    result = (positions % size).astype(np.uint64)
     again = np.arange(len(result))
     while len(again):
-        result[again] = _feistel(result[again], bits, keys)
+        result[again] = _feistel(result[again], bits, keys[again])
         again = again[result[again] >= size]
     return result.astype(np.int64)
+
+
+def _keys(seed: int, epoch: int) -> U64:
+    digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=8 * _ROUNDS).digest()
+    return np.frombuffer(digest, "<u8")
 
 
 def _feistel(values: U64, bits: int, keys: U64) -> U64:
     half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
     left, right = values >> half, values & mask
-    for key in keys:
+    for key in keys.T:
         mixed = right + key
         for multiplier in _MULTIPLIERS:
             mixed = (mixed ^ (mixed >> np.uint64(29))) * multiplier

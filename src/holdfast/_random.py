@@ -79,7 +79,7 @@ class RandomState:
                 "is seeded anew, from what rank 0 had saved and its own rank",
                 *(saved, world_size),
             )
-        _seed(derived_seed(ranks["0"], rank, world_size))
+        _seed(ranks["0"], f"{rank} of {world_size}")
 
 
 def checked_place(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
@@ -104,9 +104,9 @@ def place_of_group() -> tuple[int, int]:
     return ranks.rank, ranks.world_size
 
 
-def derived_seed(saved: Mapping[str, Any], rank: int, world_size: int) -> int:
-    """Return a seed of 64 bits from saved states; another for each rank and number of ranks."""
-    digest = hashlib.blake2b(f"{rank} of {world_size}".encode(), digest_size=8)
+def derived_seed(saved: Mapping[str, Any], whose: str) -> int:
+    """Return a seed of 64 bits from saved states; another for each text."""
+    digest = hashlib.blake2b(whose.encode(), digest_size=8)
     for kind in sorted(saved):
         digest.update(kind.encode())
         digest.update(saved[kind]["state"].numpy().tobytes())
@@ -162,7 +162,9 @@ def _restore(saved: Mapping[str, Any]) -> None:
         logger.warning("a random state of CUDA was saved, and there is no CUDA device here")
 
 
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    torch.manual_seed(seed)  # of CUDA too, when it is used
+def _seed(saved: Mapping[str, Any], whose: str) -> None:
+    # A seed each: Python and NumPy would make the same numbers of the same one.
+    random.seed(derived_seed(saved, f"python, {whose}"))
+    numpy_seed = derived_seed(saved, f"numpy, {whose}")
+    np.random.seed([numpy_seed & 0xFFFFFFFF, numpy_seed >> 32])
+    torch.manual_seed(derived_seed(saved, f"torch, {whose}"))  # of CUDA too, when it is used

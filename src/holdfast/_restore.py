@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._load import load_from
 from ._run import Run
-from .errors import CorruptError, PeerError, StoreError
+from .errors import CorruptError, NotCommittedError, PeerError, StoreError
 from .group.base import COORDINATOR, Phase
 from .options import Options
 
@@ -18,12 +18,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
+TRIES = 10  # of a step that another process lets go of while it is read
+
 
 def restore_step(
-    run: Run, step: int, into: Mapping[Any, Any], ranks: "Group", options: Options
+    run: Run,
+    step: int,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool = False,
 ) -> None:
-    """Fill a state from one step."""
-    record = _load(run, step, into, ranks, options)
+    """Fill a state from one step; with ``partial`` nothing is noted in the run."""
+    record = _load(run, step, into, ranks, options, partial=partial)
+    if partial:
+        return
     with Phase(ranks) as told:
         told.answer = json.dumps(record).encode()
     _note(run, step, [json.loads(answer) for answer in told.answers], ranks)
@@ -38,20 +48,41 @@ def restore_step(
 
 
 def restore_newest(
-    run: Run, into: Mapping[Any, Any], ranks: "Group", options: Options
+    run: Run,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool = False,
 ) -> int | None:
-    """Fill a state from the newest step that is not damaged; return the step, or None."""
-    faults = []
-    for step in reversed(agree_steps(run, ranks)):
-        damage = _try(run, step, into, ranks, options)
-        if not damage:
-            return step
-        run.damaged.add(step)
-        logger.error("step %d is damaged and is skipped: %s", step, damage)
-        faults.append(f"step {step}: {damage}")
-    if faults:
-        raise CorruptError(f"every checkpoint of {run.root} is damaged. {' '.join(faults)}")
-    return None
+    """Fill a state from the newest step that is not damaged; return the step, or None.
+
+    A step that is retired while it is read is no fault of its: there is a newer one by then.
+
+    Args:
+        partial: nothing is noted in the run.
+    """
+    gone = ""
+    for _ in range(TRIES):
+        faults = []
+        for step in reversed(agree_steps(run, ranks)):
+            damage, gone = _try(run, step, into, ranks, options, partial=partial)
+            if gone:
+                logger.info("step %d is gone; looking for the newest again", step)
+                break
+            if not damage:
+                return step
+            run.damaged.add(step)
+            logger.error("step %d is damaged and is skipped: %s", step, damage)
+            faults.append(f"step {step}: {damage}")
+        else:
+            if faults:
+                raise CorruptError(f"every checkpoint of {run.root} is damaged. {' '.join(faults)}")
+            return None
+    raise NotCommittedError(
+        f"{TRIES} times the newest step of {run.root} was gone before it was read; let the run "
+        f"keep more of them. The last one: {gone}"
+    )
 
 
 def agree_steps(run: Run, ranks: "Group") -> list[int]:
@@ -64,7 +95,13 @@ def agree_steps(run: Run, ranks: "Group") -> list[int]:
 
 
 def _load(
-    run: Run, step: int, into: Mapping[Any, Any], ranks: "Group", options: Options
+    run: Run,
+    step: int,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool,
 ) -> dict[str, Any]:
     """Load a step; return what this rank has measured."""
     started = time.perf_counter()
@@ -73,7 +110,7 @@ def _load(
         ranks,
         into,
         strict=True,
-        partial=False,
+        partial=partial,
         cast=False,
         options=options,
         strangers=True,  # no reason to go back to an older step
@@ -90,28 +127,43 @@ def _load(
     }
 
 
-def _try(run: Run, step: int, into: Mapping[Any, Any], ranks: "Group", options: Options) -> str:
-    """Load a step; return what is damaged, the same on every rank, or "" when it is good."""
+def _try(
+    run: Run,
+    step: int,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool,
+) -> tuple[str, str]:
+    """Load a step.
+
+    Returns:
+        (what is damaged, why it is not there any more), the same on every rank; "" and "" when it
+        is good.
+    """
     failure: BaseException | None = None
     told: dict[str, Any] = {}
     try:
-        told["record"] = _load(run, step, into, ranks, options)
+        told["record"] = _load(run, step, into, ranks, options, partial=partial)
     except BaseException as error:  # whatever it is: the other ranks are on their way to judge it
         failure = error
     with Phase(ranks) as judged:
-        # What is no damage is raised here, and so on every rank; a peer's error is the peer's.
+        # What is neither is raised here, and so on every rank; a peer's error is the peer's.
         if failure is not None and not isinstance(failure, PeerError):
-            if not _is_damage(failure):
+            if not (kind := _kind_of(failure)):
                 raise failure
-            told["damage"] = str(failure)
+            told[kind] = str(failure)
         judged.answer = json.dumps(told).encode()
     found = [json.loads(answer) for answer in judged.answers]
-    damage = " ".join(answer["damage"] for answer in found if "damage" in answer)
-    if failure is not None and not damage:
+    damage, gone = (
+        " ".join(answer[kind] for answer in found if kind in answer) for kind in ("damage", "gone")
+    )
+    if failure is not None and not (damage or gone):
         raise failure
-    if not damage:
+    if not (damage or gone or partial):
         _note(run, step, [answer["record"] for answer in found], ranks)
-    return damage
+    return damage, gone
 
 
 def _note(run: Run, step: int, records: list[dict[str, Any]], ranks: "Group") -> None:
@@ -123,8 +175,11 @@ def _note(run: Run, step: int, records: list[dict[str, Any]], ranks: "Group") ->
     run.note("load", step, records)
 
 
-def _is_damage(error: BaseException) -> bool:
+def _kind_of(error: BaseException) -> str:
     """Whether an error says that this checkpoint cannot be read, and another perhaps can."""
-    if isinstance(error, StoreError):
-        return error.errno == errno.EIO
-    return isinstance(error, CorruptError)
+    if isinstance(error, NotCommittedError):
+        return "gone"
+    damaged = isinstance(error, CorruptError) or (
+        isinstance(error, StoreError) and error.errno == errno.EIO
+    )
+    return "damage" if damaged else ""

@@ -4,8 +4,10 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
+import torchdata.stateful_dataloader
 
 import holdfast._checkpointer
+import holdfast._data
 import holdfast.integrations.dcp
 
-LOADED = (holdfast, torch)
+LOADED = (holdfast, torch, torchdata)

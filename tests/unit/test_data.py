@@ -278,3 +278,32 @@ def test_a_loader_that_cannot_be_counted_is_refused(wrong: Any, advice: str) -> 
     data = DataState(9)
     with pytest.raises(OptionError, match=advice):
         next(data.read(wrong(data)))
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("torch", 0), ("torch", 2), ("torch streams", 1)])
+def test_a_loader_that_is_not_read_through_the_state_is_refused(kind: str, workers: int) -> None:
+    for place in ({}, {"rank": 0, "world_size": 1}):
+        data = DataState(100, **place)
+        with pytest.raises(StateError, match=r"iterate the loader by data\.read"):
+            next(iter(loader_of(kind, data, workers)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_with_an_order_of_its_own_resumes_as_it_is(
+    new_path: NewPath, workers: int
+) -> None:
+    """Without a DataState: bit for bit on as many readers, and refused on any other number."""
+
+    def loader() -> Any:
+        return StatefulDataLoader(range(50), 3, shuffle=True, num_workers=workers)  # type: ignore
+
+    path, first = new_path(), loader()
+    batches = iter(first)
+    [*itertools.islice(batches, 4)]
+    holdfast.save({"loader": {"0": first}}, path)
+    expected = [batch.tolist() for batch in batches]
+    again = loader()
+    holdfast.load(path, into={"loader": {"0": again}})
+    assert [batch.tolist() for batch in again] == expected
+    with pytest.raises(MismatchError, match=r"loader\.1"):
+        holdfast.load(path, into={"loader": {"0": loader(), "1": loader()}})

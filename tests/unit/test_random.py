@@ -74,6 +74,8 @@ def test_another_number_of_ranks_draws_other_numbers_the_same_each_time(
     for kind in ("python", "numpy"):
         assert len({str(one[kind]) for one in drawn}) == 6
     assert len({tuple(one["torch"].tolist()) for one in drawn}) == 6
+    numbers = [one[kind][0] for one in drawn for kind in ("python", "numpy")]
+    assert len(set(numbers)) == 12, "two generators of one rank draw other numbers too"
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 4, "rank 0 of 2 and rank 0 of 4, twice"
     assert "saved by 3 ranks and are restored by 2" in warnings[0].getMessage()
