@@ -28,11 +28,8 @@ SIZE, EVERYTHING = 101, 1000
 def loop_of(data: DataState, loader: str) -> Any:
     if loader == "own":
         return ([index] for index in data.indices())
-    dataset = range(SIZE)
-    sampler = data.sampler()
-    return data.read(
-        StatefulDataLoader(dataset, 2, sampler=sampler, num_workers=1, collate_fn=list)  # type: ignore[arg-type]
-    )
+    options = {"num_workers": 1, "multiprocessing_context": "fork", "collate_fn": list}
+    return data.read(StatefulDataLoader(range(SIZE), 2, sampler=data.sampler(), **options))  # type: ignore
 
 
 def read_part(rank: int, run: str, step: int, loader: str, takes: list[int]) -> list[int]:

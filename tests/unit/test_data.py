@@ -280,7 +280,7 @@ def test_a_loader_that_cannot_be_counted_is_refused(wrong: Any, advice: str) -> 
         next(data.read(wrong(data)))
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("torch", 0), ("torch", 2), ("torch streams", 1)])
+@pytest.mark.parametrize(("kind", "workers"), [("torch", 0), ("torch streams", 1)])
 def test_a_loader_that_is_not_read_through_the_state_is_refused(kind: str, workers: int) -> None:
     for place in ({}, {"rank": 0, "world_size": 1}):
         data = DataState(100, **place)
