@@ -16,8 +16,8 @@ import holdfast
 from format.simulated_ranks import run_ranks
 from holdfast.errors import MismatchError, StateError
 from holdfast.format.values import encode_value
+from holdfast.layout import Box, Tensor
 from holdfast.layout import Path as StatePath
-from holdfast.layout import Tensor
 from holdfast.plan import dedup
 from holdfast.plan.requests import encode_object
 from holdfast.state.target import Source, bind
@@ -266,12 +266,18 @@ def test_state_of_one_of_several_shardings_is_refused_unless_it_is_told_which(
         bind({"optimizer": _hooked(one, other)}, source)
 
 
-def test_flat_parameters_without_their_module_are_refused(two_ranks: Any) -> None:
+def test_flat_parameters_need_their_module_beside_the_optimizer(two_ranks: Any) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     module = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
-    with pytest.raises(StateError, match="flat parameters of FullyShardedDataParallel"):
-        flatten({"optimizer": optim.SGD(module.parameters())})
+    optimizer = optim.SGD(module.parameters())
+    with pytest.raises(StateError, match="put the module into the state too"):
+        flatten({"optimizer": optimizer})
+    leaves = flatten({"model": module, "optimizer": optimizer})
+    held = {path: leaf.boxes for path, leaf in leaves.tensors.items()}
+    assert held[("model", "weight")] == (Box((0, 0), (2, 4)), Box((2, 0), (1, 2)))
+    assert held[("model", "bias")] == ()
+    assert leaves.objects.keys() == {("optimizer", "param_groups", n) for n in ("weight", "bias")}
 
 
 def test_a_class_that_loads_its_own_values_is_asked_to(new_path: NewPath) -> None:

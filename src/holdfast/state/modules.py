@@ -19,7 +19,7 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
 from .flat import Run, finish_flat, held_flat, local_state
-from .wrappers import canonical_name, flat_wrappers, reshard, unwrap
+from .wrappers import canonical_name, flat_wrappers, show_shards, unwrap
 
 # Those of torch that copy every value in place, and look only at what is missing.
 _LOADERS_IN_PLACE = (
@@ -91,7 +91,7 @@ def parameter_names(modules: dict[Path, nn.Module]) -> dict[Path, ParameterNames
     result: dict[Path, ParameterNames] = {}
     for path, module in modules.items():
         inner = unwrap(module)
-        reshard(inner)
+        show_shards(inner)
         named = inner.named_parameters()
         result[path] = {id(tensor): (Named(canonical_name(name)),) for name, tensor in named}
         flat: dict[int, list[Named]] = {}

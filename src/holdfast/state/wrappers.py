@@ -27,17 +27,20 @@ def unwrap(module: nn.Module) -> nn.Module:
 def flat_wrappers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Find every FullyShardedDataParallel (FSDP1) in a module, with its name there."""
     for name, part in module.named_modules():
-        # By name: the import takes a second, and the class is the one torch retires.
-        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(part).__mro__):
+        if _is_kind(part, "FullyShardedDataParallel"):
             yield name, part
 
 
-def reshard(module: nn.Module) -> None:
-    """Let modules under ``fully_shard`` (FSDP2) have their shards as parameters again.
+def show_shards(module: nn.Module) -> None:
+    """Let modules of fully_shard have their sharded parameters, which optimizers know.
 
-    After a forward without a backward, an evaluation, the outermost still has what it has gathered.
+    After a forward without backward they have the gathered ones; ``state_dict()`` does the same.
     """
     for part in module.modules():
-        # By name: the import takes a second.
-        if any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
+        if _is_kind(part, "FSDPModule"):
             part.reshard()  # type: ignore[operator]
+
+
+def _is_kind(part: nn.Module, name: str) -> bool:
+    # By name: the import takes a second.
+    return any(kind.__name__ == name for kind in type(part).__mro__)
