@@ -35,11 +35,9 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    model = make_model()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model[1].layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    model, mesh = make_model(), init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in [*model[1].layers, model]:
+        fully_shard(part, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     state = {"model": model, "optimizer": optimizer}
 
