@@ -2,8 +2,8 @@
 
 import itertools
 import json
-import time
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
