@@ -31,15 +31,15 @@ def weights() -> dict[str, Any]:
 def retiring_beneath(monkeypatch: pytest.MonkeyPatch, run: Path, times: int) -> list[int]:
     """Have the step retired between its MANIFEST and its data, so often."""
     saved: list[int] = []
-    plan_load = _load.plan_load
+    find_chunks = _load.find_chunks
 
     def plan(*arguments: Any) -> Any:
         if len(saved) < times:
             saved.append(2 + len(saved))
             save(run, saved[-1])
-        return plan_load(*arguments)
+        return find_chunks(*arguments)
 
-    monkeypatch.setattr(_load, "plan_load", plan)
+    monkeypatch.setattr(_load, "find_chunks", plan)
     return saved
 
 
