@@ -163,7 +163,8 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     files = len(table.file_bytes)
     _require(bool(np.all(table.file_bytes <= spec.DATA_FILE_BYTES_MAX)), "a file passes 256 GiB")
     large = size >= spec.LARGE_PAYLOAD_BYTES
-    _require(not np.any(start[large] % spec.LARGE_ALIGN_BYTES), "a large payload is not aligned")
+    unaligned = start & (spec.LARGE_ALIGN_BYTES - 1) != 0
+    _require(not np.any(large & unaligned), "a large payload is not aligned")
     file_of = np.repeat(np.arange(files), np.diff(file_first_chunk))
     follows = (file_of[1:] != file_of[:-1]) | (start[1:] > start[:-1])
     order = slice(None) if np.all(follows) else np.lexsort((size, start, file_of))
@@ -176,7 +177,8 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     _require(bool(np.all(start >= gap_start)), "payloads overlap")
     _require(bool(np.all(start - gap_start < spec.GAP_BYTES_LIMIT)), "a gap is too long")
     payload_end = np.full(files, spec.DATA_HEADER_BYTES, np.int64)
-    np.maximum.at(payload_end, file_of, ends)
+    filled = np.flatnonzero(np.diff(file_first_chunk))
+    payload_end[filled] = ends[order][file_first_chunk[1:][filled] - 1]
     room = table.file_bytes.astype(np.int64) - spec.TRAILER_BYTES
     _require(bool(np.all(payload_end <= room)), "a payload leaves its file")
     return gap_start, payload_end
