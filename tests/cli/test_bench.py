@@ -295,9 +295,12 @@ def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with bench_disk.scratch_in(place):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+    assert list(place.iterdir()) == []
 
 
 def test_what_cannot_be_removed_is_named(place: Path, holdfast_command: Command) -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def ended() -> Iterator[None]:
         handle.wait_done()
     if _handle._last is not None:
         _handle._last.untold()
+
+
+@contextmanager
+def copies_held_back() -> Iterator[threading.Event]:
+    """Copy nothing in the background until the event is set."""
+    release = threading.Event()
+    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
+
+    def waits(item: Any, memory: torch.Tensor) -> None:
+        release.wait()
+        original(item, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.engine.stage.copy_held", waits)
+        yield release
 
 
 def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
@@ -141,15 +157,7 @@ def test_a_lazy_save_holds_the_next_step_until_it_is_staged(tmp_path: Path) -> N
 
 def test_a_lazy_save_fails_when_a_parameter_is_changed_behind_its_back(tmp_path: Path) -> None:
     model, _, state = training()
-    release = threading.Event()
-    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
-
-    def waits(item: Any, memory: torch.Tensor) -> None:
-        release.wait()
-        original(item, memory)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.engine.stage.copy_held", waits)
+    with copies_held_back() as release:
         handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
         with torch.no_grad():
             model[0].weight.add_(1)
@@ -199,15 +207,7 @@ def test_a_buffer_beside_a_parameter_in_one_memory_is_copied_at_the_call(tmp_pat
     memory = torch.zeros(2000)
     weight, buffer = nn.Parameter(memory[:1000]), memory[1000:].detach()
     state = {"w": weight, "b": buffer, "optimizer": torch.optim.SGD([weight], lr=0.1)}
-    release = threading.Event()
-    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
-
-    def waits(item: Any, memory: torch.Tensor) -> None:
-        release.wait()
-        original(item, memory)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.engine.stage.copy_held", waits)
+    with copies_held_back() as release:
         handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
         buffer.data.add_(1)
         release.set()
@@ -243,15 +243,7 @@ def test_a_rank_that_cannot_stage_trains_on_while_the_others_are_told(
 
 def test_a_lazy_save_fails_when_a_parameter_is_freed(tmp_path: Path) -> None:
     model, _, state = training()
-    release = threading.Event()
-    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
-
-    def waits(item: Any, memory: torch.Tensor) -> None:
-        release.wait()
-        original(item, memory)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.engine.stage.copy_held", waits)
+    with copies_held_back() as release:
         handle = holdfast.save_async(state, tmp_path / "a", stage="lazy")
         model[2].weight.untyped_storage().resize_(0)
         release.set()

@@ -5,7 +5,6 @@ Knows no process group: each rank reads what its own plan asks for.
 
 import io
 import os
-import threading
 from typing import Any
 
 import torch
@@ -25,27 +24,25 @@ from ...options import SLOT_BYTES, Options
 from ...plan.load_plan import plan_load
 from ...state.tensors import DTYPE_NAMES, Part
 from ...stores.url import open_store
-from .names import PICKLED, Contents, describe, is_pickled, place_of
+from .names import PICKLED, Contents, describe, is_pickled
+from .place import Call, Placed
 
 
-class _Load(threading.local):
-    """The load that a thread is at: DCP makes all calls for one load in one thread.
+class _Load(Call):
+    """The load that a thread is at, and the checkpoint it is of."""
 
-    Attributes:
-        coming: where the next one is from, when this thread was told; else where any was told.
-    """
-
-    path = coming = ""
     manifest: Manifest | None = None
     contents: Contents | None = None
 
 
-class HoldfastReader(StorageReader):
+class HoldfastReader(Placed, StorageReader):
     """Reads any holdfast checkpoint for DCP, whoever wrote it, resharded as the planner asks.
 
     Example:
         ``dcp.load(state_dict, storage_reader=HoldfastReader("runs/a/first"))``
     """
+
+    _call: _Load
 
     def __init__(
         self,
@@ -68,23 +65,8 @@ class HoldfastReader(StorageReader):
         """
         self._cast, self._pickled = cast, pickled
         self._options = options or Options()
-        self._load = _Load()
+        self._call = _Load()
         self.reset(path)
-
-    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
-        """Make ready for the next load, of another place if one is given."""
-        if checkpoint_id is not None:
-            self._path = self._load.coming = open_store(place_of(checkpoint_id)).location
-
-    @property
-    def checkpoint_id(self) -> str:
-        """Directory of the checkpoint."""
-        return self._path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
-        """Tell whether it is a path, or a ``holdfast://`` URL of one."""
-        return "://" not in place_of(checkpoint_id)
 
     def read_metadata(self, *args: Any, **_: Any) -> Metadata:
         """Describe the checkpoint: every tensor as one chunk, dicts and lists opened as DCP does.
@@ -94,7 +76,7 @@ class HoldfastReader(StorageReader):
             CorruptError: its MANIFEST fails a check.
             VersionError: a newer holdfast wrote it.
         """
-        load = self._load
+        load = self._call
         load.path, load.coming = load.coming or self._path, ""
         load.manifest = read_manifest(open_store(load.path))
         load.contents = describe(load.manifest, load.path)
@@ -124,7 +106,7 @@ class HoldfastReader(StorageReader):
             CorruptError: a check failed; what was filled before it is named in ``.filled``.
             StoreError: the disk or the network failed.
         """
-        load = self._load
+        load = self._call
         manifest, contents = load.manifest, load.contents
         assert manifest is not None and contents is not None, "DCP plans before it reads"
         values = [
@@ -184,7 +166,7 @@ class HoldfastReader(StorageReader):
                 targets[path], wanted[path] = [(tensor, box)], (index, [box])
         if faults:
             raise MismatchError(
-                f"{self._load.path} does not fit the state: {'; '.join(faults)}. Make the dtypes "
+                f"{self._call.path} does not fit the state: {'; '.join(faults)}. Make the dtypes "
                 "the same, or use HoldfastReader(cast=True). Nothing was loaded"
             )
         return targets, wanted
@@ -200,7 +182,7 @@ class HoldfastReader(StorageReader):
         if is_pickled(value):
             if not self._pickled:
                 raise OptionError(
-                    f"{fqn} of {self._load.path} was saved as a pickle, and a planner that loads "
+                    f"{fqn} of {self._call.path} was saved as a pickle, and a planner that loads "
                     "it runs the code in it. If you trust who wrote it, use "
                     "HoldfastReader(pickled=True)"
                 )

@@ -6,7 +6,6 @@ Knows no process group: DCP brings the ranks together, and makes all raise what 
 import io
 import logging
 import os
-import threading
 import time
 from functools import partial
 from itertools import chain
@@ -36,26 +35,22 @@ from ...plan.requests import encode_object
 from ...state.tensors import local_tensor
 from ...stores.local import LocalStore
 from ...stores.url import open_store
-from .names import PICKLED, path_of, place_of
+from .names import PICKLED, path_of
+from .place import Call, Placed
 from .plan import Share, header_of, join, pieces_of
 from .word import Word, check_stands, end, give, hear, take_back
 
 logger = logging.getLogger("holdfast")
 
 
-class _Save(threading.local):
-    """The save that a thread is at: DCP makes all calls for one save in one thread.
+class _Save(Call):
+    """The save that a thread is at."""
 
-    Attributes:
-        coming: where the next one goes, when this thread was told; else where any thread was told.
-    """
-
-    path = coming = ""
     rank, started = 0, 0.0
     word: Word | None = None
 
 
-class HoldfastWriter(StorageWriter):
+class HoldfastWriter(Placed, StorageWriter):
     """Writes what DCP saves as a holdfast checkpoint: committed in one step, durable, never torn.
 
     Every planner's plan is taken as it is. Also an ``AsyncStager``: `dcp.async_save` copies the
@@ -66,6 +61,7 @@ class HoldfastWriter(StorageWriter):
     """
 
     _synchronize_after_execute = False
+    _call: _Save
 
     def __init__(
         self,
@@ -87,27 +83,12 @@ class HoldfastWriter(StorageWriter):
         """
         self._options = options or Options()
         self._pickled = pickled
-        self._save = _Save()
+        self._call = _Save()
         self.reset(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let itself be sent to the process that saves in the background."""
         return partial(HoldfastWriter, pickled=self._pickled, options=self._options), (self._path,)
-
-    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
-        """Make ready for the next save, at another place if one is given."""
-        if checkpoint_id is not None:
-            self._path = self._save.coming = open_store(place_of(checkpoint_id)).location
-
-    @property
-    def checkpoint_id(self) -> str:
-        """Directory of the checkpoint."""
-        return self._path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
-        """Tell whether it is a path, or a ``holdfast://`` URL of one."""
-        return "://" not in place_of(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         """Tell planners where the checkpoint is to be."""
@@ -124,7 +105,7 @@ class HoldfastWriter(StorageWriter):
                 "use_collectives=False: each rank would commit a part of the checkpoint. Leave it "
                 "out, or save to a path of its own on each rank with no_dist=True"
             )
-        save = self._save
+        save = self._call
         save.path, save.coming = save.coming or self._path, ""
         save.rank, save.word, save.started = kwargs.get("rank", 0), None, time.perf_counter()
 
@@ -140,9 +121,9 @@ class HoldfastWriter(StorageWriter):
             OptionError: the directory holds something else.
             StoreError: disk, network or permission.
         """
-        store = open_store(self._save.path)
+        store = open_store(self._call.path)
         check_absent(store)
-        self._save.word = give(store, len(plans), self._options)
+        self._call.word = give(store, len(plans), self._options)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[list[WriteResult]]":
@@ -153,8 +134,8 @@ class HoldfastWriter(StorageWriter):
             StoreError: disk, network or permission; `NoSpaceError` when the disk is full.
             PeerError: another rank failed meanwhile.
         """
-        store, rank = open_store(self._save.path), self._save.rank
-        word = hear(store, rank, self._save.word)
+        store, rank = open_store(self._call.path), self._call.rank
+        word = hear(store, rank, self._call.word)
         try:
             share = self._write(store, word, plan, planner)
             check_stands(store, word, rank)
@@ -175,7 +156,7 @@ class HoldfastWriter(StorageWriter):
             AlreadyCommittedError: another save was first.
             StoreError: disk, network or permission.
         """
-        save, word = self._save, self._save.word
+        save, word = self._call, self._call.word
         assert word is not None, "DCP plans before it finishes"
         store = open_store(save.path)
         shares = [result.storage_data for result in chain.from_iterable(results)]
@@ -210,7 +191,7 @@ class HoldfastWriter(StorageWriter):
 
     def _write(self, store: LocalStore, word: Word, plan: SavePlan, planner: SavePlanner) -> Share:
         """Describe what the plan gives to this rank, and write it."""
-        pieces, rank = pieces_of(plan, word), self._save.rank
+        pieces, rank = pieces_of(plan, word), self._call.rank
         objects = self._encode_values(plan, planner)
         shards = tuple(pieces)
         header = header_of(word, dict.fromkeys(shard.tensor for shard in shards))
