@@ -46,7 +46,7 @@ nb::list wait_for(Queue& queue) {
 void bind_queue(nb::module_& module) {
   nb::class_<Queue>(module, "Queue")
       .def(nb::new_(&make_queue), "vfs"_a, "backend"_a, "pool"_a, "depth"_a = 16,
-           "block_bytes"_a = 4 << 20)
+           "block_bytes"_a = 2 << 20)
       .def_prop_ro("backend", &Queue::backend)
       .def_prop_ro("direct", &Queue::direct)
       .def_prop_ro("pending", &Queue::pending)

@@ -149,7 +149,7 @@ class Queue:
     """
 
     def __init__(
-        self, vfs: Vfs, backend: str, pool: Pool, depth: int = 16, block_bytes: int = 4 << 20
+        self, vfs: Vfs, backend: str, pool: Pool, depth: int = 16, block_bytes: int = 2 << 20
     ) -> None:
         """At most ``depth`` operations of ``block_bytes`` are in flight; larger ones are split."""
 

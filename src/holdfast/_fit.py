@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import MismatchError
 from .format.manifest import Manifest
-from .format.names import display_names
+from .format.names import display_names, dotted
 from .layout import Box, Path, Tensor
 from .state.source import Source
 from .state.target import Target
@@ -69,11 +69,32 @@ def check_fit(
             "Make the names the same, or let holdfast.load take less: partial=True, strict=False. "
         )
         advice = names if not faults else ""
+        advice = _parts_of_ranks(manifest, len(answers), [*missing, *unexpected]) or advice
         raise MismatchError(
             f"{where} does not fit the target. Of its names, {'. And '.join(problems)}. "
             f"{advice}Nothing was loaded"
         )
     return missing, unexpected
+
+
+def _parts_of_ranks(manifest: Manifest, ranks: int, differing: Sequence[str]) -> str:
+    """Say how many ranks can load what has a part for each rank, when there are others now."""
+    saved = manifest.table.header.world_size
+    if ranks == saved:
+        return ""
+    below: dict[Path, set[str]] = {}
+    for path in _paths(manifest):
+        for depth, key in enumerate(path[:-1]):
+            below.setdefault(path[:depth], set()).add(str(key))
+    numbers = {str(rank) for rank in range(saved)}
+    parted = [dotted(path) for path, keys in below.items() if path and keys == numbers]
+    found = [place for place in parted if any(name.startswith(f"{place}.") for name in differing)]
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)} has a part for each rank, {saved} when it was saved, and {ranks} load "
+        f"it: load on {saved}, or take it out of the target and give partial=True. "
+    )
 
 
 def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:

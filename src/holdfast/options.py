@@ -30,7 +30,7 @@ class Options:
     chunk_elements: int = 1 << 20
     file_bytes: int = 255 << 30
     pool_bytes: int | None = None
-    block_bytes: int = 4 << 20
+    block_bytes: int = 2 << 20
     queue_depth: int = 16
     io: str = "auto"
     writers: str | int = "rank"

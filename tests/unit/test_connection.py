@@ -1,4 +1,4 @@
-"""The connection that saves in the background have to the process group's store."""
+"""What a process group can do, and the connection to its store that background saves have."""
 
 import signal
 import subprocess
@@ -10,10 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from holdfast.errors import PeerError
+import holdfast
+from holdfast.errors import OptionError, PeerError
 from holdfast.group import torch as group_module
 
 HOST = """
@@ -91,3 +93,13 @@ def test_a_store_kept_here_outlives_its_process_group(monkeypatch: pytest.Monkey
 def _wait(store: Any, seconds: float) -> None:
     with pytest.raises(RuntimeError):
         store.wait(["never"], timedelta(seconds=seconds))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="plans in the memory of the device then")
+def test_a_group_without_a_backend_for_the_cpu_says_what_to_add(new_path: Any) -> None:
+    dist.init_process_group("cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(OptionError, match=r"none for the CPU.*'cpu:gloo,cuda:nccl'"):
+            holdfast.save({"w": torch.ones(2)}, new_path())
+    finally:
+        dist.destroy_process_group()

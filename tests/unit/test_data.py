@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
+from format.simulated_ranks import run_ranks
 from holdfast import DataState
 from holdfast.errors import MismatchError, OptionError, StateError
 
@@ -307,3 +308,14 @@ def test_a_stateful_loader_with_an_order_of_its_own_resumes_as_it_is(
     assert [batch.tolist() for batch in again] == expected
     with pytest.raises(MismatchError, match=r"loader\.1"):
         holdfast.load(path, into={"loader": {"0": loader(), "1": loader()}})
+
+
+def test_what_has_a_part_for_each_rank_says_how_many_ranks_can_load_it(new_path: NewPath) -> None:
+    """A world size that cannot be is refused with the one that can."""
+    path = new_path()
+    states = [{"w": torch.ones(2), "loader": {str(r): {"seen": torch.ones(1)}}} for r in (0, 1)]
+    run_ranks(2, lambda group: holdfast.save(states[group.rank], path, group=group))
+    told = r"loader has a part for each rank, 2 when it was saved, and 1 load it: load on 2"
+    with pytest.raises(MismatchError, match=told):
+        holdfast.load(path, into=states[0])
+    holdfast.load(path, into={"w": torch.zeros(2)}, partial=True)

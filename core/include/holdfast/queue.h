@@ -39,7 +39,7 @@ struct Completion {
 struct QueueOptions {
   std::string backend = "buffered";  // io_uring, direct, buffered
   std::size_t depth = 16;
-  std::size_t block_bytes = 4 << 20;
+  std::size_t block_bytes = 2 << 20;
 };
 
 class Backend;

@@ -20,6 +20,7 @@ from .base import COORDINATOR, Group, SingleGroup, lost_peer
 
 logger = logging.getLogger("holdfast")
 
+_CPU_BACKENDS = ("gloo", "mpi")  # where they are not given as device:backend
 ANSWER_S = 10.0  # a store answers within milliseconds, unless its host is frozen
 
 Made = TypeVar("Made")
@@ -34,7 +35,7 @@ def find_group(group: "Group | dist.ProcessGroup | str | None", *, writing: bool
         writing: refuse to go alone where a launcher says that there are others.
 
     Raises:
-        OptionError: ``group`` is neither a process group nor a holdfast group.
+        OptionError: ``group`` is neither a process group nor a holdfast group, or cannot be used.
     """
     if isinstance(group, dist.ProcessGroup):
         return TorchGroup(group)
@@ -76,7 +77,12 @@ class TorchGroup:
         self.world_size = dist.get_world_size(process_group)
         # Planning goes over the CPU where the group can (gloo); NCCL alone needs device memory.
         backends = str(dist.get_backend_config(process_group))
-        on_cpu = "cpu" in backends or "gloo" in backends or "mpi" in backends
+        on_cpu = "cpu:" in backends or backends in _CPU_BACKENDS
+        if not on_cpu and not torch.cuda.is_available():
+            raise OptionError(
+                f"the process group has backends for {backends} and none for the CPU, and there is "
+                "no CUDA device here; make it by init_process_group('cpu:gloo,cuda:nccl')"
+            )
         self._device = torch.device("cpu" if on_cpu else "cuda")
         self._stream: torch.cuda.Stream | None = None
 
