@@ -112,7 +112,7 @@ def test_a_default_within_five_percent_is_fine(seconds: float, fine: bool) -> No
     paste = 'Options(io="io_uring", block_bytes=8 << 20, queue_depth=32)'
     assert f"Fastest, save and load together: {paste}" in text
     assert ("The default is fine here: it has 96% of that speed." in text) == fine
-    default = 'Options(io="io_uring", block_bytes=4 << 20, queue_depth=16)'
+    default = 'Options(io="io_uring", block_bytes=2 << 20, queue_depth=16)'
     assert (f"The default here, {default}, has 94% of that." in text) == (not fine)
 
 
@@ -139,7 +139,7 @@ def test_the_winner_can_be_pasted() -> None:
 
 def test_the_grid_has_the_default_and_nothing_that_the_pool_cannot_hold() -> None:
     settings = [one.options for one in grid("direct")]
-    assert Options(io="direct") in settings and len(set(settings)) == 8
+    assert Options(io="direct") in settings and len(set(settings)) == 11
     assert all(o.block_bytes * o.queue_depth <= STREAM_BYTES for o in settings)
 
 
@@ -181,7 +181,7 @@ def test_where_io_uring_is_forbidden_the_others_are_measured(place: Path) -> Non
     done = start_python("-c", WITHOUT_IO_URING, "bench", place, *SMALL, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert re.search("^not measured: holdfast io_uring: .*not permitted", done.stdout, re.MULTILINE)
-    assert re.search(r"holdfast direct, 4 MiB x 16 \(default\)|buffered.*default", done.stdout)
+    assert re.search(r"holdfast direct, 2 MiB x 16 \(default\)|buffered.*default", done.stdout)
     assert "Fastest, save and load together: Options(" in done.stdout
 
 

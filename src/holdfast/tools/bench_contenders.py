@@ -24,7 +24,7 @@ from .bench_disk import remove
 State = dict[str, torch.Tensor]
 
 BACKENDS = ("io_uring", "direct", "buffered")  # in the order in which "auto" tries them
-BLOCKS_BYTES = (1 << 20, 4 << 20, 8 << 20)
+BLOCKS_BYTES = (1 << 20, 2 << 20, 4 << 20, 8 << 20)
 DEPTHS = (8, 16, 32)
 BLOCK_BYTES = 8 << 20  # of a plain write; states are multiples of it, so all move the same bytes
 TENSOR_BYTES = 64 << 20
