@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from holdfast.format import spec
+from holdfast.format.header import Header
 from holdfast.format.manifest import (
     Manifest,
     check_tiling,
@@ -47,7 +48,6 @@ from holdfast.format.manifest import (
     encode_manifest,
 )
 from holdfast.format.rows import Planned, encode_columns, join_written
-from holdfast.format.table import Header
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.load_plan import plan_load
 from holdfast.plan.requests import Values, decode_requests, encode_request, request_of

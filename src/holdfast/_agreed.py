@@ -107,7 +107,7 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
         requests = decode_requests([answer.partition(b"\n")[2] for answer in told.answers])
         chosen = firsts[COORDINATOR]["settings"]
         sizes = chosen["file_bytes"], chosen["chunk_elements"]
-        plan = plan_save(requests, *sizes, chosen["writers"])
+        plan = plan_save(requests, *sizes, chosen["writers"], chosen["codec"])
         made = known.know(mine.held, plan, chosen, requests, rank, told.answers)
     size_bytes = size_of(made.plan.tensors)
     check_room(mine.store.location, size_bytes, word.get("free_bytes"))

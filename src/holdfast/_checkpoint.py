@@ -16,7 +16,8 @@ from .errors import CorruptError, MismatchError, OptionError, VersionError
 from .format.names import display_names
 from .layout import Box, Path, Shape, whole
 from .options import SLOT_BYTES, Options
-from .plan.load_plan import Run, plan_load
+from .plan.load_plan import plan_load
+from .plan.runs import Run
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class TensorInfo:
         shape: of the whole tensor, in elements.
         size_bytes: decoded bytes.
         stored_bytes: payload bytes in the data files.
+        codec: how its chunks are stored.
         shards: (offset, shape) of each stored box.
         tied_to: the name it shares its elements with, or None.
     """
@@ -42,6 +44,7 @@ class TensorInfo:
     shape: Shape
     size_bytes: int
     stored_bytes: int
+    codec: str
     shards: tuple[tuple[Shape, Shape], ...]
     tied_to: str | None
 
@@ -178,6 +181,7 @@ class Checkpoint:
             shape=tensor.shape,
             size_bytes=tensor.size_bytes,
             stored_bytes=sum(int(manifest.chunk_bytes[part].sum()) for part in rows),
+            codec=manifest.table.header.codec(index).name,
             shards=tuple((box.offset, box.shape) for box in boxes),
             tied_to=None if tensor.path == path else self._names[tensor.path],
         )

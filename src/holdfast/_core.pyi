@@ -180,3 +180,35 @@ def probe(directory: str, vfs: Vfs | None = None) -> str:
     Tried in order: io_uring, direct, buffered. ``HOLDFAST_IO`` in the environment names one and
     skips the probe. Remembered by device, unless ``vfs`` is another than `Vfs.posix`.
     """
+
+class Elements:
+    """A run of elements of a shard, in row-major order.
+
+    ``item_bytes`` is 1, 2, 4 or 8; ``kind`` "float", "bf16", "f16" or anything else; ``row`` the
+    elements of a row of the shard, ``column`` the place of the first element in its row.
+    """
+
+    def __init__(self, count: int, item_bytes: int, kind: str, row: int, column: int) -> None: ...
+
+def lossless_bytes_max(elements: Elements) -> int:
+    """Room that `lossless_encode` needs."""
+
+def lossless_encode(
+    elements: Elements, data: int, master: int, second_moment: int, out: int
+) -> tuple[int, int]:
+    """Code what stands at ``data``; return (mode, bytes written to ``out``).
+
+    ``master``, ``second_moment``: addresses of the same elements of other tensors, or 0. Under mode
+    0 nothing was written: the elements are the payload.
+    """
+
+def lossless_decode(
+    mode: int,
+    payload: int,
+    payload_bytes: int,
+    elements: Elements,
+    master: int,
+    second_moment: int,
+    target: int,
+) -> bool:
+    """Decode to ``target``; whether the payload was one of ``lossless_encode``, but for mode 0."""

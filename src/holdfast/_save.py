@@ -71,7 +71,7 @@ def save(
         path: directory of the checkpoint; made when needed. It must not hold one already.
         step: recorded in the checkpoint.
         metrics: numbers that judge the step, recorded too; the coordinator's count.
-        codec: how chunks are stored.
+        codec: how chunks are stored: "raw", or "lossless": every bit, in fewer bytes.
         group: ranks that save together; default: the default process group, or this process.
             ``"alone"``: this process by itself, whatever process group there is.
 

@@ -5,7 +5,7 @@ open.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -96,6 +96,10 @@ def size_of(items: "Iterable[Tensor | Shard]") -> int:
     """Return the bytes of all elements of tensors or shards."""
     return sum(item.size_bytes for item in items)
 
+
+# What a tensor is to its parameter, in the order of coding: each may help to code those behind it.
+ROLES = ("exp_avg_sq", "exp_avg", "master", "weight")
+Group = Mapping[str, int]  # role → index of the tensor, two of them or more, of one shape
 
 HELD_BOXES_MAX = 255  # of one tensor on one rank: a byte tells how many
 

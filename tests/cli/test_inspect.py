@@ -84,6 +84,7 @@ def test_json_says_all_of_it(path: Path, holdfast_command: Command) -> None:
         "elements": 4,
         "size_bytes": 8,
         "stored_bytes": 8,
+        "codec": "raw",
         "shards": 1,
         "tied_to": None,
     }

@@ -52,6 +52,7 @@ class Case:
     step: int | None = None
     metrics: Mapping[str, float] | None = None
     options: Options = WHOLE_CHUNKS
+    codec: str = "raw"
 
 
 def elements(shape: Shape, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -158,6 +159,44 @@ def _files() -> Case:
     return Case(states, options=Options(file_bytes=1 << 16, pool_bytes=32 << 20))
 
 
+def _lossless() -> Case:
+    """Every mode; in chunks that cut rows."""
+    noise = elements((2, 48, 25), torch.uint8, 40).float()
+    scale = torch.exp2(torch.arange(48.0)[:, None] % 7 + torch.arange(25.0) % 5 - 30)
+    second = scale * torch.exp2((noise[0] - 128) / 32)
+    second[3, 4], second[7] = 0, 0
+    first = second.sqrt() * (1 + noise[1] / 256)
+    first[::2] *= -1
+    master = (elements((48, 25), torch.uint8, 41).float() - 128) / 512
+    state: dict[Path, Any] = {
+        ("model", "a"): master.to(torch.bfloat16),
+        ("master", "a"): master,
+        ("optimizer", "state", "a", "exp_avg"): first,
+        ("optimizer", "state", "a", "exp_avg_sq"): second,
+        ("optimizer", "state", "a", "step"): torch.tensor(3.0),
+        ("alone", "square"): scale * (1.2345 + noise[0] / 256 + noise[1] / 77777),
+        ("alone", "half"): master.to(torch.float16),
+        ("alone", "complex"): torch.complex(master, first),
+        ("ones",): torch.ones(300),
+        ("counts",): torch.arange(1500),
+        ("noise",): elements((1000,), torch.uint8, 43),
+    }
+    return Case([state], options=Options(chunk_elements=610), codec="lossless")
+
+
+def _coded_symbols() -> Case:
+    """Each form of coded symbols: 1, 8 and 64 lanes, repeated and stored."""
+    noise = elements((24_000,), torch.uint8, 42)
+    state: dict[Path, Any] = {
+        ("short",): noise[:900] // 16,
+        ("middle",): noise[:5_001] // 16,
+        ("long",): noise // 4 % 48,
+        ("planes",): noise[:1_000].to(torch.int16) // 3,
+        ("stored",): noise[:64].to(torch.int16),
+    }
+    return Case([state], codec="lossless")
+
+
 def _empty_tensors() -> Case:
     state: dict[Path, Any] = {
         ("none",): elements((0,), torch.float32),
@@ -176,6 +215,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "aligned": _aligned,
     "files": _files,
     "empty-tensors": _empty_tensors,
+    "lossless": _lossless,
+    "coded-symbols": _coded_symbols,
     "empty": lambda: Case([{}]),
 }
 # A golden error for each place where a reader can be lied to; what repeats another is left to
@@ -211,6 +252,7 @@ def write(name: str, case: Case, path: FilePath) -> None:
             step=case.step,
             metrics=case.metrics,
             options=case.options,
+            codec=case.codec,
         )
 
 

@@ -17,19 +17,16 @@ import numpy as np
 from xxhash import xxh3_64_intdigest as hash64
 from xxhash import xxh3_128_intdigest
 
+sys.path.append(str(Path(__file__).parent))  # so that payloads is found from everywhere
 
-class Corrupt(Exception): ...  # A rule of the page is broken.
+import payloads
+from payloads import Corrupt, check
 
 
 class Newer(Exception): ...  # It takes a reader of a later version.
 
 
 class NotACheckpoint(Exception): ...  # There is no MANIFEST.
-
-
-def check(condition, rule):
-    if not condition:
-        raise Corrupt(rule)
 
 
 def hash128(content):
@@ -106,19 +103,22 @@ def read_data_file(path, header, file):
     kept = [index for index, tensor in enumerate(header["tensors"]) if id(tensor) in own]
     tensors, ties = [header["tensors"][index] for index in kept], header["ties"]
     ties = [tie | {"tensor": kept.index(tie["tensor"])} for tie in ties if tie["tensor"] in kept]
-    changed = header | {"tensors": tensors, "ties": ties, "objects": []}
+    codecs = payloads.renumbered(header["codecs"], kept)
+    changed = header | {"tensors": tensors, "ties": ties, "objects": [], "codecs": codecs}
     check(footer_header == changed, "JSON headers of footer and MANIFEST")
-    payloads, end, chunks = {}, 64, enumerate(file.chunks)
-    for number, (checksum, length, start) in sorted(chunks, key=lambda pair: pair[1][2]):
+    stored, end, chunks = {}, 64, enumerate(file.chunks)
+    for number, (checksum, length, start, _) in sorted(chunks, key=lambda pair: pair[1][2]):
+        if length == 0:
+            check(start == 0, "an empty payload has a place")
+            start = end
         check(end <= start <= footer_start - length, "a payload overlaps or is out of place")
         check(length < 65536 or start % 4096 == 0, "a payload is not aligned")
         check(content.count(0, end, start) == start - end < 4096, "a gap is long or not zero")
         end = start + length
-        payload = payloads[number] = content[start:end]
+        payload = stored[number] = content[start:end]
         check(hash64(payload, hash64(seed + struct.pack("<Q", number))) == checksum, "checksum")
     check(content.count(0, end, footer_start) == footer_start - end < 4096, "the last gap")
-    for shard in file.shards:
-        pieces = [payloads[shard.first_chunk + number] for number in range(shard.chunks)]
+    for shard, pieces in payloads.decode_file(header, file, stored, DTYPE_BYTES):
         check(hash128(b"".join(map(hash128, pieces))) == shard.digest, "shard digest")
         yield shard, b"".join(pieces)
 
@@ -137,7 +137,8 @@ def read_table(content, magic):
     numbers = iter(struct.unpack(layout, content[72 + J : -16]))
     columns = [list(islice(numbers, n)) for n in (F, F, S, B, C, F, F, F, S, S, S, S, C, C)]
     header, boxes, last_file = read_header(content[72 : 72 + J]), iter(columns[3]), 0
-    chunks = zip(columns[4], columns[12], [64 * units for units in columns[13]], strict=True)
+    rows = zip(columns[4], columns[12], columns[13], strict=True)
+    chunks = iter([(each, n & 0xFFFFFF, 64 * units, n >> 24) for each, n, units in rows])
     files = [File(*row, [], []) for row in zip(*columns[:2], *columns[5:8], strict=True)]
     for tensor, file, first, count, digest in zip(*columns[8:12], columns[2], strict=True):
         check(last_file <= file < len(files), "shard.file is out of range or order")
@@ -151,9 +152,8 @@ def read_table(content, magic):
         most = (most + 1) // 2 if element_bytes == 16 else most
         own, expected = list(islice(chunks, count)), -(-elements // most)
         check((first, len(own), count) == (len(file.chunks), expected, expected), "chunk rows")
-        # The mode, 0, is in the high 8 bits, so the number as a whole is the bytes.
         sizes = [min(most, elements - at) * element_bytes for at in range(0, elements, most)]
-        check([chunk[1] for chunk in own] == sizes, "payload bytes or mode of a chunk")
+        payloads.check_sizes(header["codecs"][tensor["codec"]]["name"], own, sizes)
         file.chunks.extend(own)
         file.shards.append(Shard(tensor, first, count, digest, box))
     check(next(boxes, None) is next(chunks, None) is None, "box numbers or chunks of no shard")
@@ -163,10 +163,10 @@ def read_table(content, magic):
 
 # § 6. JSON header.
 SCHEMA = {"save_id": str, "world_size": int, "written_by": str, "chunk_elements": int}
-SCHEMA |= {"step": object, "features": [{"name": str, "since": str}], "codecs": [{"name": str}]}
-SCHEMA |= {"mesh": object, "metrics": dict}
+SCHEMA |= {"features": [{"name": str, "since": str}], "codecs": [dict], "metrics": dict}
 SCHEMA |= {"tensors": [{"path": list, "dtype": str, "shape": [int], "codec": int}]}
 SCHEMA |= {"ties": [{"path": list, "tensor": int}], "objects": [{"path": list, "value": object}]}
+SCHEMA |= {"mesh": object, "step": object}
 
 
 def fits(value, schema):
@@ -195,8 +195,9 @@ def read_header(content):
         json.dumps(header, ensure_ascii=False).encode()  # Raises on a lone surrogate.
     except ValueError as error:
         raise Corrupt(f"JSON header: {error}") from None
-    for name, known in ("features", ()), ("codecs", ("raw",)):
+    for name, known in ("features", ()), ("codecs", ("raw", "lossless")):
         check(fits(header, dict) and fits(header.get(name), SCHEMA[name]), name)
+        check(all(fits(entry.get("name"), str) for entry in header[name]), name)
         if any(entry["name"] not in known for entry in header[name]):
             raise Newer(f"{name}: {header[name]}")
     check(fits(header, SCHEMA), "keys or types of the JSON header")
@@ -207,13 +208,13 @@ def read_header(content):
     mesh = {"shape": [], "names": []} if header["mesh"] is None else header["mesh"]
     check(fits(mesh, {"shape": [int], "names": [str]}) and min(mesh["shape"] or [0]) >= 0, "mesh")
     check(len(mesh["shape"]) == len(mesh["names"]), "mesh")
-    numbers = {type(number) for number in decode(header["metrics"]).values()}
-    check(numbers <= {int, float}, "metrics")
+    check({type(n) for n in decode(header["metrics"]).values()} <= {int, float}, "metrics")
     for tensor in header["tensors"]:
         shape, element_bytes = tensor["shape"], DTYPE_BYTES.get(tensor["dtype"], 0)
         check(element_bytes and len(shape) <= 64 and min(shape, default=0) >= 0, "dtype or shape")
         check(math.prod(n or 1 for n in shape) * element_bytes < 2**63, "bytes of a tensor")
         check(0 <= tensor["codec"] < len(header["codecs"]), "codec of a tensor")
+    payloads.check_codecs(header)
     check(all(0 <= tie["tensor"] < len(header["tensors"]) for tie in header["ties"]), "ties")
     texts = [path_text(entry) for name in ("tensors", "ties", "objects") for entry in header[name]]
     check(len(set(texts)) == len(texts), "two equal paths")

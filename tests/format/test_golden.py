@@ -23,7 +23,7 @@ from .simulated_ranks import Piece
 
 NewPath = Callable[[], FilePath]
 READER_ERRORS = {"CorruptError": reader.Corrupt, "VersionError": reader.Newer}
-TOTAL_BYTES_MAX = 200_000
+TOTAL_BYTES_MAX = 260_000
 
 
 def text_of(path: Path) -> str:

@@ -12,9 +12,10 @@ from holdfast.boxes import unflatten
 from holdfast.errors import CorruptError
 from holdfast.format import spec
 from holdfast.format.data_file import align_payload
+from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
 from holdfast.format.rows import FileRows, Planned, encode_written, join_written
-from holdfast.format.table import Header, Table
+from holdfast.format.table import Table
 from holdfast.layout import (
     Box,
     Shard,
@@ -60,12 +61,13 @@ def manifest_of(header: Header, shards_by_file: list[list[Shard]]) -> Manifest:
         rows = FileRows(0, number)
         position = spec.DATA_HEADER_BYTES
         for shard in shards:
-            first = len(rows.offsets)
-            for chunk in chunks_of(shard, CHUNK):
+            chunks = list(chunks_of(shard, CHUNK))
+            first = rows.add_shard(shard, len(chunks))
+            for number_in_shard, chunk in enumerate(chunks):
                 position = align_payload(position, chunk.size_bytes)
-                rows.add_chunk(chunk.size_bytes, spec.MODE_RAW, position, 0)
+                row = first + number_in_shard
+                rows.set_chunk(row, chunk.size_bytes, spec.MODE_RAW, position, 0)
                 position += chunk.size_bytes
-            rows.add_shard(shard, bytes(16), first)
         size = np.array([position + spec.TRAILER_BYTES], np.uint64)
         tables.append(replace(rows.table(header), file_bytes=size))
     shards = [shard for listed in shards_by_file for shard in listed]

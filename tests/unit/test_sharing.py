@@ -24,7 +24,8 @@ from holdfast.errors import CorruptError, HoldfastError, PeerError, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.layout import whole
 from holdfast.options import SLOT_BYTES
-from holdfast.plan.load_plan import ChunkRead, find_chunks
+from holdfast.plan.load_plan import find_chunks
+from holdfast.plan.runs import ChunkRead
 from holdfast.plan.share_plan import SharedRun, encode_rows, share_out
 from holdfast.stores.url import open_store
 

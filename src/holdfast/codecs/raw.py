@@ -1,16 +1,21 @@
 """The identity codec: a payload is the chunk's bytes as they are, in place."""
 
-from .base import Payload
+from .base import Block, Payload, Relatives
 
 NAME = "raw"
-_MODE = 0
+MODE = 0  # of every codec: a chunk that would grow is stored raw
 
 
-def encode(address: int, size_bytes: int) -> Payload:
-    """Return the payload of ``size_bytes`` decoded bytes at ``address``: themselves."""
-    return Payload(address, size_bytes, _MODE)
+def room(block: Block) -> int:
+    """Return the bytes that `encode` may write."""
+    return 0
 
 
-def decode(payload: Payload) -> int:
-    """Return the address of the decoded bytes: the payload's own."""
-    return payload.address
+def encode(block: Block, relatives: Relatives, out: int) -> Payload:
+    """Return the elements themselves."""
+    return Payload(block.address, block.size_bytes, MODE)
+
+
+def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
+    """Return False: raw payloads are not decoded, and have no other mode."""
+    return False

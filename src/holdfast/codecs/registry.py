@@ -1,9 +1,10 @@
 """Which codecs there are."""
 
 from ..errors import OptionError
-from . import raw
+from . import lossless, raw
+from .base import Codec
 
-CODECS = {raw.NAME: raw}
+CODECS: dict[str, Codec] = {raw.NAME: raw, lossless.NAME: lossless}
 
 
 def check_codec(name: str) -> None:

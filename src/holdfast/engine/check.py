@@ -7,7 +7,7 @@ format; no tensors.
 
 import errno
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from .._core import xxh3_64
 from ..errors import CorruptError, NotCommittedError, StoreError, VersionError
 from ..format import spec
 from ..format.data_file import check_header, chunk_seed, decode_trailer
+from ..format.header import encode_header_values
 from ..format.manifest import Manifest, check_tiling, decode_manifest
-from ..format.table import Table, decode_table, encode_header_values
+from ..format.table import Table, decode_table
 from ..stores.base import Entry, Store
 from .read import NOT_A_FILE, open_data_file
 
@@ -184,15 +185,8 @@ def _footer_of(manifest: Manifest, file: int) -> Table:
     rows = slice(int(manifest.file_first_chunk[file]), int(manifest.file_first_chunk[file + 1]))
     shards = np.arange(*np.searchsorted(table.shard_file, [file, file + 1]))  # ordered by file
     tensors, numbers = np.unique(table.shard_tensor[shards], return_inverse=True)
-    anew = {int(index): number for number, index in enumerate(tensors)}
-    header = replace(
-        table.header,
-        tensors=tuple(table.header.tensors[index] for index in anew),
-        ties=tuple((path, anew[index]) for path, index in table.header.ties if index in anew),
-        objects=(),
-    )
     return Table(
-        header=header,
+        header=table.header.part(tensors.tolist()),
         file_bytes=table.file_bytes[[file]],
         file_footer_checksum=np.zeros(1, np.uint64),
         file_rank=table.file_rank[[file]],

@@ -30,9 +30,9 @@ from ..errors import (
     StoreError,
 )
 from ..format import spec
+from ..format.header import Header
 from ..format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
 from ..format.rows import Planned, join_written
-from ..format.table import Header
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
 

@@ -1,18 +1,21 @@
-"""Staged bytes → payload. Knows codecs; no tensors, no files."""
+"""Staged bytes → payloads. Knows codecs; no tensors, no files."""
 
-from .._core import checksum
-from ..codecs.base import Payload
+from collections.abc import Sequence
+
+from ..codecs.base import Block, Payload
 from ..codecs.registry import CODECS
-from .stage import Staged
+from .workspace import Workspace
 
 
-def encode(staged: Staged, codec: str, seed: int) -> tuple[Payload, int]:
-    """Encode a chunk.
+def encode(blocks: Sequence[tuple[str, Block]], codec: str, room: Workspace) -> list[Payload]:
+    """Encode the same elements of the tensors of a parameter, in the order of their roles.
 
-    Returns:
-        (the payload, its checksum under ``seed``).
+    Args:
+        blocks: (role, staged elements).
+        room: memory that the payloads are put in.
     """
-    payload = CODECS[codec].encode(staged.address, staged.size_bytes)
-    if payload.address == staged.address and payload.size_bytes == staged.size_bytes:
-        return payload, staged.checksum
-    return payload, checksum(payload.address, payload.size_bytes, seed)
+    module, relatives, payloads = CODECS[codec], dict[str, int](), []
+    for role, block in blocks:
+        payloads.append(module.encode(block, relatives, room.take(module.room(block)).data_ptr()))
+        relatives[role] = block.address
+    return payloads

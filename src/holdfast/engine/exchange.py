@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ..errors import CorruptError
 from ..group.base import SendingGroup
-from ..plan.load_plan import Run
+from ..plan.runs import Run
 from ..plan.share_plan import SharedRun, read_here
 from .pool import Lease
 from .read import DataFileReader

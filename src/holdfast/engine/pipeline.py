@@ -7,22 +7,25 @@ of it. How far a save has come, and whether it is to go on, stands in its `Ledge
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from .._core import xxh3_128
+from .._core import copy_and_hash_chunk, xxh3_128
+from ..codecs.base import Payload
+from ..codecs.groups import units_of
 from ..errors import CancelledError, CorruptError, StoreError
+from ..format import spec
+from ..format.header import RAW, Header
 from ..format.manifest import Manifest
 from ..format.names import dotted
-from ..format.table import Header, Table
-from ..layout import Box, Path, Shard, chunks_of
-from ..plan.load_plan import Run
+from ..format.table import Table
+from ..layout import Box, Path, Shard, chunk_count, chunks_of
+from ..plan.runs import Run
 from ..stores.base import Store
-from .decode import decode
-from .encode import encode
+from .ahead import Decoder, SlotThreads, encode_ahead, is_raw
 from .exchange import Exchange
 from .place import place
 from .pool import Lease
@@ -134,6 +137,7 @@ class Ledger:
         seconds = {part: round(taken, 6) for part, taken in self.seconds.items()}
         return {
             "bytes": self.total_bytes,
+            "stored_bytes": self.written_bytes,
             "seconds": seconds | {"total": round(time.perf_counter() - self.started, 6)},
             "waits": self.waits,
             "stall_s": round(self.stall_s, 6),
@@ -166,8 +170,11 @@ def write_shards(
     writer = DataFileWriter(store, lease, plan, images)
     for last_attempt in (False, True):
         try:
-            for shard in shards:
-                _write_shard(writer, lease, shard, source, codec, plan.header, ledger)
+            if codec == RAW.name:
+                for shard in shards:
+                    _write_shard(writer, lease, shard, source, plan.header, ledger)
+            else:
+                _write_encoded(writer, lease, shards, origin, codec, plan.header, ledger)
             tables = writer.finish()
             ledger.note_writes(writer)
             return tables
@@ -188,31 +195,81 @@ def _write_shard(
     lease: Lease,
     shard: Shard,
     source: Source | None,
-    codec: str,
     header: Header,
     ledger: Ledger,
 ) -> None:
-    writer.begin_shard(shard)
-    digests = []
+    """Stage a shard's chunks where they are written from: raw payloads are the chunks."""
+    (row,) = writer.begin(shard)
+    digests: list[bytes] = []
     base, memory, clock = lease.pool.address(0), lease.memory, time.perf_counter
     held = source(shard) if source else None
     for chunk in chunks_of(shard, header.chunk_elements):
-        at, seed = writer.reserve(chunk.size_bytes)
+        at, seed = writer.reserve(row + len(digests), chunk.size_bytes)
         started = clock()
         if held is None:
             staged = seal(base + at, chunk.size_bytes, seed)
         else:
             staged = stage(*held, chunk, memory[at : at + chunk.size_bytes], seed)
             ledger.staged_bytes += chunk.size_bytes
-        between = clock()
-        payload, checksum = encode(staged, codec, seed)
-        ledger.seconds["stage"] += between - started
-        ledger.seconds["encode"] += clock() - between
-        writer.append(payload, checksum)
+        ledger.seconds["stage"] += clock() - started
+        payload = Payload(staged.address, staged.size_bytes, spec.MODE_RAW)
+        writer.append(row + len(digests), payload, staged.checksum)
         ledger.note_writes(writer)
         ledger.check()
         digests.append(staged.digest)
-    writer.end_shard(shard, xxh3_128(b"".join(digests)))
+    writer.end(xxh3_128(b"".join(digests)))
+
+
+def _write_encoded(
+    writer: DataFileWriter,
+    lease: Lease,
+    shards: Sequence[Shard],
+    origin: Source | Images,
+    codec: str,
+    header: Header,
+    ledger: Ledger,
+) -> None:
+    """Append, in order, what is staged and encoded in threads."""
+    groups = [group for coding in header.codecs for group in coding.groups]
+    units = units_of(shards, header.tensors, groups)
+    base, rows = lease.pool.address(0), list[int]()
+    digests: list[list[bytes]] = []
+    find = _staged_at(lease, shards, origin, header) if isinstance(origin, Images) else origin
+    for made in encode_ahead(units, find, codec, header.chunk_elements):
+        if made.number == 0:
+            rows = writer.begin(*made.shards)
+            digests = [[] for _ in made.shards]
+        for row, payload, known, digest in zip(
+            rows, made.payloads, digests, made.digests, strict=True
+        ):
+            size, here = payload.size_bytes, row + made.number
+            if size == 0:
+                writer.append_empty(here, payload.mode)
+            else:
+                at, seed = writer.reserve(here, size)
+                found, _ = copy_and_hash_chunk(base + at, payload.address, size, seed)
+                writer.append(here, Payload(base + at, size, payload.mode), found)
+            known.append(digest)
+        if made.is_last:
+            writer.end(*(xxh3_128(b"".join(known)) for known in digests))
+        if not isinstance(origin, Images):
+            ledger.staged_bytes += made.decoded_bytes
+        ledger.seconds["stage"] += made.stage_s
+        ledger.seconds["encode"] += made.encode_s
+        ledger.note_writes(writer)
+        ledger.check()
+
+
+def _staged_at(
+    lease: Lease, shards: Sequence[Shard], images: Images, header: Header
+) -> Callable[[Shard], list[int]]:
+    """Return where the chunks of a shard stand in the pool."""
+    base, offsets = lease.pool.address(0), iter(images.offsets)
+    places = {
+        shard: [base + next(offsets) for _ in range(chunk_count(shard, header.chunk_elements))]
+        for shard in shards
+    }
+    return places.__getitem__
 
 
 def read_shards(
@@ -240,21 +297,26 @@ def read_shards(
 
     def place_run(run: Run, slot: int) -> None:
         view = lease.tensor(slot)
-        for read in run.chunks:
-            payload = reader.check(run, read, slot)
-            start = decode(payload) - lease.pool.address(slot)
-            elements = view[start : start + read.chunk.size_bytes]
-            for path, number in read.targets:
-                place(elements, read.chunk, *targets[path][number])
-                filled[path] = None
+        with Decoder(run, manifest) as decoder:
+            for read in run.chunks:
+                payload = reader.check(run, read, slot)
+                elements = decoder.decode(payload, read, view)
+                for path, number in read.targets:
+                    place(elements, read.chunk, *targets[path][number])
+                    filled[path] = None
 
     sent_bytes, damage = 0, None
     try:
         with DataFileReader(store, lease, manifest) as reader:
             if exchange is not None:
                 sent_bytes, damage = exchange.run(reader, lease, place_run)
-            for run, slot in reader.stream(runs):
-                place_run(run, slot)
+            if is_raw(manifest):
+                for run, slot in reader.stream(runs):
+                    place_run(run, slot)
+            else:
+                with SlotThreads() as threads:
+                    for run, slot in reader.stream(runs, clear=threads.clear):
+                        threads.start(slot, place_run, run, slot)
     except CorruptError as error:
         raise _with_filled(error, filled) from error
     return sent_bytes, damage and _with_filled(damage, filled)

@@ -6,6 +6,7 @@ checksum and the zero gap before it have been checked in memory that nothing els
 
 import errno
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
@@ -16,7 +17,7 @@ from ..format import spec
 from ..format.data_file import chunk_seed
 from ..format.manifest import Manifest
 from ..format.names import dotted
-from ..plan.load_plan import ChunkRead, Run
+from ..plan.runs import ChunkRead, Run
 from ..stores.base import Store
 from .pool import Lease
 
@@ -47,20 +48,27 @@ class DataFileReader:
             self._store.close(descriptor)
 
     def stream(
-        self, runs: Iterable[Run], slots: Iterable[int] | None = None, *, in_order: bool = False
+        self,
+        runs: Iterable[Run],
+        slots: Iterable[int] | None = None,
+        *,
+        in_order: bool = False,
+        clear: Callable[[int], None] = lambda _: None,
     ) -> Iterator[tuple[Run, int]]:
         """Read runs ahead; yield each with its slot, which is reused for a later one.
 
         Args:
             slots: to read into; default: all of the pool.
             in_order: yield runs in the order given, not as they come.
+            clear: called before a slot is read into again.
         """
         queue, pool = self._lease.queue, self._lease.pool
-        free, flying, coming = list(slots or range(pool.slots)), dict[int, Run](), iter(runs)
+        free, flying, coming = deque(slots or range(pool.slots)), dict[int, Run](), iter(runs)
         landed: dict[int, tuple[int, int]] = {}
         while True:
             while free and (run := next(coming, None)) is not None:
-                slot, extent = free.pop(), run.extent
+                slot, extent = free.popleft(), run.extent
+                clear(slot)
                 self._close_idle({r.extent.file for r in flying.values()} | {extent.file})
                 descriptor, address = self._descriptor(extent.file), pool.address(slot)
                 queue.submit_read(descriptor, address, extent.size_bytes, extent.offset, slot)

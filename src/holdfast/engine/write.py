@@ -11,19 +11,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .._core import checksum
 from ..codecs.base import Payload
 from ..errors import NoSpaceError, StoreError
 from ..format import spec
 from ..format.data_file import align_payload, chunk_seed, encode_footer, encode_header
+from ..format.header import Header
 from ..format.names import data_file_name
 from ..format.rows import FileRows
-from ..format.table import Header, Table
+from ..format.table import Table
 from ..layout import Shard, chunk_count, chunks_of
 from ..options import SLOT_BYTES
 from ..stores.base import Store
 from .pool import Lease
 from .stream import FileStream, Window
 
+ENCODED_SLOTS = 4  # of the window that payloads pass through when they are not staged in place
 FOOTER_ROOM_BYTES = 64 << 10  # allocated beside the payloads; a longer footer extends the file
 CHUNK_ROW_BYTES = 16
 
@@ -59,7 +62,7 @@ class Images:
 
     Attributes:
         offsets: of every chunk in the pool, in the order of shards and chunks.
-        windows: of every file.
+        windows: of every file; none: payloads are still to be made, and go through ``footers`` too.
         footers: window that the footers pass through.
     """
 
@@ -74,8 +77,15 @@ class Images:
 
 
 def lay_out(plan: WriterPlan, shards: Iterable[Shard]) -> Images:
-    """Find where every chunk will stand, when payloads are the chunks as they are (codec raw)."""
+    """Find where every chunk is to be staged: under raw, where it will stand in its file."""
     offsets: list[int] = []
+    if any(codec.name != spec.CODEC_RAW for codec in plan.header.codecs):
+        position = 0
+        for chunk in (c for shard in shards for c in chunks_of(shard, plan.header.chunk_elements)):
+            offsets.append(position)
+            position = align_payload(position + chunk.size_bytes, 0)
+        position = _page_up(position)
+        return Images(tuple(offsets), (), (position, position + ENCODED_SLOTS * SLOT_BYTES))
     windows: list[Window] = []
     start = position = rows_bytes = 0
     for shard in shards:
@@ -136,22 +146,29 @@ class DataFileWriter:
     def _stream(self) -> FileStream:
         return self._streams[-1]
 
-    def begin_shard(self, shard: Shard) -> None:
-        """Start the rows of a shard; goes on in a new file when this one would grow too large."""
+    def begin(self, *shards: Shard) -> list[int]:
+        """Start the rows of shards; goes on in a new file when this one would grow too large.
+
+        Returns:
+            the row of each one's first chunk.
+        """
         if self._descriptor < 0:
             self._open_file()
-        elif not _goes_on(self._plan, self._stream.position, self._rows_bytes, shard):
+        elif not _goes_on(self._plan, self._stream.position, self._rows_bytes, *shards):
             self._close_file()
             self._open_file()
-        self._rows_bytes += _row_bytes(self._plan, shard)
-        self._shard_first_chunk = len(self._rows.offsets)
+        self._rows_bytes += sum(_row_bytes(self._plan, shard) for shard in shards)
+        self._begun = len(self._rows.shards)
+        chunk_elements = self._plan.header.chunk_elements
+        return [self._rows.add_shard(shard, chunk_count(shard, chunk_elements)) for shard in shards]
 
-    def end_shard(self, shard: Shard, digest: bytes) -> None:
-        """Add the row of the shard, all of whose chunks have been appended."""
-        self._rows.add_shard(shard, digest, self._shard_first_chunk)
+    def end(self, *digests: bytes) -> None:
+        """Take the digests of the shards, all of whose chunks have been appended."""
+        for number, digest in enumerate(digests):
+            self._rows.set_digest(self._begun + number, digest)
 
-    def reserve(self, size_bytes: int) -> tuple[int, int]:
-        """Find room for the next payload, and zero the gap before it.
+    def reserve(self, row: int, size_bytes: int) -> tuple[int, int]:
+        """Find room for the payload of a row, and zero the gap before it.
 
         Returns:
             (where in the pool it is to stand, checksum seed of the chunk).
@@ -161,15 +178,18 @@ class DataFileWriter:
         if not stream.fits(at, size_bytes):
             stream.turn()
             at = align_payload(stream.position, size_bytes)
-        save_id, chunk = self._plan.header.save_id, len(self._rows.offsets)
-        seed = chunk_seed(save_id, self._plan.rank, self._rows.number, chunk)
-        return stream.room(at, size_bytes), seed
+        return stream.room(at, size_bytes), self._seed(row)
 
-    def append(self, payload: Payload, checksum: int) -> None:
+    def append(self, row: int, payload: Payload, payload_checksum: int) -> None:
         """Add the payload that now stands where `reserve` said."""
-        self._rows.add_chunk(payload.size_bytes, payload.mode, self._stream.position, checksum)
+        at = self._stream.position
+        self._rows.set_chunk(row, payload.size_bytes, payload.mode, at, payload_checksum)
         self._stream.advance(payload.size_bytes)
         self._remaining_bytes -= payload.size_bytes
+
+    def append_empty(self, row: int, mode: int) -> None:
+        """Add a payload of no bytes, which stands nowhere."""
+        self._rows.set_chunk(row, 0, mode, 0, checksum(0, 0, self._seed(row)))
 
     def finish(self) -> list[Table]:
         """Make everything durable; return the table of each file.
@@ -193,20 +213,25 @@ class DataFileWriter:
             with contextlib.suppress(StoreError):
                 self._store.remove(name)
 
+    def _seed(self, row: int) -> int:
+        return chunk_seed(self._plan.header.save_id, self._plan.rank, self._rows.number, row)
+
     def _open_file(self) -> None:
         name = data_file_name(self._plan.header.save_id, self._plan.rank, self.next_number)
         self._descriptor = self._store.create(name, direct=self._lease.queue.direct)
         self._names.append(name)
         self._rows = FileRows(self._plan.rank, self.next_number)
-        self._rows_bytes = self._shard_first_chunk = 0
+        self._rows_bytes = self._begun = 0
         expected = min(self._remaining_bytes + FOOTER_ROOM_BYTES, self._plan.file_bytes)
         # Writes into allocated space do not wait for the file to grow, and a full disk says so
         # first.
         self._store.vfs.allocate(self._descriptor, expected)
         where = f"{self._store.location}/{name}"
         window = (0, self._lease.pool.slots * self._lease.pool.slot_bytes)
-        if self._images:
+        if self._images and self._images.windows:
             window = self._images.windows[self.next_number - self._plan.first_number]
+        elif self._images:
+            window = self._images.footers
         self._streams.append(FileStream(self._lease, self._descriptor, where, window))
         self.next_number += 1
         save_id, rank = self._plan.header.save_id, self._plan.rank
@@ -215,7 +240,7 @@ class DataFileWriter:
     def _close_file(self) -> None:
         """Write the footer, wait for every write, cut the padding off, make the file durable."""
         stream = self._stream
-        if self._images:
+        if self._images and self._images.windows:
             stream.move(self._images.footers)
         offset = align_payload(stream.position, 0)
         footer, checksum = encode_footer(self._rows.table(self._plan.header), offset)
@@ -252,11 +277,12 @@ class DataFileWriter:
             self._store.close(descriptor)
 
 
-def _goes_on(plan: WriterPlan, position: int, rows_bytes: int, shard: Shard) -> bool:
-    """Whether a shard goes into the file that has come to ``position``, with its whole footer."""
-    padding = chunk_count(shard, plan.header.chunk_elements) * spec.LARGE_ALIGN_BYTES
-    footer = rows_bytes + _row_bytes(plan, shard) + FOOTER_ROOM_BYTES
-    return position + shard.size_bytes + padding + footer <= plan.file_bytes
+def _goes_on(plan: WriterPlan, position: int, rows_bytes: int, *shards: Shard) -> bool:
+    """Whether shards go into the file that has come to ``position``, with its whole footer."""
+    for shard in shards:
+        position += chunk_count(shard, plan.header.chunk_elements) * spec.LARGE_ALIGN_BYTES
+        position += shard.size_bytes + _row_bytes(plan, shard)
+    return position + rows_bytes + FOOTER_ROOM_BYTES <= plan.file_bytes
 
 
 def _row_bytes(plan: WriterPlan, shard: Shard) -> int:

@@ -15,8 +15,10 @@ from ..boxes import LANES, PRIME, Bools, Boxes, are_inside, measure, random_keys
 from ..errors import CorruptError, HoldfastError
 from ..layout import ITEM_BYTES, Box, Shard, elements_per_chunk, tiling_fault
 from . import spec
+from .header import Header
 from .names import data_file_name, dotted
-from .table import I64, U64, Table, decode_table, encode_table
+from .references import NONE, find_references
+from .table import I64, U32, U64, Table, decode_table, encode_table
 
 BLOCK_ROWS = 1 << 16  # looked at in one go: 64 dimensions of that many boxes take 64 MiB
 
@@ -33,6 +35,7 @@ class Manifest:
         chunk_bytes: payload bytes.
         chunk_gap_start: where the zero gap before the payload begins.
         payload_end: where the payloads of each file end and the gap before its footer begins.
+        references: row of the chunk that each chunk's payload refers to, or -1; empty: none refers.
         tensor_order, tensor_first: shards ordered by tensor, and where those of each begin.
         size_bytes: of the MANIFEST itself.
     """
@@ -46,6 +49,7 @@ class Manifest:
     chunk_bytes: I64
     chunk_gap_start: I64
     payload_end: I64
+    references: I64
     tensor_order: I64
     tensor_first: I64
     size_bytes: int = 0
@@ -53,6 +57,11 @@ class Manifest:
     def shards_of(self, tensor: int) -> I64:
         """Return the indices of a tensor's shards, ascending."""
         return self.tensor_order[self.tensor_first[tensor] : self.tensor_first[tensor + 1]]
+
+    def codec_at(self, row: int) -> str:
+        """Return the codec of the tensor that a chunk is of."""
+        shard = int(self.shard_first_row.searchsorted(row, "right")) - 1
+        return self.table.header.codec(int(self.table.shard_tensor[shard])).name
 
     def boxes(self, rows: I64, dimensions: int = 0) -> Boxes:
         """Return the boxes of shards, filled up to so many dimensions."""
@@ -113,7 +122,9 @@ def check_table(table: Table) -> Manifest:
     )
     chunk_start = table.chunk_offset.astype(np.int64) * spec.SMALL_ALIGN_BYTES
     chunk_bytes = (table.chunk_size_mode & spec.PAYLOAD_BYTES_MAX).astype(np.int64)
+    references = find_references(table, box_start, first_row)
     gap_start, payload_end = _check_extents(table, file_first_chunk, chunk_start, chunk_bytes)
+    _check_references(references, file_first_chunk, chunk_start, chunk_bytes, gap_start)
     names = zip(table.file_rank.tolist(), table.file_number.tolist(), strict=True)
     for block in _blocks(shards):
         _check_payload_sizes(table, box_start, first_row, block)
@@ -128,6 +139,7 @@ def check_table(table: Table) -> Manifest:
         chunk_bytes,
         gap_start,
         payload_end,
+        references,
         np.argsort(table.shard_tensor, kind="stable"),
         _starts(counts),
     )
@@ -159,7 +171,21 @@ def check_tiling(manifest: Manifest) -> None:
 
 
 def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -> tuple[I64, I64]:
-    """Check that payloads are aligned, lie in their files and do not overlap; find the gaps."""
+    """Check that payloads are aligned, lie in their files and do not overlap; find the gaps.
+
+    Empty ones lie nowhere: their offset is 0.
+    """
+    empty = size == 0
+    if np.any(empty):
+        _require(not np.any(start[empty]), "an empty payload has an offset")
+        lying = np.flatnonzero(~empty)
+        counts = np.bincount(
+            np.repeat(np.arange(len(table.file_bytes)), np.diff(file_first_chunk))[lying],
+            minlength=len(table.file_bytes),
+        )
+        gap_start = np.zeros_like(start)
+        gap_start[lying], end = _check_extents(table, _starts(counts), start[lying], size[lying])
+        return gap_start, end
     files = len(table.file_bytes)
     _require(bool(np.all(table.file_bytes <= spec.DATA_FILE_BYTES_MAX)), "a file passes 256 GiB")
     large = size >= spec.LARGE_PAYLOAD_BYTES
@@ -184,8 +210,33 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     return gap_start, payload_end
 
 
+def _check_references(
+    references: I64, file_first_chunk: I64, start: I64, size: I64, gap_start: I64
+) -> None:
+    """Check that payloads lie near those they refer to; let empty ones stand where these end."""
+    rows = np.flatnonzero(references != NONE)
+    needed = references[rows]
+    _require(not np.any(size[needed] == 0), "a chunk refers to one of no payload")
+    empty = rows[size[rows] == 0]
+    start[empty] = gap_start[empty] = (start + size)[references[empty]]
+    _require(
+        bool(np.all(references[needed] == NONE)), "a chunk refers to one that refers to another"
+    )
+    if len(rows):
+        # Ranges that overlap are one: what lies in it is read at once.
+        low = np.minimum(start[rows], start[needed])
+        high = np.maximum(start[rows] + size[rows], start[needed] + size[needed])
+        file = np.searchsorted(file_first_chunk, rows, "right") << 40
+        order = np.argsort(low + file)
+        low, high = (low + file)[order], np.maximum.accumulate((high + file)[order])
+        begins = np.flatnonzero(np.concatenate([[True], low[1:] >= high[:-1]]))
+        ends = np.concatenate([begins[1:], [len(low)]]) - 1
+        near = high[ends] - low[begins] <= spec.REFERENCE_BYTES_MAX
+        _require(bool(np.all(near)), "a chunk lies far from the one it refers to")
+
+
 def _check_payload_sizes(table: Table, box_start: I64, first_row: I64, block: I64) -> None:
-    """Check the boxes of shards, their chunk counts and, under raw, each payload's mode and size.
+    """Check the boxes of shards, their chunk counts, and each payload's mode and size.
 
     Args:
         block: consecutive shards.
@@ -207,15 +258,29 @@ def _check_payload_sizes(table: Table, box_start: I64, first_row: I64, block: I6
     item_bytes = np.array([ITEM_BYTES[d] for d in dtypes], np.int64)[place]
     elements, rows = boxes.elements, table.shard_chunks[block].astype(np.int64)
     require(rows == -(-elements // step), lambda first: f"has {rows[first]} chunks")
-    # Under raw the mode is 0, so size and mode together are the size.
+    # Of mode 0, so size and mode together are the size.
     expected = np.repeat(step * item_bytes, rows)
     ends = np.cumsum(rows)
     expected[ends - 1] = (elements - (rows - 1) * step) * item_bytes
     start = int(first_row[block[0]])
-    right = expected == table.chunk_size_mode[start : start + len(expected)]
+    found = table.chunk_size_mode[start : start + len(expected)]
+    right = expected == found
+    if not np.all(right):
+        right |= _is_coded(table.header, found, expected, np.repeat(owner, rows))
     if not np.all(right):
         wrong = int(np.searchsorted(ends, int(np.argmin(right)), "right"))
         require(np.arange(len(rows)) != wrong, lambda _: "has a payload of another size or mode")
+
+
+def _is_coded(header: Header, found: U32, decoded_bytes: I64, tensor: I64) -> Bools:
+    """Whether the payloads are of modes of their codecs, and of sizes that can be."""
+    known = np.zeros((len(header.codecs), 256), np.bool_)
+    for number, codec in enumerate(header.codecs):
+        known[number, list(spec.MODES[codec.name])] = True
+    mode, size = found >> np.uint32(24), found & np.uint32(spec.PAYLOAD_BYTES_MAX)
+    codec_of = np.array(header.codec_of or [0] * len(header.tensors), np.int64)[tensor]
+    fits = (size < decoded_bytes) & ((size == 0) == (mode == spec.MODE_ROUNDED))
+    return np.asarray(known[codec_of, mode] & fits)
 
 
 def _whole_boxes(table: Table, tensors: I64) -> tuple[Boxes, I64]:

@@ -5,7 +5,7 @@ Knows no file system and no torch.
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from ..boxes import I64, Boxes, flatten
 from ..errors import CorruptError
 from ..layout import Shard, elements_per_chunk
 from . import spec
-from .table import Header, Table
+from .header import Header
+from .table import Table
 
 
 @dataclass(slots=True)
@@ -32,17 +33,25 @@ class FileRows:
     size_modes: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
 
-    def add_chunk(self, size_bytes: int, mode: int, offset: int, checksum: int) -> None:
-        """Append the row of one payload."""
-        self.size_modes.append(size_bytes | mode << 24)
-        self.offsets.append(offset // spec.SMALL_ALIGN_BYTES)
-        self.checksums.append(checksum)
-
-    def add_shard(self, shard: Shard, digest: bytes, first_chunk: int) -> None:
-        """Append the row of a shard whose chunks have all been added."""
+    def add_shard(self, shard: Shard, chunks: int) -> int:
+        """Append the row of a shard, and those of its chunks; return the first of these."""
+        first = len(self.offsets)
         self.shards.append(shard)
-        self.digests.append(digest)
-        self.first_chunks.append(first_chunk)
+        self.digests.append(bytes(16))
+        self.first_chunks.append(first)
+        for column in (self.checksums, self.size_modes, self.offsets):
+            column += [0] * chunks
+        return first
+
+    def set_chunk(self, row: int, size_bytes: int, mode: int, offset: int, checksum: int) -> None:
+        """Fill the row of a payload in."""
+        self.size_modes[row] = size_bytes | mode << 24
+        self.offsets[row] = offset // spec.SMALL_ALIGN_BYTES
+        self.checksums[row] = checksum
+
+    def set_digest(self, number: int, digest: bytes) -> None:
+        """Fill the digest of a shard in."""
+        self.digests[number] = digest
 
     def table(self, header: Header) -> Table:
         """Return the table of this file alone; sizes and checksum of the file are 0 still.
@@ -51,14 +60,8 @@ class FileRows:
             header: that of the checkpoint; tensors without a shard here, and objects, are left out.
         """
         present = {shard.tensor.path for shard in self.shards}
-        tensors = tuple(t for t in header.tensors if t.path in present)
-        index = {tensor.path: i for i, tensor in enumerate(tensors)}
-        ties = tuple(
-            (path, index[header.tensors[i].path])
-            for path, i in header.ties
-            if header.tensors[i].path in index
-        )
-        own = replace(header, tensors=tensors, ties=ties, objects=())
+        own = header.part([i for i, t in enumerate(header.tensors) if t.path in present])
+        index = {tensor.path: i for i, tensor in enumerate(own.tensors)}
         boxes = [n for shard in self.shards for n in (*shard.box.offset, *shard.box.shape)]
         ends = [*self.first_chunks[1:], len(self.offsets)]
         counts = [end - first for end, first in zip(ends, self.first_chunks, strict=True)]

@@ -13,6 +13,15 @@ TENSOR_BYTES_MAX = (1 << 63) - 1
 CHUNK_ELEMENTS_MAX = 1 << 20
 PAYLOAD_BYTES_MAX = (1 << 24) - 1  # 24 bits of chunk.size_mode
 MODE_RAW = 0
+CODEC_RAW = "raw"
+CODEC_LOSSLESS = "lossless"
+# Modes besides 0, and the role of the tensor that a chunk of that mode refers to.
+MODES: dict[str, dict[int, str | None]] = {
+    CODEC_RAW: {},
+    CODEC_LOSSLESS: {1: None, 2: None, 3: None, 4: "exp_avg_sq", 5: "master"},
+}
+MODE_ROUNDED = 5  # the one whose payload is empty
+REFERENCE_BYTES_MAX = 15 << 20  # from a payload to the end of one that refers to it, or back
 
 # 4. Data file
 DATA_MAGIC = b"\x89HFD\r\n\x1a\n"
@@ -35,7 +44,6 @@ PATH_BYTES_MAX = 4096
 PATH_KEYS_MAX = 128
 JSON_DEPTH_MAX = 64
 JSON_INTEGER_MAX = 1 << 53  # larger ones are tagged: many JSON readers hold them in a binary64
-CODEC_RAW = "raw"
 
 # 7. What a reader checks
 MANIFEST_BYTES_MAX = 1 << 30  # a larger one is an attack, not a checkpoint

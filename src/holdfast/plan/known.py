@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import xxh3_128
-from ..format.table import Header
+from ..format.header import Header
 from ..format.values import decode_value, encode_path, parse_json
 from ..layout import Path, Shard
 from .requests import Request, distinct
@@ -74,6 +74,7 @@ class Known:
             tensors=self.plan.tensors,
             ties=self.plan.ties,
             objects=(),
+            codecs=(self.plan.coding,),
         )
 
 

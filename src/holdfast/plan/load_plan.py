@@ -1,41 +1,15 @@
 """Which bytes a load reads, in which order. Pure; knows no torch, opens no files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..boxes import I64, Boxes, reach_into, strides_of, unflatten
 from ..format.manifest import Manifest
-from ..format.spec import LARGE_ALIGN_BYTES
-from ..layout import Box, Chunk, Extent, Path, Shard, elements_per_chunk
-
-GAP_BYTES_MAX = 64 << 10  # read over a gap rather than seek: 64 KiB cost less than a request
-GAP_SHARE_MAX = 64  # but of a run no more than one part in so many: 1.6 %
-RUN_BYTES_MIN = 4 << 20  # a run grows past a large payload only up to here, so that reads overlap
+from ..layout import Box, Path, Shard, elements_per_chunk
+from .runs import ChunkRead, Run, chunk_at, coalesce
 
 Wanted = Mapping[Path, tuple[int, Sequence[Box]]]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRead:
-    """A chunk to read: its row in the manifest, and who wants some of it.
-
-    Attributes:
-        targets: (path, which of the boxes wanted there).
-    """
-
-    row: int
-    chunk: Chunk
-    targets: tuple[tuple[Path, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive 4 KiB-aligned bytes of one file: whole chunks and the gaps before them."""
-
-    extent: Extent
-    chunks: tuple[ChunkRead, ...]
 
 
 def plan_load(manifest: Manifest, wanted: Wanted, run_bytes_max: int) -> tuple[Run, ...]:
@@ -70,10 +44,7 @@ def find_chunks(manifest: Manifest, wanted: Wanted) -> tuple[ChunkRead, ...]:
             chunks[-1] = ChunkRead(row, read.chunk, (*read.targets, places[target]))
             continue
         shard = known.get(index) or known.setdefault(index, manifest.shard(index))
-        step = elements_per_chunk(shard.tensor.dtype, manifest.table.header.chunk_elements)
-        first = (row - int(manifest.shard_first_row[index])) * step
-        chunk = Chunk(shard, first, min(step, shard.box.elements - first))
-        chunks.append(ChunkRead(row, chunk, (places[target],)))
+        chunks.append(ChunkRead(row, chunk_at(manifest, row, index, shard), (places[target],)))
     return tuple(chunks)
 
 
@@ -125,30 +96,3 @@ def _spread(first: I64, end: I64) -> tuple[I64, I64]:
     which = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts
     return which, np.arange(len(which)) - before[which] + first[which]
-
-
-def coalesce(
-    manifest: Manifest, chunks: Sequence[ChunkRead], run_bytes_max: int
-) -> tuple[Run, ...]:
-    """Join neighbours, given in file order, into runs of at most ``run_bytes_max``."""
-    file_of = manifest.file_first_chunk.searchsorted([c.row for c in chunks], "right") - 1
-    files = dict(zip((c.row for c in chunks), file_of.tolist(), strict=True))
-    runs: list[Run] = []
-    group: list[ChunkRead] = []
-    file = start = end = 0
-    for read in chunks:
-        first = int(manifest.chunk_gap_start[read.row]) // LARGE_ALIGN_BYTES * LARGE_ALIGN_BYTES
-        last = int(manifest.chunk_start[read.row] + manifest.chunk_bytes[read.row])
-        last = -(-last // LARGE_ALIGN_BYTES) * LARGE_ALIGN_BYTES
-        gap_bytes_max = min(GAP_BYTES_MAX, (end - start) // GAP_SHARE_MAX)
-        near = group and files[read.row] == file and first - end <= gap_bytes_max
-        if near and end - start < RUN_BYTES_MIN and last - start <= run_bytes_max:
-            group.append(read)
-            end = last
-            continue
-        if group:
-            runs.append(Run(Extent(file, start, end - start), tuple(group)))
-        group, file, start, end = [read], files[read.row], first, last
-    if group:
-        runs.append(Run(Extent(file, start, end - start), tuple(group)))
-    return tuple(runs)

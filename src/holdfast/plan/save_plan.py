@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 
 from ..boxes import I64, Boxes
+from ..codecs.groups import find_groups
 from ..errors import StateError
+from ..format.header import RAW, Coding
 from ..format.names import display_names, dotted
+from ..format.spec import CODEC_RAW
 from ..format.values import parse_json
 from ..layout import Box, Path, Shard, Tensor
 from .balance import assign, chosen_writers, cut_share
 from .dedup import merge_objects, merge_tensors, merge_ties
 from .requests import Request, decode_object, distinct
 from .tiling import check_tiling
+from .together import by_groups, join_groups, part_groups
 
 # Running means and variances of a layer are smaller (16384 features in f32), its weights larger.
 STATISTICS_BYTES_MAX = 64 << 10
@@ -35,6 +39,7 @@ class SavePlan:
         forced: tensors of which the replicas differ, and one is kept.
         tensor, boxes: what is written: that of each rank behind that of the rank before, in order.
         first: where the boxes of each rank begin, and the end of the last.
+        coding: of all tensors.
     """
 
     mesh: dict[str, Any] | None
@@ -45,6 +50,7 @@ class SavePlan:
     tensor: I64
     boxes: Boxes
     first: I64
+    coding: Coding = RAW
 
     def shards(self, rank: int) -> tuple[Shard, ...]:
         """Return what a rank writes, in order."""
@@ -59,13 +65,18 @@ class SavePlan:
 
 
 def plan_save(
-    requests: Sequence[Request], file_bytes: int, chunk_elements: int, writers: str | int
+    requests: Sequence[Request],
+    file_bytes: int,
+    chunk_elements: int,
+    writers: str | int,
+    codec: str = CODEC_RAW,
 ) -> SavePlan:
     """Merge what all ranks hold: every element is written once, by a rank that holds it.
 
     Args:
         file_bytes: largest data file; larger boxes are cut, since a shard lies in one file.
         chunk_elements, writers: as in `Options`.
+        codec: of all tensors.
 
     Raises:
         StateError: the ranks disagree about a tensor's dtype or shape, or about a value; or their
@@ -79,26 +90,36 @@ def plan_save(
     forced = _forced_writers(requests, tensors, index)
     tied = np.array([tensor.path in ties for tensor in tensors], np.bool_)
     rows = rows[(rows.boxes.elements > 0) & ~tied[rows.tensor]]
+    place = np.cumsum(~tied) - 1  # among the tensors that are kept
+    kept = [tensor for tensor in tensors if tensor.path not in ties]
+    coding = RAW if codec == RAW.name else Coding(codec, find_groups(kept))
+    own = np.flatnonzero(~tied).tolist()
+    groups = [{role: own[n] for role, n in group.items()} for group in coding.groups]
+    fixed = {index[path]: rank for path, rank in forced.items()}
+    joined, mine, members = join_groups(tensors, rows, groups, fixed.keys())
     share = assign(
-        tensors,
-        rows,
+        joined,
+        mine,
         len(requests),
-        {index[path]: rank for path, rank in forced.items()},
+        fixed,
         chosen_writers(writers, [request.node for request in requests]),
         chunk_elements,
     )
+    share = part_groups(len(tensors), share, members)
     check_tiling(tensors, rows, share, tied)
     share = cut_share(tensors, share, file_bytes // 2)
-    place = np.cumsum(~tied) - 1  # among the tensors that are kept
+    if groups:
+        share = by_groups(len(tensors), share, groups)
     return SavePlan(
         requests[0].names.mesh,
-        tuple(tensor for tensor in tensors if tensor.path not in ties),
+        tuple(kept),
         tuple((path, int(place[index[target]])) for path, target in ties.items()),
         tuple(objects.items()),
         frozenset(forced),
         place[share.tensor],
         share.boxes,
         np.searchsorted(share.writer, np.arange(len(requests) + 1)),
+        coding,
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..boxes import I64, mix
 from ..format.manifest import Manifest
-from .load_plan import ChunkRead, Run, coalesce
+from .runs import ChunkRead, Run, coalesce
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +131,8 @@ def _shares(
         sizes = manifest.chunk_bytes[rows]
         before = np.cumsum(sizes) - sizes
         share = before * len(audience) // max(1, int(sizes.sum()))
+        if len(manifest.references):  # what is decoded together is read by one
+            other = manifest.references[rows]
+            at = np.minimum(np.searchsorted(rows, other), len(rows) - 1)
+            share = np.where(rows[at] == other, share[at], share)
         yield kind, audience, [rows[share == number] for number in range(len(audience))]

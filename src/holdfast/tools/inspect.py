@@ -54,8 +54,11 @@ def render(document: Document, *, everything: bool = False) -> list[str]:
     room = max(lines - FRAME_ROWS - len(heading), TREE_ROWS_MIN)
     root = grow(_leaves(document), join=not everything)
     rows = rows_of(root, None if everything else room)
-    table = [("name", "type", "shape", "size", "shards"), *map(_cells, rows)]
-    body = columns(table, right=(3, 4), width=width)
+    coded = any(tensor["codec"] != "raw" for tensor in document["tensors"])
+    table = [("name", "type", "shape", "size", "stored", "shards"), *map(_cells, rows)]
+    if not coded:
+        table = [(*cells[:4], *cells[5:]) for cells in table]
+    body = columns(table, right=(3, 4, 5), width=width)
     return [*heading, "", *body, "", *_totals(document, width)]
 
 
@@ -112,6 +115,7 @@ def _tensors(checkpoint: Checkpoint, *, boxes: bool) -> Iterator[Document]:
             "elements": elements,
             "size_bytes": info.size_bytes,
             "stored_bytes": info.stored_bytes,
+            "codec": info.codec,
             "shards": len(info.shards),
             "tied_to": info.tied_to,
         }
@@ -169,6 +173,7 @@ def _leaves(document: Document) -> Iterator[tuple[str, Leaf]]:
                 cut(str(tensor["shape"]), FORM_WIDTH),
                 tensors=1,
                 size_bytes=tensor["size_bytes"],
+                stored_bytes=tensor["stored_bytes"],
                 shards=tensor["shards"],
             ),
         )
@@ -177,10 +182,10 @@ def _leaves(document: Document) -> Iterator[tuple[str, Leaf]]:
         yield entry["name"], Leaf(entry["type"], cut(value, FORM_WIDTH), objects=1)
 
 
-def _cells(row: Row) -> tuple[str, str, str, str, str]:
+def _cells(row: Row) -> tuple[str, ...]:
     indent = "  " * row.depth
     if row.hidden:
-        return (f"{indent}… {row.hidden:,} more; --all shows them", "", "", "", "")
+        return (f"{indent}… {row.hidden:,} more; --all shows them", "", "", "", "", "")
     node = row.node
     leaves = list(node.leaves())
     size = sum(leaf.size_bytes for leaf in leaves)
@@ -189,7 +194,8 @@ def _cells(row: Row) -> tuple[str, str, str, str, str]:
     label = f"{indent}{printable(node.key) or repr('')}"
     if node.alike > 1:
         label += f" (x{node.alike:,})"
-    figures = (show_bytes(size), f"{shards:,}") if tensors else ("", "")
+    share = f"{100 * sum(leaf.stored_bytes for leaf in leaves) / size:.1f} %" if size else ""
+    figures = (show_bytes(size), share, f"{shards:,}") if tensors else ("", "", "")
     if node.leaf is not None and not node.children:
         return (label, node.leaf.kind, node.leaf.form, *figures)
     if row.is_open:
@@ -222,11 +228,20 @@ def _totals(document: Document, width: int) -> list[str]:
     dtypes = sorted(totals["size_bytes_by_dtype"].items(), key=lambda item: (-item[1], item[0]))
     sizes = [
         f"{show_bytes(totals['size_bytes'])} of elements",
-        f"{show_bytes(totals['stored_bytes'])} stored",
+        f"{show_bytes(totals['stored_bytes'])} stored{_ratio(document)}",
         f"{show_bytes(totals['file_bytes'])} in files",
         *(f"{dtype} {show_bytes(size)}" for dtype, size in dtypes),
     ]
     return [*_wrapped(counts, width), *_wrapped(sizes, width)]
+
+
+def _ratio(document: Document) -> str:
+    """Say how many times smaller it is than its elements, and by which codecs."""
+    totals = document["totals"]
+    codecs = {tensor["codec"]: None for tensor in document["tensors"]}
+    if not set(codecs) - {"raw"} or not totals["stored_bytes"]:
+        return ""
+    return f" ({totals['size_bytes'] / totals['stored_bytes']:.2f}x smaller, {', '.join(codecs)})"
 
 
 def _describe_run(run: Run) -> Document:

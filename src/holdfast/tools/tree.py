@@ -24,7 +24,7 @@ class Leaf:
         kind: dtype, or type of the object.
         form: shape, or value; empty when those of joined leaves differ.
         tensors, objects: how many it stands for.
-        size_bytes: of all of them.
+        size_bytes, stored_bytes: of all of them, as elements and in the files.
         shards: of all of them.
     """
 
@@ -33,6 +33,7 @@ class Leaf:
     tensors: int = 0
     objects: int = 0
     size_bytes: int = 0
+    stored_bytes: int = 0
     shards: int = 0
 
 
@@ -140,6 +141,7 @@ def _sum(leaves: list[Leaf]) -> Leaf:
         sum(leaf.tensors for leaf in leaves),
         sum(leaf.objects for leaf in leaves),
         sum(leaf.size_bytes for leaf in leaves),
+        sum(leaf.stored_bytes for leaf in leaves),
         sum(leaf.shards for leaf in leaves),
     )
 

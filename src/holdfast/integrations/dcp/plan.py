@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 
 from ...boxes import unflatten
 from ...errors import StateError
+from ...format.header import Header
 from ...format.rows import Planned
-from ...format.table import Header
 from ...layout import Box, Path, Shard, Tensor
 from ...plan.balance import cut_shard
 from ...plan.requests import decode_object

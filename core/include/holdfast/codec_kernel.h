@@ -1,0 +1,80 @@
+// The inner loops of the codecs, one set of them for each instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace holdfast {
+
+inline constexpr std::size_t kLanes = 64;  // of a long stream of coded symbols
+inline constexpr unsigned kScaleBits = 12;
+inline constexpr std::uint32_t kScale = 1 << kScaleBits;
+inline constexpr std::uint32_t kStateMin = 1 << 15;  // a state is in [2^15, 2^31)
+
+// What encoding needs to know of the symbols of a context. `packed`: 12 bits of 2^12 - frequency,
+// 13 of bias, 4 of shift.
+struct EncodeTable {
+  std::uint32_t packed[256];
+  std::uint32_t reciprocal[256];
+};
+
+// What decoding needs to know of the slots of a context: 8 bits symbol, 12 of frequency - 1, 12 of
+// bias.
+struct DecodeTable {
+  std::uint32_t slot[kScale];
+};
+
+struct CodecKernel {
+  const char* name;
+
+  // Codes whole steps of kLanes symbols, the last first, putting words down in front of `end`;
+  // returns the first word. `contexts` may be null.
+  std::uint16_t* (*encode)(const std::uint8_t* symbols, const std::uint8_t* contexts,
+                           std::size_t count, const EncodeTable* tables, std::uint32_t* states,
+                           std::uint16_t* end);
+  // Returns the word behind the last one read, or null when there are too few.
+  const std::uint8_t* (*decode)(std::uint8_t* symbols, const std::uint8_t* contexts,
+                                std::size_t count, const DecodeTable* tables, std::uint32_t* states,
+                                const std::uint8_t* words, const std::uint8_t* end);
+
+  // Elements of 1, 2, 4 or 8 bytes ⇄ a plane for each byte, the lowest first; rotated left by one
+  // bit, so that a float's sign is in the lowest and its exponent in the highest plane.
+  void (*split)(const void* data, std::size_t count, std::size_t item_bytes, bool rotated,
+                std::uint8_t* const* planes);
+  void (*merge)(void* data, std::size_t count, std::size_t item_bytes, bool rotated,
+                const std::uint8_t* const* planes);
+
+  // What follows looks at f32 as a head, of a few symbols, and a tail of 16 to 24 bits; with the
+  // sign behind the tail, or without a sign. A head is predicted as (column + row) / 8.
+  std::uint32_t (*sum_heads)(const std::uint32_t* data, std::size_t count, unsigned tail_bits,
+                             bool with_sign, std::uint32_t* columns);
+  // Writes a symbol and three bytes of tail for each; returns how many heads are too far from what
+  // is predicted: their symbol is 0.
+  std::size_t (*find_residuals)(const std::uint32_t* data, std::size_t count, unsigned tail_bits,
+                                bool with_sign, const std::int16_t* columns, int row,
+                                std::uint8_t* symbols, std::uint8_t* const* tails);
+  void (*add_residuals)(std::uint32_t* data, std::size_t count, unsigned tail_bits, bool with_sign,
+                        const std::int16_t* columns, int row, const std::uint8_t* symbols,
+                        const std::uint8_t* const* tails);
+  void (*find_classes)(const std::uint32_t* data, std::size_t count, unsigned tail_bits,
+                       const std::int16_t* columns, int row, std::uint8_t* classes);
+
+  // Bytes below 2^bits ⇄ `bits` bytes for each eight of them. Touch 8 bytes more.
+  void (*pack_bits)(const std::uint8_t* values, std::size_t count, unsigned bits,
+                    std::uint8_t* packed);
+  void (*unpack_bits)(const std::uint8_t* packed, std::size_t count, unsigned bits,
+                      std::uint8_t* values);
+
+  void (*to_bf16)(const std::uint32_t* data, std::uint16_t* target, std::size_t count);
+  bool (*is_bf16)(const std::uint16_t* data, const std::uint32_t* masters, std::size_t count);
+};
+
+// Those this machine can run, fastest first. Never empty. All give the same bytes.
+std::span<const CodecKernel> codec_kernels();
+
+inline const CodecKernel& best_codec_kernel() {
+  return codec_kernels().front();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,60 @@
+// Entropy coding of byte symbols: static rANS, interleaved, a table of frequencies per context.
+// Pure functions, safe from any thread; memory is the caller's. The format is in docs/codecs.md,
+// "Coded symbols".
+//
+// rANS: J. Duda, "Asymmetric numeral systems", arXiv:1311.2540; interleaving: F. Giesen,
+// "Interleaved entropy coders", arXiv:1402.3392.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "holdfast/codec_kernel.h"
+
+namespace holdfast {
+
+inline constexpr std::size_t kContextsMax = 16;
+
+// Symbols to code, and the context of each.
+struct Symbols {
+  const std::uint8_t* data = nullptr;
+  std::size_t count = 0;
+  const std::uint8_t* contexts = nullptr;  // each below context_count; null: all 0
+  std::size_t context_count = 1;           // at most kContextsMax
+};
+
+// How often each symbol occurs, in each context.
+struct Histogram {
+  std::uint32_t counts[kContextsMax][256];
+};
+
+void count_symbols(const Symbols& symbols, Histogram& histogram);
+
+// Bytes that the symbols of a histogram take when coded, tables included, to about 1 %.
+double estimate_bytes(const Histogram& histogram, std::size_t context_count);
+
+// Room that encode_symbols needs.
+constexpr std::size_t coded_bytes_max(std::size_t count) {
+  return count + 2;
+}
+
+// Codes symbols in the smallest form; returns the number of bytes written to `out`.
+std::size_t encode_symbols(const Symbols& symbols, std::uint8_t* out,
+                           const CodecKernel& kernel = best_codec_kernel());
+// The same, for symbols that have been counted.
+std::size_t encode_counted(const Symbols& symbols, const Histogram& histogram, std::uint8_t* out,
+                           const CodecKernel& kernel = best_codec_kernel());
+
+// Decodes as many symbols as `target` has from the front of `coded`, and drops what was read there.
+// Returns false when the bytes are not what encode_symbols writes; `target` then holds anything.
+bool decode_symbols(std::span<const std::uint8_t>& coded, std::span<std::uint8_t> target,
+                    const std::uint8_t* contexts = nullptr, std::size_t context_count = 1,
+                    const CodecKernel& kernel = best_codec_kernel());
+
+// The same without contexts, where symbols that are stored as they are need no copy: returns where
+// they stand, in `coded` or in `room`, or null.
+const std::uint8_t* find_symbols(std::span<const std::uint8_t>& coded, std::span<std::uint8_t> room,
+                                 const CodecKernel& kernel = best_codec_kernel());
+
+}  // namespace holdfast

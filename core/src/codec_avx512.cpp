@@ -1,0 +1,14 @@
+#include "codec_variants.h"
+
+#ifdef __x86_64__
+#include "plane_loops.h"
+#include "rans_loops.h"
+
+namespace holdfast {
+
+constinit const CodecKernel kAvx512Codecs = {
+    "avx512",      encode,       decode,    split,       merge,   sum_heads, find_residuals,
+    add_residuals, find_classes, pack_bits, unpack_bits, to_bf16, is_bf16};
+
+}  // namespace holdfast
+#endif

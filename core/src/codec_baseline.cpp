@@ -1,0 +1,11 @@
+#include "codec_variants.h"
+#include "plane_loops.h"
+#include "rans_loops.h"
+
+namespace holdfast {
+
+constinit const CodecKernel kBaselineCodecs = {
+    "baseline",    encode,       decode,    split,       merge,   sum_heads, find_residuals,
+    add_residuals, find_classes, pack_bits, unpack_bits, to_bf16, is_bf16};
+
+}  // namespace holdfast

@@ -1,0 +1,30 @@
+#include "holdfast/codec_kernel.h"
+
+#include <vector>
+
+#include "codec_variants.h"
+
+namespace holdfast {
+namespace {
+
+// Asked here, not in the variants' files: those may use the very instructions in question.
+std::vector<CodecKernel> supported() {
+  std::vector<CodecKernel> kernels;
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+    kernels.push_back(kAvx512Codecs);
+  }
+  if (__builtin_cpu_supports("avx2")) kernels.push_back(kAvx2Codecs);
+#endif
+  kernels.push_back(kBaselineCodecs);
+  return kernels;
+}
+
+}  // namespace
+
+std::span<const CodecKernel> codec_kernels() {
+  static const std::vector<CodecKernel> kernels = supported();
+  return kernels;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,309 @@
+#include "grid.h"
+
+#include <cstring>
+#include <vector>
+
+#include "holdfast/entropy.h"
+#include "scratch.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t kRowMin = 16;  // elements of a row, from which on it has a mean
+constexpr std::size_t kRowsMin = 4;
+constexpr unsigned kMomentContexts = 8;
+constexpr unsigned kMantissaBits = 23;
+constexpr unsigned kSquareHeadBits = 2;   // of the mantissa, in a second moment's residual
+constexpr std::size_t kPlanes = 4;        // three of tails, one of symbols
+constexpr std::size_t kEscapeShare = 16;  // more escapes than one in so many do not pay
+
+using Planes = std::uint8_t* [kPlanes];
+
+struct PlaneMemory;
+struct GridMemory;
+struct SumMemory;
+struct ClassMemory;
+
+void plane_memory(std::size_t count, Planes& result) {
+  const std::size_t stride = (count + kSlackBytes + 63) / 64 * 64;
+  auto* memory = scratch<std::uint8_t, PlaneMemory>(kPlanes * stride);
+  for (std::size_t p = 0; p < kPlanes; ++p) result[p] = memory + p * stride;
+}
+
+// Means of the heads of rows and columns, in eighths: a head is predicted as the sum of both.
+struct Grid {
+  std::int16_t* rows;
+  std::int16_t* columns;
+};
+
+struct GridShape {
+  unsigned tail_bits;
+  bool with_sign;
+};
+
+constexpr GridShape kSquare = {kMantissaBits - kSquareHeadBits, false};
+constexpr GridShape kMoment = {kMantissaBits + 1, true};
+
+Grid grid_memory(const Elements& elements) {
+  const std::size_t rows = Rows(elements).size();
+  auto* memory = scratch<std::int16_t, GridMemory>(rows + elements.row);
+  return {memory, memory + rows};
+}
+
+std::int16_t eighths(std::uint64_t sum, std::uint64_t count) {
+  return static_cast<std::int16_t>((16 * sum + count) / (2 * count));
+}
+
+void find_grid(const Elements& elements, const std::uint32_t* data, GridShape shape, Grid& grid,
+               const CodecKernel& kernel) {
+  const Rows rows(elements);
+  auto* columns = scratch<std::uint32_t, SumMemory>(elements.row);
+  std::fill_n(columns, elements.row, 0u);
+  std::uint64_t total = 0;
+  rows.each([&](std::size_t row, std::size_t at, std::size_t length, std::size_t column) {
+    const std::uint32_t sum =
+        kernel.sum_heads(data + at, length, shape.tail_bits, shape.with_sign, columns + column);
+    grid.rows[row] = eighths(sum, length);
+    total += sum;
+  });
+  const std::int16_t mean = eighths(total, elements.count);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    grid.rows[row] = static_cast<std::int16_t>(grid.rows[row] - mean);
+  }
+  // How many rows have a column differs by one at most, at the cut ends.
+  const std::size_t end = elements.column + elements.count;
+  for (std::size_t column = 0; column < elements.row; ++column) {
+    const std::size_t above = column < elements.column ? 1 : 0;
+    const std::size_t count = (end + elements.row - 1 - column) / elements.row - above;
+    grid.columns[column] = count > 0 ? eighths(columns[column], count) : mean;
+  }
+}
+
+// A vector of means: differences, zigzag, as two planes of coded symbols.
+std::uint8_t* put_means(const std::int16_t* means, std::size_t count, std::uint8_t* out,
+                        const CodecKernel& kernel) {
+  std::vector<std::uint8_t> low(count), high(count);
+  std::int16_t before = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto difference = static_cast<std::int16_t>(means[i] - before);
+    const auto zigzag = static_cast<std::uint16_t>(difference * 2 ^ difference >> 15);
+    low[i] = static_cast<std::uint8_t>(zigzag);
+    high[i] = static_cast<std::uint8_t>(zigzag >> 8);
+    before = means[i];
+  }
+  out += encode_symbols({.data = low.data(), .count = count}, out, kernel);
+  out += encode_symbols({.data = high.data(), .count = count}, out, kernel);
+  return out;
+}
+
+bool get_means(std::span<const std::uint8_t>& coded, std::int16_t* means, std::size_t count,
+               const CodecKernel& kernel) {
+  std::vector<std::uint8_t> low(count), high(count);
+  if (!decode_symbols(coded, low, nullptr, 1, kernel)) return false;
+  if (!decode_symbols(coded, high, nullptr, 1, kernel)) return false;
+  std::int16_t before = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const int zigzag = low[i] | high[i] << 8;
+    before = static_cast<std::int16_t>(before + (zigzag >> 1 ^ -(zigzag & 1)));
+    means[i] = before;
+  }
+  return true;
+}
+
+// The residual class of each second moment, computed alike by who encodes and who decodes.
+const std::uint8_t* moment_classes(const Elements& elements, const void* second_moment,
+                                   const CodecKernel& kernel) {
+  auto* data = static_cast<const std::uint32_t*>(second_moment);
+  auto* classes = scratch<std::uint8_t, ClassMemory>(elements.count + kSlackBytes);
+  Grid grid = grid_memory(elements);
+  find_grid(elements, data, kSquare, grid, kernel);
+  Rows(elements).each([&](std::size_t row, std::size_t at, std::size_t length, std::size_t column) {
+    kernel.find_classes(data + at, length, kSquare.tail_bits, grid.columns + column,
+                        grid.rows[row] + 4, classes + at);
+  });
+  return classes;
+}
+
+bool any_sign(const std::uint32_t* data, std::size_t count) {
+  std::uint32_t all = 0;
+  for (std::size_t i = 0; i < count; ++i) all |= data[i];
+  return all >> 31 != 0;
+}
+
+// Residuals of all elements; returns how many escape.
+std::size_t find_residuals(const Elements& elements, const std::uint32_t* data, GridShape shape,
+                           const Grid& grid, std::uint8_t* symbols, Planes& tails,
+                           const CodecKernel& kernel) {
+  std::size_t escapes = 0;
+  Rows(elements).each([&](std::size_t row, std::size_t at, std::size_t length, std::size_t column) {
+    std::uint8_t* const parts[3] = {tails[0] + at, tails[1] + at, tails[2] + at};
+    escapes +=
+        kernel.find_residuals(data + at, length, shape.tail_bits, shape.with_sign,
+                              grid.columns + column, grid.rows[row] + 4, symbols + at, parts);
+  });
+  return escapes;
+}
+
+std::uint32_t head_of(std::uint32_t word, GridShape shape) {
+  return (shape.with_sign ? word << 1 | word >> 31 : word) >> shape.tail_bits;
+}
+
+// Where the next element is whose symbol is 0, or `count`.
+std::size_t next_escape(const std::uint8_t* symbols, std::size_t from, std::size_t count) {
+  if (from >= count) return count;
+  auto* next = static_cast<const std::uint8_t*>(std::memchr(symbols + from, 0, count - from));
+  return next != nullptr ? static_cast<std::size_t>(next - symbols) : count;
+}
+
+// Unpacks all of a payload's rest.
+bool unpack(std::span<const std::uint8_t> packed, std::size_t count, unsigned bits,
+            std::uint8_t* values, const CodecKernel& kernel) {
+  constexpr std::size_t kEnd = 64;  // elements whose words may reach behind the payload
+  const std::size_t size = (count + 7) / 8 * bits;
+  if (packed.size() != size) return false;
+  const std::size_t head = count > kEnd ? (count - kEnd) / 8 * 8 : 0;
+  const std::size_t head_bytes = head / 8 * bits;
+  kernel.unpack_bits(packed.data(), head, bits, values);
+  std::uint8_t end[kEnd + 16] = {};
+  std::memcpy(end, packed.data() + head_bytes, size - head_bytes);
+  kernel.unpack_bits(end, count - head, bits, values + head);
+  return true;
+}
+
+}  // namespace
+
+bool has_grid(const Elements& elements) {
+  return elements.kind == Kind::kFloat && elements.item_bytes == 4 && elements.row >= kRowMin &&
+         Rows(elements).size() >= kRowsMin;
+}
+
+std::size_t encode_grid(Mode mode, const Elements& elements, const std::uint32_t* data,
+                        const Relatives& relatives, std::uint8_t* out, const CodecKernel& kernel) {
+  const bool in_contexts = mode == Mode::kGridOfMoment;
+  const bool with_sign = any_sign(data, elements.count);
+  const GridShape shape = with_sign ? kMoment : kSquare;
+  Symbols coded;
+  if (in_contexts) {
+    coded.contexts = moment_classes(elements, relatives.second_moment, kernel);
+    coded.context_count = kMomentContexts;
+  }
+  Planes planes;
+  plane_memory(elements.count, planes);
+  Grid grid = grid_memory(elements);
+  find_grid(elements, data, shape, grid, kernel);
+  const std::size_t escapes =
+      find_residuals(elements, data, shape, grid, planes[3], planes, kernel);
+  if (escapes > elements.count / kEscapeShare) return 0;
+  std::uint8_t* const begin = out;
+  *out++ = with_sign;
+  out = put_means(grid.rows, Rows(elements).size(), out, kernel);
+  out = put_means(grid.columns, elements.row, out, kernel);
+  const auto escape_count = static_cast<std::uint32_t>(escapes);
+  std::memcpy(out, &escape_count, 4);
+  out += 4;
+  for (std::size_t i = 0, left = escapes; left > 0; ++i) {
+    if (planes[3][i] != 0) continue;
+    const auto head = static_cast<std::uint16_t>(head_of(data[i], shape));
+    std::memcpy(out, &head, 2);
+    out += 2;
+    --left;
+  }
+  coded.data = planes[3];
+  coded.count = elements.count;
+  out += encode_symbols(coded, out, kernel);
+  for (unsigned p = 0; p < 2; ++p) {
+    out += encode_symbols({.data = planes[p], .count = elements.count}, out, kernel);
+  }
+  const unsigned bits = shape.tail_bits - 16;
+  if (bits == 8) {
+    out += encode_symbols({.data = planes[2], .count = elements.count}, out, kernel);
+  } else {
+    kernel.pack_bits(planes[2], elements.count, bits, out);
+    out += (elements.count + 7) / 8 * bits;
+  }
+  return static_cast<std::size_t>(out - begin);
+}
+
+bool decode_grid(Mode mode, std::span<const std::uint8_t> payload, const Elements& elements,
+                 const Relatives& relatives, std::uint32_t* target, const CodecKernel& kernel) {
+  if (!has_grid(elements) || payload.empty() || payload[0] > 1) return false;
+  const GridShape shape = payload[0] == 1 ? kMoment : kSquare;
+  payload = payload.subspan(1);
+  const std::uint8_t* contexts = nullptr;
+  std::size_t context_count = 1;
+  if (mode == Mode::kGridOfMoment) {
+    if (relatives.second_moment == nullptr) return false;
+    contexts = moment_classes(elements, relatives.second_moment, kernel);
+    context_count = kMomentContexts;
+  }
+  Grid grid = grid_memory(elements);
+  const Rows rows(elements);
+  if (!get_means(payload, grid.rows, rows.size(), kernel)) return false;
+  if (!get_means(payload, grid.columns, elements.row, kernel)) return false;
+  if (payload.size() < 4) return false;
+  std::uint32_t escapes;
+  std::memcpy(&escapes, payload.data(), 4);
+  if ((payload.size() - 4) / 2 < escapes) return false;
+  const std::uint8_t* heads = payload.data() + 4;
+  payload = payload.subspan(4 + 2 * std::size_t{escapes});
+  const std::size_t count = elements.count;
+  Planes room;
+  plane_memory(count, room);
+  const std::uint8_t* const symbols = room[3];
+  if (!decode_symbols(payload, {room[3], count}, contexts, context_count, kernel)) return false;
+  const std::uint8_t* tails[3];
+  for (unsigned p = 0; p < 2; ++p) {
+    tails[p] = find_symbols(payload, {room[p], count}, kernel);
+    if (tails[p] == nullptr) return false;
+  }
+  const unsigned bits = shape.tail_bits - 16;
+  if (bits == 8) {
+    tails[2] = find_symbols(payload, {room[2], count}, kernel);
+    if (tails[2] == nullptr || !payload.empty()) return false;
+  } else {
+    if (!unpack(payload, count, bits, room[2], kernel)) return false;
+    tails[2] = room[2];
+  }
+  rows.each([&](std::size_t row, std::size_t at, std::size_t length, std::size_t column) {
+    const std::uint8_t* const parts[3] = {tails[0] + at, tails[1] + at, tails[2] + at};
+    kernel.add_residuals(target + at, length, shape.tail_bits, shape.with_sign,
+                         grid.columns + column, grid.rows[row] + 4, symbols + at, parts);
+  });
+  std::size_t at = next_escape(symbols, 0, count);
+  for (; escapes > 0 && at < count; --escapes, at = next_escape(symbols, at + 1, count)) {
+    std::uint16_t head;
+    std::memcpy(&head, heads, 2);
+    heads += 2;
+    const std::uint32_t tail =
+        static_cast<std::uint32_t>(tails[2][at] << 16 | tails[1][at] << 8 | tails[0][at]);
+    const std::uint32_t word = static_cast<std::uint32_t>(head) << shape.tail_bits | tail;
+    target[at] = shape.with_sign ? word >> 1 | word << 31 : word;
+  }
+  return escapes == 0 && at == count;
+}
+
+// Bytes that a mode takes for a sample, scaled to the whole; the side information is not scaled.
+double estimate_grid(Mode mode, const Elements& sample, const std::uint32_t* data,
+                     const Relatives& relatives, double scale, const CodecKernel& kernel) {
+  const GridShape shape = any_sign(data, sample.count) ? kMoment : kSquare;
+  Symbols coded;
+  if (mode == Mode::kGridOfMoment) {
+    coded.contexts = moment_classes(sample, relatives.second_moment, kernel);
+    coded.context_count = kMomentContexts;
+  }
+  Planes planes;
+  plane_memory(sample.count, planes);
+  Grid grid = grid_memory(sample);
+  find_grid(sample, data, shape, grid, kernel);
+  const std::size_t escapes = find_residuals(sample, data, shape, grid, planes[3], planes, kernel);
+  coded.data = planes[3];
+  coded.count = sample.count;
+  Histogram histogram;
+  count_symbols(coded, histogram);
+  const double heads = estimate_bytes(histogram, coded.context_count);
+  const double tails = static_cast<double>(sample.count) * shape.tail_bits / 8;
+  return scale * (heads + tails + 2.0 * static_cast<double>(escapes)) +
+         0.75 * static_cast<double>(sample.row);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,186 @@
+#include "holdfast/lossless.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "grid.h"
+#include "holdfast/entropy.h"
+#include "scratch.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t kPlanesMax = 8;
+constexpr std::size_t kSampleMin = 16 << 10;
+constexpr std::size_t kSampleShare = 16;  // a sample is this part of a chunk, or kSampleMin
+
+using Planes = std::uint8_t* [kPlanesMax];
+
+struct PlaneMemory;
+
+bool is_float(const Elements& elements) {
+  return elements.kind != Kind::kInteger;
+}
+
+// Sections of memory for a chunk's planes.
+void plane_memory(std::size_t count, std::size_t planes, Planes& result) {
+  const std::size_t stride = (count + kSlackBytes + 63) / 64 * 64;
+  auto* memory = scratch<std::uint8_t, PlaneMemory>(planes * stride);
+  for (std::size_t p = 0; p < planes; ++p) result[p] = memory + p * stride;
+}
+
+std::size_t encode_planes(const Elements& elements, const void* data, std::uint8_t* out,
+                          const CodecKernel& kernel) {
+  Planes planes;
+  plane_memory(elements.count, elements.item_bytes, planes);
+  kernel.split(data, elements.count, elements.item_bytes, is_float(elements), planes);
+  std::uint8_t* const begin = out;
+  for (std::size_t p = 0; p < elements.item_bytes; ++p) {
+    out += encode_symbols({.data = planes[p], .count = elements.count}, out, kernel);
+  }
+  return static_cast<std::size_t>(out - begin);
+}
+
+bool decode_planes(std::span<const std::uint8_t> payload, const Elements& elements, void* target,
+                   const CodecKernel& kernel) {
+  Planes room;
+  plane_memory(elements.count, elements.item_bytes, room);
+  const std::uint8_t* planes[kPlanesMax];
+  for (std::size_t p = 0; p < elements.item_bytes; ++p) {
+    planes[p] = find_symbols(payload, {room[p], elements.count}, kernel);
+    if (planes[p] == nullptr) return false;
+  }
+  kernel.merge(target, elements.count, elements.item_bytes, is_float(elements), planes);
+  return payload.empty();
+}
+
+bool is_constant(const Elements& elements, const void* data) {
+  auto* bytes = static_cast<const char*>(data);
+  return std::memcmp(bytes, bytes + elements.item_bytes,
+                     elements.size_bytes() - elements.item_bytes) == 0;
+}
+
+bool decode_constant(std::span<const std::uint8_t> payload, const Elements& elements,
+                     void* target) {
+  if (payload.size() != elements.item_bytes) return false;
+  auto* bytes = static_cast<std::uint8_t*>(target);
+  for (std::size_t i = 0; i < elements.count; ++i) {
+    std::memcpy(bytes + i * elements.item_bytes, payload.data(), elements.item_bytes);
+  }
+  return true;
+}
+
+bool is_rounding(const Elements& elements, const void* data, const void* master,
+                 const CodecKernel& kernel) {
+  if (elements.kind != Kind::kBf16 || master == nullptr) return false;
+  return kernel.is_bf16(static_cast<const std::uint16_t*>(data),
+                        static_cast<const std::uint32_t*>(master), elements.count);
+}
+
+// The elements in the middle of a chunk, in whole rows as far as possible.
+Elements sample_of(const Elements& elements, std::size_t& first) {
+  const std::size_t wanted = std::max(kSampleMin, elements.count / kSampleShare);
+  first = 0;
+  if (wanted >= elements.count) return elements;
+  Elements sample = elements;
+  sample.count = wanted;
+  first = (elements.count - wanted) / 2;
+  sample.column = (elements.column + first) % elements.row;
+  return sample;
+}
+
+double estimate_planes(const Elements& sample, const void* data, double scale,
+                       const CodecKernel& kernel) {
+  Planes planes;
+  plane_memory(sample.count, sample.item_bytes, planes);
+  kernel.split(data, sample.count, sample.item_bytes, is_float(sample), planes);
+  double bytes = 0;
+  for (std::size_t p = 0; p < sample.item_bytes; ++p) {
+    Histogram histogram;
+    count_symbols({.data = planes[p], .count = sample.count}, histogram);
+    bytes += std::min(estimate_bytes(histogram, 1), static_cast<double>(sample.count));
+  }
+  return scale * bytes;
+}
+
+Mode choose(const Elements& elements, const void* data, const Relatives& relatives,
+            const CodecKernel& kernel) {
+  std::size_t first;
+  const Elements sample = sample_of(elements, first);
+  if (!has_grid(elements) || !has_grid(sample)) return Mode::kPlanes;
+  const double scale = static_cast<double>(elements.count) / static_cast<double>(sample.count);
+  auto* words = static_cast<const std::uint32_t*>(data) + first;
+  double least = estimate_planes(sample, words, scale, kernel);
+  Mode best = Mode::kPlanes;
+  Relatives near = relatives;
+  if (relatives.second_moment != nullptr) {
+    near.second_moment = static_cast<const std::uint32_t*>(relatives.second_moment) + first;
+  }
+  for (const Mode mode : {Mode::kGrid, Mode::kGridOfMoment}) {
+    if (mode == Mode::kGridOfMoment && relatives.second_moment == nullptr) continue;
+    const double bytes = estimate_grid(mode, sample, words, near, scale, kernel);
+    if (bytes < 0.999 * least) {
+      least = bytes;
+      best = mode;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::size_t lossless_bytes_max(const Elements& elements) {
+  // Planes, each with a byte of form; or a grid: its means, its escapes, what packing touches.
+  return elements.size_bytes() + 16 + 4 * (Rows(elements).size() + elements.row) +
+         elements.count / 8 + kSlackBytes;
+}
+
+Encoded encode_lossless(const Elements& elements, const void* data, const Relatives& relatives,
+                        std::uint8_t* out, const CodecKernel& kernel) {
+  const Encoded raw = {Mode::kRaw, elements.size_bytes()};
+  if (elements.count == 0) return raw;
+  if (is_constant(elements, data)) {
+    if (elements.count == 1) return raw;
+    std::memcpy(out, data, elements.item_bytes);
+    return {Mode::kConstant, elements.item_bytes};
+  }
+  if (is_rounding(elements, data, relatives.master, kernel)) return {Mode::kRounded, 0};
+  Mode mode = choose(elements, data, relatives, kernel);
+  std::size_t size = 0;
+  if (mode != Mode::kPlanes) {
+    auto* words = static_cast<const std::uint32_t*>(data);
+    size = encode_grid(mode, elements, words, relatives, out, kernel);
+  }
+  if (size == 0) {
+    mode = Mode::kPlanes;
+    size = encode_planes(elements, data, out, kernel);
+  }
+  return size < elements.size_bytes() ? Encoded{mode, size} : raw;
+}
+
+bool decode_lossless(Mode mode, std::span<const std::uint8_t> payload, const Elements& elements,
+                     const Relatives& relatives, void* target, const CodecKernel& kernel) {
+  if (elements.count == 0) return false;
+  switch (mode) {
+    case Mode::kConstant:
+      return decode_constant(payload, elements, target);
+    case Mode::kPlanes:
+      return decode_planes(payload, elements, target, kernel);
+    case Mode::kGrid:
+    case Mode::kGridOfMoment:
+      return decode_grid(mode, payload, elements, relatives, static_cast<std::uint32_t*>(target),
+                         kernel);
+    case Mode::kRounded:
+      if (!payload.empty() || elements.kind != Kind::kBf16 || relatives.master == nullptr) {
+        return false;
+      }
+      kernel.to_bf16(static_cast<const std::uint32_t*>(relatives.master),
+                     static_cast<std::uint16_t*>(target), elements.count);
+      return true;
+    case Mode::kRaw:
+      break;
+  }
+  return false;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,75 @@
+"""Which tensors belong to one parameter, and in which order they are coded. Pure; knows names.
+
+A group is a parameter's weight, its master copy and an optimizer's moments: of one shape, found by
+their names. A wrong guess costs size, never a bit: a codec looks whether a relative helps.
+"""
+
+from collections.abc import Sequence
+
+from ..layout import ROLES, Group, Key, Path, Shape, Shard, Tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+HALF = ("bf16", "f16")
+
+Unit = tuple[tuple[str, Shard], ...]  # (role, shard): the same box of a group's tensors
+_Name = tuple[Key, Shape]
+
+
+def find_groups(tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+    """Find the groups of two or more among tensors.
+
+    Moments stand side by side: ``…, name, "exp_avg"`` and ``…, name, "exp_avg_sq"``. A weight has
+    ``name`` as its last key elsewhere, and the same shape; where there is one of half precision and
+    one of f32, that is its master. Of several, the first goes with the first.
+    """
+    index = {tensor.path: number for number, tensor in enumerate(tensors)}
+    groups: dict[_Name, list[dict[str, int]]] = {}
+    for number, tensor in enumerate(tensors):
+        *above, last = tensor.path
+        if last == "exp_avg_sq" and above and tensor.dtype == "f32":
+            first = index.get((*above, "exp_avg"))
+            group = {"exp_avg_sq": number}
+            if first is not None and _form(tensors[first]) == _form(tensor):
+                group["exp_avg"] = first
+            groups.setdefault((above[-1], tensor.shape), []).append(group)
+    for dtypes, role in ((HALF, "half"), (("f32",), "full")):
+        taken: dict[_Name, int] = {}
+        for number, tensor in enumerate(tensors):
+            if tensor.dtype not in dtypes or tensor.path[-1] in MOMENTS:
+                continue
+            name = (tensor.path[-1], tensor.shape)
+            place = taken[name] = taken.get(name, -1) + 1
+            known = groups.setdefault(name, [])
+            if place == len(known):
+                known.append({})
+            known[place][role] = number
+    found = (_roles(each) for known in groups.values() for each in known)
+    return tuple(group for group in found if len(group) > 1)
+
+
+def _roles(found: dict[str, int]) -> Group:
+    half, full = found.pop("half", None), found.pop("full", None)
+    if half is not None:
+        found |= {"weight": half} | ({"master": full} if full is not None else {})
+    elif full is not None:
+        found["weight"] = full
+    return {role: found[role] for role in ROLES if role in found}
+
+
+def _form(tensor: Tensor) -> tuple[str, Shape]:
+    return tensor.dtype, tensor.shape
+
+
+def units_of(
+    shards: Sequence[Shard], tensors: Sequence[Tensor], groups: Sequence[Group]
+) -> list[Unit]:
+    """Join the shards that are the same box of a group's tensors, in the order of coding."""
+    place: dict[Path, tuple[int, str]] = {}
+    for number, group in enumerate(groups):
+        place |= {tensors[index].path: (number, role) for role, index in group.items()}
+    units: dict[object, dict[str, Shard]] = {}
+    for shard in shards:
+        number, role = place.get(shard.tensor.path, (-1, "weight"))
+        key = (number, shard.box) if number >= 0 else shard
+        units.setdefault(key, {})[role] = shard
+    return [tuple((role, unit[role]) for role in ROLES if role in unit) for unit in units.values()]

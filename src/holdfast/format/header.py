@@ -1,0 +1,337 @@
+"""The JSON header of a table (docs/format.md §6): text ⇄ what a checkpoint says of itself.
+
+What comes out of `decode_header` has passed every check that the header alone can be put to.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from ..errors import CorruptError, VersionError
+from ..layout import ITEM_BYTES, ROLES, Group, Path, Shape, Tensor
+from . import spec
+from .values import decode_path, decode_value, encode_path, encode_value, parse_json
+
+_TOO_DEEP = f"its JSON header is nested deeper than {spec.JSON_DEPTH_MAX} levels"
+_TENSOR_KEYS = {"path", "dtype", "shape", "codec"}
+_KEYS = {
+    *(
+        "save_id",
+        "step",
+        "world_size",
+        "mesh",
+        "metrics",
+        "written_by",
+        "chunk_elements",
+        "features",
+    ),
+    *("codecs", "tensors", "ties", "objects"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """An entry of the codec table.
+
+    Attributes:
+        groups: tensors that help to code each other; raw has none.
+    """
+
+    name: str
+    groups: tuple[Group, ...] = ()
+
+
+RAW = Coding(spec.CODEC_RAW)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the JSON header of a table says.
+
+    Attributes:
+        save_id: 32 hexadecimal digits.
+        metrics: numbers that judge the step, by name.
+        tensors: in the order that ``shard_tensor`` and ``ties`` count them.
+        ties: (further path, index of the tensor).
+        objects: (path, decoded value).
+        codec_of: place in ``codecs`` of each tensor's; empty: all have the first.
+    """
+
+    save_id: str
+    step: int | None
+    world_size: int
+    mesh: dict[str, Any] | None
+    metrics: dict[str, float]
+    written_by: str
+    chunk_elements: int
+    tensors: tuple[Tensor, ...]
+    ties: tuple[tuple[Path, int], ...]
+    objects: tuple[tuple[Path, Any], ...]
+    codecs: tuple[Coding, ...] = (RAW,)
+    codec_of: tuple[int, ...] = ()
+
+    def codec(self, tensor: int) -> Coding:
+        """Return how the chunks of a tensor are stored."""
+        return self.codecs[self.codec_of[tensor] if self.codec_of else 0]
+
+    def part(self, kept: Sequence[int]) -> "Header":
+        """Return the header of some tensors, ascending: numbered anew, without objects."""
+        anew = {index: number for number, index in enumerate(kept)}
+        codecs = tuple(Coding(codec.name, _renumbered(codec.groups, anew)) for codec in self.codecs)
+        return replace(
+            self,
+            tensors=tuple(self.tensors[index] for index in kept),
+            ties=tuple((path, anew[index]) for path, index in self.ties if index in anew),
+            objects=(),
+            codecs=codecs,
+            codec_of=tuple(self.codec_of[index] for index in kept) if self.codec_of else (),
+        )
+
+
+def _renumbered(groups: Sequence[Group], anew: Mapping[int, int]) -> tuple[Group, ...]:
+    kept = ({role: anew[n] for role, n in group.items() if n in anew} for group in groups)
+    return tuple(group for group in kept if len(group) > 1)
+
+
+def encode_header_values(header: Header) -> dict[str, Any]:
+    """Return the JSON header as values, in the order of docs/format.md."""
+    codec_of = header.codec_of or (0,) * len(header.tensors)
+    tensors = [
+        {"path": encode_path(t.path), "dtype": t.dtype, "shape": list(t.shape), "codec": codec}
+        for t, codec in zip(header.tensors, codec_of, strict=True)
+    ]
+    return {
+        "save_id": header.save_id,
+        "step": header.step,
+        "world_size": header.world_size,
+        "mesh": header.mesh,
+        "metrics": encode_value(header.metrics, ("metrics",)),
+        "written_by": header.written_by,
+        "chunk_elements": header.chunk_elements,
+        "features": [],
+        "codecs": [_codec_values(codec) for codec in header.codecs],
+        "tensors": tensors,
+        "ties": [{"path": encode_path(path), "tensor": i} for path, i in header.ties],
+        "objects": [
+            {"path": encode_path(path), "value": encode_value(value, path)}
+            for path, value in header.objects
+        ],
+    }
+
+
+def _codec_values(codec: Coding) -> dict[str, Any]:
+    if codec.name == spec.CODEC_RAW:
+        return {"name": codec.name}
+    return {"name": codec.name, "groups": [dict(group) for group in codec.groups]}
+
+
+def encode_header(header: Header) -> bytes:
+    """Write the JSON header, padded."""
+    values = encode_header_values(header)
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def decode_header(text: bytes) -> Header:
+    """Parse and check a JSON header, its padding included.
+
+    Raises:
+        CorruptError: it is none.
+        VersionError: a newer holdfast wrote it.
+    """
+    try:
+        return _decode_header(parse_json(_unpadded(text)))
+    except RecursionError as error:  # of values in values; all else has a form of few levels
+        raise CorruptError(_TOO_DEEP) from error
+
+
+def _unpadded(text: bytes) -> bytes:
+    """Take the spaces off that make the JSON header a multiple of 8 bytes."""
+    bare = text.rstrip(b" ")
+    if len(text) - len(bare) > 7:
+        raise CorruptError(f"its JSON header is padded by {len(text) - len(bare)} spaces")
+    return bare
+
+
+def _decode_header(values: Any) -> Header:
+    if not isinstance(values, dict):
+        raise CorruptError("its JSON header is not an object")
+    _check_known(values)
+    if set(values) != _KEYS:
+        raise CorruptError("its JSON header does not have the keys of version 1")
+    tensors, codec_of = _decode_tensors(_entries(values, "tensors"), values["codecs"])
+    ties = tuple(_decode_tie(entry, len(tensors)) for entry in _entries(values, "ties"))
+    objects = tuple(_decode_object(entry) for entry in _entries(values, "objects"))
+    paths = [tensor.path for tensor in tensors]
+    paths += [path for path, _ in ties] + [path for path, _ in objects]
+    # True == 1 in Python, but no key of a path is a bool.
+    if len(set(paths)) != len(paths):
+        raise CorruptError("its JSON header names a path twice")
+    return Header(
+        save_id=_save_id(values["save_id"]),
+        step=None if values["step"] is None else _count(values["step"], 0, "step", 1 << 53),
+        world_size=_count(values["world_size"], 1, "world_size", 1 << 32),
+        mesh=_mesh(values["mesh"]),
+        metrics=_metrics(values["metrics"]),
+        written_by=_text(values["written_by"], "written_by"),
+        chunk_elements=_chunk_elements(values["chunk_elements"]),
+        tensors=tensors,
+        ties=ties,
+        objects=objects,
+        codecs=tuple(_decode_codec(codec, tensors) for codec in values["codecs"]),
+        codec_of=codec_of if any(codec_of) else (),
+    )
+
+
+def _decode_codec(values: dict[str, Any], tensors: Sequence[Tensor]) -> Coding:
+    if values["name"] == spec.CODEC_RAW:
+        return RAW
+    groups = tuple(_decode_group(entry, tensors) for entry in _entries(values, "groups"))
+    members = [index for group in groups for index in group.values()]
+    if len(set(members)) != len(members):
+        raise CorruptError("a tensor is in two groups of a codec")
+    return Coding(values["name"], groups)
+
+
+def _decode_group(entry: dict[str, Any], tensors: Sequence[Tensor]) -> Group:
+    if len(entry) < 2 or not set(entry) <= set(ROLES):
+        raise CorruptError(f"a group of a codec has the roles {sorted(entry)!r:.80}")
+    for role, index in entry.items():
+        if _count(index, 0, role) >= len(tensors):
+            raise CorruptError(f"a group of a codec names tensor {index} of {len(tensors)}")
+        dtypes = ("f32", "bf16", "f16") if role == "weight" else ("f32",)
+        if tensors[index].dtype not in dtypes:
+            raise CorruptError(f"the {role} of a group is of the dtype {tensors[index].dtype}")
+    if len({tensors[index].shape for index in entry.values()}) > 1:
+        raise CorruptError("the tensors of a group are of several shapes")
+    return dict(entry)
+
+
+def _check_known(values: dict[str, Any]) -> None:
+    """Tell a newer checkpoint from a damaged one."""
+    for feature in _entries(values, "features"):
+        _keys(feature, {"name", "since"}, "feature")
+        name, since = (_text(feature[key], f"{key} of a feature") for key in ("name", "since"))
+        raise VersionError(
+            f"it uses the feature {name!r:.80}, which holdfast {since:.80} and newer read. "
+            "Upgrade holdfast"
+        )
+    for codec in _entries(values, "codecs"):
+        if (name := _text(codec.get("name"), "the name of a codec")) not in spec.MODES:
+            raise VersionError(
+                f"it uses the codec {name!r:.80}, which this holdfast does not know. "
+                f"It was written by {values.get('written_by')!r:.80}; upgrade holdfast"
+            )
+        _keys(codec, {"name"} if name == spec.CODEC_RAW else {"name", "groups"}, "codec")
+
+
+def _decode_tensors(
+    entries: list[dict[str, Any]], codecs: list[Any]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Decode the tensors and the place of each one's codec.
+
+    What many have in common, as layers do, is looked at once.
+    """
+    known: dict[str, Shape] = {}
+    tensors, codec_of = [], []
+    for entry in entries:
+        _keys(entry, _TENSOR_KEYS, "tensor")
+        dtype, shape, codec = entry["dtype"], entry["shape"], entry["codec"]
+        alike = str((dtype, shape, codec))  # of 1 and True, which are equal, texts differ
+        if alike not in known:
+            known[alike] = _tensor_shape(dtype, shape, codec, len(codecs))
+        tensors.append(Tensor(decode_path(entry["path"]), dtype, known[alike]))
+        codec_of.append(codec)
+    return tuple(tensors), tuple(codec_of)
+
+
+def _tensor_shape(dtype: Any, shape: Any, codec: Any, codecs: int) -> Shape:
+    """Check all of a tensor but its path."""
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise CorruptError(f"the dtype {dtype!r:.40} is unknown")
+    if not isinstance(shape, list) or len(shape) > spec.DIMENSIONS_MAX:
+        raise CorruptError(f"the shape {shape!r:.80} is not a list of at most 64 dimensions")
+    if _count(codec, 0, "codec") >= codecs:
+        raise CorruptError(f"codec {codec} is not in the table of {codecs}")
+    found = _shape(shape)
+    # An empty tensor may not be of a shape either that nobody could hold in memory.
+    if prod([n or 1 for n in found]) * ITEM_BYTES[dtype] > spec.TENSOR_BYTES_MAX:
+        raise CorruptError(f"a tensor of shape {shape!r:.80} takes 2^63 bytes or more")
+    return found
+
+
+def _decode_tie(entry: dict[str, Any], tensors: int) -> tuple[Path, int]:
+    _keys(entry, {"path", "tensor"}, "tie")
+    if _count(entry["tensor"], 0, "tie") >= tensors:
+        raise CorruptError(f"a tie names tensor {entry['tensor']} of {tensors}")
+    return decode_path(entry["path"]), entry["tensor"]
+
+
+def _decode_object(entry: dict[str, Any]) -> tuple[Path, Any]:
+    _keys(entry, {"path", "value"}, "object")
+    return decode_path(entry["path"]), decode_value(entry["value"])
+
+
+def _entries(values: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    entries = values.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise CorruptError(f"{key!r} of its JSON header is not a list of objects")
+    return entries
+
+
+def _keys(entry: dict[str, Any], keys: set[str], what: str) -> None:
+    if entry.keys() != keys:
+        raise CorruptError(f"a {what} of its JSON header has the keys {sorted(entry)!r:.80}")
+
+
+def _count(value: Any, low: int, what: str, end: int = 1 << 63) -> int:
+    if type(value) is not int or not low <= value < end:
+        raise CorruptError(f"{what} is {value!r:.40}; expected an integer from {low} below {end}")
+    return value
+
+
+def _shape(values: list[Any]) -> Shape:
+    return tuple([_count(n, 0, "a dimension") for n in values])
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise CorruptError(f"{what} is {value!r:.40}; expected text")
+    return value
+
+
+def _save_id(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 32 or not set(value) <= set("0123456789abcdef"):
+        raise CorruptError(f"save_id is {value!r:.40}; expected 32 hexadecimal digits")
+    return value
+
+
+def _chunk_elements(value: Any) -> int:
+    if _count(value, 1, "chunk_elements") > spec.CHUNK_ELEMENTS_MAX:
+        raise CorruptError(f"chunk_elements is {value}; at most {spec.CHUNK_ELEMENTS_MAX}")
+    return int(value)
+
+
+def _mesh(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != {"shape", "names"}:
+        raise CorruptError("mesh is neither null nor an object of shape and names")
+    shape, names = value["shape"], value["names"]
+    if not isinstance(shape, list) or not isinstance(names, list) or len(shape) != len(names):
+        raise CorruptError("the mesh's shape and names are not lists of one length")
+    return {"shape": list(_shape(shape)), "names": [_text(name, "a mesh name") for name in names]}
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    decoded = decode_value(value)
+    if not isinstance(decoded, dict) or any(
+        not isinstance(name, str)
+        or not isinstance(number, (int, float))
+        or isinstance(number, bool)
+        for name, number in decoded.items()
+    ):
+        raise CorruptError("metrics is not an object of numbers")
+    return decoded

@@ -1,0 +1,87 @@
+"""Payloads that refer to others: which row each needs, and where the empty ones stand.
+
+Knows columns; reads no file.
+"""
+
+import numpy as np
+
+from ..boxes import I64, row_hashes, unflatten
+from ..errors import CorruptError
+from ..layout import ROLES
+from . import spec
+from .header import Header
+from .table import Table
+
+NONE = -1
+
+
+def find_references(table: Table, box_start: I64, first_row: I64) -> I64:
+    """Find for each chunk the row of the chunk that its payload refers to.
+
+    The chunk of the same number, of the shard of the same box in the same file, of the tensor of
+    the group that the mode names.
+
+    Returns:
+        rows, `NONE` for those that refer to nothing; empty when all do.
+
+    Raises:
+        CorruptError: there is no such shard.
+    """
+    modes = table.chunk_size_mode >> np.uint32(24)
+    wanted = _wanted_roles(table, modes)
+    rows = np.flatnonzero(wanted != NONE)
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    shard = np.searchsorted(first_row, rows, "right") - 1
+    units = _units(table, box_start)
+    needed = units[shard, wanted[rows]]
+    if np.any(needed == NONE):
+        raise CorruptError("a chunk refers to a shard that is not in its file")
+    references = np.full(len(modes), NONE, np.int64)
+    references[rows] = first_row[needed] + rows - first_row[shard]
+    return references
+
+
+def _wanted_roles(table: Table, modes: "np.ndarray[tuple[int], np.dtype[np.uint32]]") -> I64:
+    """Return, for each chunk, the place in ROLES of what its mode refers to."""
+    lookup = np.full((len(table.header.codecs), 256), NONE, np.int64)
+    for number, codec in enumerate(table.header.codecs):
+        for mode, role in spec.MODES[codec.name].items():
+            if role is not None:
+                lookup[number, mode] = ROLES.index(role)
+    if len(lookup) == 1:
+        return np.asarray(lookup[0][modes])
+    codec_of = np.array(table.header.codec_of, np.int64)[table.shard_tensor]
+    return np.asarray(lookup[np.repeat(codec_of, table.shard_chunks), modes])
+
+
+def _units(table: Table, box_start: I64) -> I64:
+    """Return, for each shard, the shards of the same box in its file by their role in its group."""
+    group, role = _places(table.header)
+    owner = table.shard_tensor.astype(np.int64)
+    units = np.full((len(owner), len(ROLES)), NONE, np.int64)
+    members = np.flatnonzero(group[owner] != NONE)
+    ndim = (box_start[members + 1] - box_start[members]) // 2
+    boxes = unflatten(table.shard_box, box_start[members], ndim)
+    files = table.shard_file[members].astype(np.int64)
+    keys = np.column_stack([group[owner[members]], files, boxes.offset, boxes.shape])
+    _, first, unit = np.unique(row_hashes(keys), return_index=True, return_inverse=True)
+    if not np.array_equal(keys, keys[first[unit]]):
+        raise CorruptError("two shards of a group cannot be told apart")
+    by_role = np.full((len(first), len(ROLES)), NONE, np.int64)
+    by_role[unit, role[owner[members]]] = members
+    units[members] = by_role[unit]
+    return units
+
+
+def _places(header: Header) -> tuple[I64, I64]:
+    """Return the number of each tensor's group, and its place in ROLES."""
+    group = np.full(len(header.tensors), NONE, np.int64)
+    role = np.zeros(len(header.tensors), np.int64)
+    number = 0
+    for codec in header.codecs:
+        for members in codec.groups:
+            for name, index in members.items():
+                group[index], role[index] = number, ROLES.index(name)
+            number += 1
+    return group, role

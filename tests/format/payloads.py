@@ -1,0 +1,267 @@
+"""An independent decoder of payloads, written from docs/codecs.md alone (§ are its sections)."""
+
+import math
+import struct
+
+import numpy as np
+
+FLOATS = {"f64": "<u8", "f32": "<u4", "c64": "<u4", "c128": "<u8"} | dict.fromkeys(
+    ("f16", "bf16", "c32"), "<u2"
+)
+
+
+class Corrupt(Exception): ...  # A rule of a page is broken.
+
+
+def check(condition, rule):
+    if not condition:
+        raise Corrupt(rule)
+
+
+# § 1. Groups.
+ROLES = {"exp_avg_sq": ("f32",), "exp_avg": ("f32",), "master": ("f32",)}
+ROLES |= {"weight": ("f32", "bf16", "f16")}
+REFERENCES = {4: "exp_avg_sq", 5: "master"}
+
+
+def check_codecs(header):
+    seen = []
+    for codec in header["codecs"]:
+        keys = {"raw": {"name"}, "lossless": {"name", "groups"}}[codec["name"]]
+        check(codec.keys() == keys, "keys of a codec")
+        groups = codec.get("groups", [])
+        check(isinstance(groups, list), "groups")
+        for group in groups:
+            check(
+                isinstance(group, dict) and len(group) > 1 and set(group) <= set(ROLES), "a group"
+            )
+            numbers = list(group.values())
+            check(all(type(n) is int and 0 <= n < len(header["tensors"]) for n in numbers), "group")
+            members = {role: header["tensors"][n] for role, n in group.items()}
+            check(all(t["dtype"] in ROLES[role] for role, t in members.items()), "dtype in a group")
+            check(len({tuple(t["shape"]) for t in members.values()}) == 1, "shapes of a group")
+            seen += numbers
+    check(len(set(seen)) == len(seen), "a tensor in two groups")
+
+
+def renumbered(codecs, kept):
+    """The codecs of a footer, which has these tensors of MANIFEST's."""
+    anew, found = {number: place for place, number in enumerate(kept)}, []
+    for codec in codecs:
+        groups = [{r: anew[n] for r, n in g.items() if n in anew} for g in codec.get("groups", [])]
+        own = {"groups": [group for group in groups if len(group) > 1]}
+        found.append(codec | (own if "groups" in codec else {}))
+    return found
+
+
+def check_sizes(codec, chunks, sizes):
+    for (_, length, _, mode), size in zip(chunks, sizes, strict=True):
+        known = mode == 0 or (codec == "lossless" and mode <= 5 and length < size)
+        check(known and (length == 0) == (mode == 5), "payload bytes or mode of a chunk")
+        check(mode != 0 or length == size, "payload bytes of a chunk")
+
+
+def references(header, shards, chunks):
+    """The chunk that each chunk of a file refers to."""
+    place, found = {}, {}
+    for codec in header["codecs"]:
+        for number, group in enumerate(codec.get("groups", [])):
+            place |= {id(header["tensors"][n]): (number, role) for role, n in group.items()}
+    members = {(*place.get(id(s.tensor), (-1, "")), repr(s.box)): s for s in shards}
+    for shard in shards:
+        for number in range(shard.first_chunk, shard.first_chunk + shard.chunks):
+            role = REFERENCES.get(chunks[number][3])
+            if role is not None:
+                group = place.get(id(shard.tensor), (-1, ""))[0]
+                other = members.get((group, role, repr(shard.box)))
+                check(other is not None, "what a chunk refers to is not in its file")
+                found[number] = other.first_chunk + number - shard.first_chunk
+    ranges = []
+    for number, other in found.items():
+        check(other not in found and chunks[other][1] > 0, "a chunk that is referred to")
+        if chunks[number][1] > 0:
+            ends = [(c[2], c[2] + c[1]) for c in (chunks[number], chunks[other])]
+            ranges.append([min(ends)[0], max(end for _, end in ends)])
+    merged = []
+    for low, high in sorted(ranges):
+        if merged and low < merged[-1][1]:
+            merged[-1][1] = max(high, merged[-1][1])
+        else:
+            merged.append([low, high])
+    check(all(high - low <= 15 << 20 for low, high in merged), "a reference is far away")
+    return found
+
+
+class Bytes:
+    def __init__(self, content):
+        self.content, self.at = content, 0
+
+    def take(self, count):
+        check(self.at + count <= len(self.content), "the payload ends early")
+        self.at += count
+        return self.content[self.at - count : self.at]
+
+    def numbers(self, dtype, count):
+        return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype)
+
+
+# § 2. Coded symbols.
+def table(source):
+    first, last = source.take(2)
+    frequencies, symbol = np.zeros(256, np.int64), first
+    while symbol <= last:
+        (frequency,) = source.take(1)
+        if frequency == 0:
+            symbol += 1 + source.take(1)[0]
+            check(symbol <= last, "zeros at the end of a table")
+            continue
+        if frequency >= 128:
+            frequency = (frequency & 127) << 8 | source.take(1)[0]
+            check(frequency >= 128, "a long frequency")
+        frequencies[symbol] = frequency
+        symbol += 1
+    check(frequencies.sum() == 4096 and frequencies[first] > 0, "frequencies")
+    return frequencies
+
+
+def symbols(source, count, contexts=None, kinds=1):
+    (form,) = source.take(1)
+    if form == 0:
+        return source.numbers("u1", count)
+    if form == 1:
+        check(count > 0, "a repeated symbol of none")
+        return np.repeat(source.numbers("u1", 1), count)
+    check(form in (2, 3, 4), "form")
+    lanes = {2: 1, 3: 8, 4: 64}[form]
+    frequencies = np.array([table(source) for _ in range(kinds)])
+    starts = np.cumsum(frequencies, axis=1) - frequencies
+    owners = np.array([np.repeat(np.arange(256), row) for row in frequencies])
+    (words,) = struct.unpack("<I", source.take(4))
+    states = source.numbers("<u4", lanes).astype(np.int64)
+    check(np.all((states >= 1 << 15) & (states < 1 << 31)), "a state")
+    words, used = source.numbers("<u2", words).astype(np.int64), 0
+    contexts = np.zeros(count, np.int64) if contexts is None else contexts
+    found = np.zeros(count, np.uint8)
+    for begin in range(0, count, lanes):
+        context = contexts[begin : begin + lanes]
+        x = states[: len(context)]
+        r = x % 4096
+        symbol = owners[context, r]
+        x = frequencies[context, symbol] * (x // 4096) + r - starts[context, symbol]
+        small = np.flatnonzero(x < 1 << 15)
+        check(used + len(small) <= len(words), "too few words")
+        x[small] = (x[small] << 16) + words[used : used + len(small)]
+        used += len(small)
+        states[: len(context)], found[begin : begin + lanes] = x, symbol
+    check(used == len(words) and np.all(states == 1 << 15), "words or states are left")
+    return found
+
+
+# § 3. Planes.
+def rotate_right(words):
+    return words >> 1 | words << (8 * words.itemsize - 1)
+
+
+def planes(source, dtype, size, item):
+    kind = FLOATS.get(dtype, f"<u{item}")
+    item = np.dtype(kind).itemsize
+    parts = [symbols(source, size // item) for _ in range(item)]
+    words = np.ascontiguousarray(np.stack(parts, axis=1)).view(kind)[:, 0]
+    return (rotate_right(words) if dtype in FLOATS else words).tobytes()
+
+
+# § 4. Grid.
+def means(source, count):
+    zigzag = symbols(source, count) + 256 * symbols(source, count).astype(np.int64)
+    steps = np.where(zigzag % 2, -(zigzag + 1) // 2, zigzag // 2)
+    return np.cumsum(steps).astype(np.int16).astype(np.int64)
+
+
+def eighths(heads, places, count):
+    sums, counts = (
+        np.bincount(places, heads, count).astype(np.int64),
+        np.bincount(places, None, count),
+    )
+    return np.where(counts, (16 * sums + counts) // np.maximum(2 * counts, 1), 0)
+
+
+def contexts_of(second_moments, row, column):
+    heads = second_moments >> 21
+    rows, columns = (column + np.arange(len(heads))) // row, (column + np.arange(len(heads))) % row
+    of_rows = eighths(heads, rows, rows[-1] + 1) - eighths(heads, 0 * rows, 1)[0]
+    p = (of_rows[rows] + eighths(heads, columns, row)[columns] + 4) // 8
+    return np.clip((heads.astype(np.int64) - p + 8) // 2, 0, 7)
+
+
+def grid(source, count, row, column, second_moments):
+    (flag,) = source.take(1)
+    check(flag < 2 and row >= 16 and column + count > 3 * row, "a grid")
+    contexts = None if second_moments is None else contexts_of(second_moments, row, column)
+    at = column + np.arange(count)
+    of_rows, of_columns = means(source, at[-1] // row + 1), means(source, row)
+    (escapes,) = struct.unpack("<I", source.take(4))
+    escaped = source.numbers("<u2", escapes)
+    found = symbols(source, count, contexts, 1 if contexts is None else 8).astype(np.int64)
+    heads = found - 128 + (of_rows[at // row] + of_columns[at % row] + 4) // 8
+    check((found == 0).sum() == escapes, "escapes")
+    heads[found == 0] = escaped
+    low, high = symbols(source, count).astype(np.int64), symbols(source, count).astype(np.int64)
+    if flag:
+        rest = symbols(source, count).astype(np.int64)
+    else:
+        bits = np.unpackbits(source.numbers("u1", -(-count // 8) * 5), bitorder="little")
+        rest = (bits.reshape(-1, 5) << np.arange(5)).sum(axis=1)[:count]
+    words = heads << (24 if flag else 21) | rest << 16 | high << 8 | low
+    check(np.all((words >= 0) & (words < 1 << 32)), "a head")
+    words = words.astype("<u4")
+    return (rotate_right(words) if flag else words).tobytes()
+
+
+# § 5. Rounded.
+def rounded(masters):
+    words = masters.astype(np.int64)
+    even = (words + 0x7FFF + (words >> 16 & 1)) >> 16
+    return np.where(words % (1 << 31) > 0x7F800000, 0x7FC0, even).astype("<u2").tobytes()
+
+
+def decode(mode, payload, dtype, size, item, row, column, reference):
+    """The bytes of the elements of a chunk; ``reference`` has those of the chunk it refers to."""
+    source, words = Bytes(payload), np.frombuffer(reference or b"", "<u4")
+    check(len(payload) < size and (mode == 5) == (len(payload) == 0), "bytes of a payload")
+    if mode == 1:
+        found = source.take(item) * (size // item)
+    elif mode == 2:
+        found = planes(source, dtype, size, item)
+    elif mode in (3, 4):
+        check(dtype == "f32", "a grid of another dtype")
+        found = grid(source, size // 4, row, column, words if mode == 4 else None)
+    else:
+        check(mode == 5 and dtype == "bf16", "mode")
+        found = rounded(words)
+    check(source.at == len(payload) and len(found) == size, "bytes are left of a payload")
+    return found
+
+
+def decode_file(header, file, stored, item_bytes):
+    """Pairs of a shard and the elements of its chunks; ``stored`` has the payloads of the file."""
+    needed, known = references(header, file.shards, file.chunks), {}
+
+    def elements(shard, number):
+        mode, dtype = file.chunks[number][3], shard.tensor["dtype"]
+        if mode == 0:
+            return stored[number]
+        reference = None
+        if number in needed:
+            owner = next(s for s in file.shards if 0 <= needed[number] - s.first_chunk < s.chunks)
+            reference = known.get(needed[number]) or elements(owner, needed[number])
+        sides = [side.stop - side.start for side in shard.box]
+        item, row, most = item_bytes[dtype], math.prod(sides[1:]), header["chunk_elements"]
+        most = (most + 1) // 2 if item == 16 else most
+        first = (number - shard.first_chunk) * most
+        size = min(most, math.prod(sides) - first) * item
+        return decode(mode, stored[number], dtype, size, item, row, first % row, reference)
+
+    for shard in file.shards:
+        numbers = range(shard.first_chunk, shard.first_chunk + shard.chunks)
+        known |= {number: elements(shard, number) for number in numbers}
+        yield shard, [known[number] for number in numbers]

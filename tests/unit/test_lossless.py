@@ -1,0 +1,246 @@
+"""codec="lossless": every bit comes back, from fewer bytes, whatever wrote and reads them."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import holdfast
+from format.simulated_ranks import cut, pieces, run_ranks, save_pieces
+from holdfast.codecs.groups import find_groups
+from holdfast.errors import CorruptError, OptionError
+from holdfast.layout import Tensor
+from holdfast.options import Options
+
+from .test_round_trip import bits_of, exactly
+
+NewPath = Callable[[], Path]
+CHUNK = 5000  # elements; small, so that shards have several, which cut rows
+
+
+class Mixed(nn.Module):
+    """Half-precision weights, whose masters an optimizer steps."""
+
+    def __init__(self, width: int = 96) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 3 * width)
+        self.down = nn.Linear(3 * width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.down(torch.relu(self.up(x))))
+
+
+def trained(steps: int = 20) -> dict[str, Any]:
+    """A state as mixed-precision training has it."""
+    torch.manual_seed(3)
+    model = Mixed()
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        model(torch.randn(16, 96)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    masters = dict(model.named_parameters())
+    moments = {name: dict(optimizer.state[value]) for name, value in masters.items()}
+    return {
+        "model": {name: value.detach().to(torch.bfloat16) for name, value in masters.items()},
+        "master": {name: value.detach() for name, value in masters.items()},
+        "optimizer": {"state": moments},
+        "rng": torch.get_rng_state(),
+        "step": steps,
+    }
+
+
+def bits(state: Any) -> Any:
+    """A form in which two states are equal only when all their bits are."""
+    if isinstance(state, torch.Tensor):
+        return (str(state.dtype), tuple(state.shape), bits_of(state))
+    if isinstance(state, dict):
+        return {key: bits(value) for key, value in state.items()}
+    return exactly(state)
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool(bits(one) == bits(other))
+
+
+def stored(checkpoint: holdfast.Checkpoint, *names: str) -> float:
+    """Stored bytes of tensors over their own."""
+    infos = [checkpoint.info(name) for name in names or checkpoint.names()]
+    return sum(i.stored_bytes for i in infos) / sum(i.size_bytes for i in infos)
+
+
+@pytest.mark.parametrize("verb", ["save", "eager", "lazy"])
+def test_a_state_comes_back_bit_for_bit_and_is_smaller(new_path: NewPath, verb: str) -> None:
+    state, path, options = trained(), new_path(), Options(chunk_elements=CHUNK)
+    if verb == "save":
+        holdfast.save(state, path, codec="lossless", options=options)
+    else:
+        holdfast.save_async(state, path, codec="lossless", stage=verb, options=options).result()
+    with holdfast.open(path) as checkpoint:
+        assert same(checkpoint.state(), state)
+        assert not checkpoint.verify()
+        assert {checkpoint.info(name).codec for name in checkpoint.names()} == {"lossless"}
+        assert stored(checkpoint, "model.up.weight", "model.down.weight") == 0  # their masters say
+        assert stored(checkpoint) < 0.75
+    target = trained(1)
+    holdfast.load(path, into=target)
+    assert same(target, state)
+
+
+def test_any_part_is_read_alone(new_path: NewPath) -> None:
+    """A box, one tensor of a group: what decoding needs is read too, and nothing else."""
+    state, path = trained(), new_path()
+    holdfast.save(state, path, codec="lossless", options=Options(chunk_elements=CHUNK))
+    with holdfast.open(path) as checkpoint:
+        for name in ("model.up.weight", "optimizer.state.up.weight.exp_avg"):
+            whole = checkpoint.tensor(name)
+            box = ((17, 5), (100, 31))
+            assert torch.equal(checkpoint.tensor(name, box), whole[17:117, 5:36])
+        assert torch.equal(checkpoint.tensor("model.up.weight"), state["model"]["up.weight"])
+    target = {"model": {name: torch.zeros_like(t) for name, t in state["model"].items()}}
+    report = holdfast.load(path, into=target, partial=True)
+    assert same(target["model"], state["model"])
+    masters = sum(t.nbytes for t in state["master"].values())
+    assert report.bytes_read < 1.3 * masters
+
+
+def test_groups_are_found_by_name_and_shape() -> None:
+    tensors = [
+        Tensor(("model", "a"), "bf16", (3, 4)),
+        Tensor(("master", "a"), "f32", (3, 4)),
+        Tensor(("ema", "a"), "f32", (3, 4)),
+        Tensor(("other", "a"), "f32", (4, 4)),
+        Tensor(("optimizer", "state", "a", "exp_avg"), "f32", (3, 4)),
+        Tensor(("optimizer", "state", "a", "exp_avg_sq"), "f32", (3, 4)),
+        Tensor(("optimizer", "state", "a", "step"), "f32", ()),
+        Tensor(("plain", "state", 0, "exp_avg"), "f32", (5,)),
+        Tensor(("plain", "state", 0, "exp_avg_sq"), "f32", (5,)),
+    ]
+    assert find_groups(tensors) == (
+        {"exp_avg_sq": 5, "exp_avg": 4, "master": 1, "weight": 0},
+        {"exp_avg_sq": 8, "exp_avg": 7},
+    )
+
+
+def test_replicas_write_whole_groups_in_equal_shares(new_path: NewPath) -> None:
+    state, path = trained(), new_path()
+    options = Options(chunk_elements=CHUNK)
+
+    def save(group: Any) -> None:
+        holdfast.save(state, path, codec="lossless", group=group, options=options)
+
+    run_ranks(3, save)
+    with holdfast.open(path) as checkpoint:
+        assert same(checkpoint.state(), state)
+        sizes = checkpoint.file_bytes
+        assert len(sizes) == 3 and max(sizes) < 1.2 * sum(sizes) / 3
+        assert stored(checkpoint, "model.up.weight", "model.down.weight") == 0
+        assert stored(checkpoint) < 0.75
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_layout_writes_and_any_reads(new_path: NewPath, seed: int) -> None:
+    """Boxes of several ranks, cut alike or not, in chunks of any length."""
+    chance = random.Random(seed)
+    state, path, ranks = trained(3), new_path(), chance.randint(1, 4)
+    states: list[dict[Any, Any]] = [{} for _ in range(ranks)]
+    kept: list[Any] = []
+    for place, tensors in (
+        *((("model",), state["model"]), (("master",), state["master"])),
+        *((("optimizer", n), state["optimizer"]["state"][n]) for n in state["master"]),
+    ):
+        for key, tensor in tensors.items():
+            shape = tuple(tensor.shape)
+            if key == "step" or chance.random() < 0.3 or not kept or kept[0] != shape:
+                kept = [shape, cut(chance, (0,) * len(shape), shape, chance.randint(1, ranks))]
+            for rank, piece in enumerate(pieces(tensor, kept[1])):
+                states[rank][(*place, key)] = piece
+    sizes = Options(chunk_elements=chance.choice([700, CHUNK, 1 << 20]))
+    save_pieces(path, states, codec="lossless", options=sizes)
+    with holdfast.open(path) as checkpoint:
+        assert not checkpoint.verify()
+        found = checkpoint.state()
+    assert same(found["model"], state["model"])
+    assert same(found["master"], state["master"])
+    assert same(found["optimizer"], state["optimizer"]["state"])
+
+
+def test_several_ranks_load_what_they_share(new_path: NewPath) -> None:
+    state, path = trained(), new_path()
+    holdfast.save(state, path, codec="lossless", options=Options(chunk_elements=CHUNK))
+    targets = [trained(1) for _ in range(3)]
+    options = [Options(pool_bytes=(2 + rank) * (16 << 20)) for rank in range(3)]
+
+    def load(group: Any) -> None:
+        holdfast.load(path, into=targets[group.rank], group=group, options=options[group.rank])
+
+    run_ranks(3, load)
+    assert all(same(target, state) for target in targets)
+
+
+def test_odd_elements_survive(new_path: NewPath) -> None:
+    """NaN payloads, infinities, -0, denormals, zero rows, in every dtype, shape and stride."""
+    torch.manual_seed(1)
+    odd = torch.tensor([0x7FC12345, -1, 1, -(1 << 31), 0x7F800000, 0], dtype=torch.int32)
+    noise = torch.randn(50, 60)
+    noise.view(torch.int32)[torch.randint(50, (40,)), torch.randint(60, (40,))] = odd[
+        torch.randint(6, (40,))
+    ]
+    noise[7], noise[9:12] = 0, float("nan")
+    state = {
+        "plain": noise,
+        "turned": noise.T,
+        "strided": noise[::3, 1::2],
+        "half": noise.to(torch.float16),
+        "wide": noise.double(),
+        "complex": torch.complex(noise, noise.flip(0)),
+        "f8": noise.nan_to_num(0).to(torch.float8_e4m3fn),
+        "flags": noise > 0,
+        "counts": torch.arange(5000).reshape(5, -1),
+        "scalar": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "optimizer": {"w": {"exp_avg": noise, "exp_avg_sq": noise.square()}},
+    }
+    path = new_path()
+    holdfast.save(state, path, codec="lossless", options=Options(chunk_elements=700))
+    with holdfast.open(path) as checkpoint:
+        assert same(checkpoint.state(), state)
+    turned = {"turned": torch.zeros(60, 50)[:, ::1]}
+    holdfast.load(path, into=turned, partial=True)
+    assert same(turned["turned"].contiguous(), noise.T.contiguous())
+
+
+def test_a_payload_that_no_codec_writes_is_refused(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checksum is right: only decoding tells. Nothing that comes of it is handed out."""
+    path = new_path()
+    torch.manual_seed(2)
+
+    def wrong(blocks: Any, codec: str, room: Any) -> Any:
+        payloads = [module(block, room) for _, block in blocks]
+        return payloads
+
+    from holdfast.codecs.base import Payload
+
+    def module(block: Any, room: Any) -> Payload:
+        out = room.take(64)
+        out[:] = 7
+        return Payload(out.data_ptr(), 64, 2)
+
+    monkeypatch.setattr("holdfast.engine.ahead.encode", wrong)
+    holdfast.save({"w": torch.randn(100, 100)}, path, codec="lossless")
+    target = {"w": torch.zeros(100, 100)}
+    with pytest.raises(CorruptError, match=r"w, elements 0 to 10000.*mode 2 of lossless"):
+        holdfast.load(path, into=target)
+    assert not target["w"].any()
+
+
+def test_an_unknown_codec_is_refused_with_those_there_are(new_path: NewPath) -> None:
+    with pytest.raises(OptionError, match="codec is 'zip'; there are raw, lossless"):
+        holdfast.save({"w": torch.ones(2)}, new_path(), codec="zip")
