@@ -15,10 +15,7 @@ enum Form : std::uint8_t { kStored = 0, kRepeated = 1, kRans1 = 2, kRans8 = 3, k
 // Each lane costs about 6 bytes: more of them where that is little.
 constexpr std::size_t kManyLanesBytes = 16 << 10;
 constexpr std::size_t kSomeLanesBytes = 2 << 10;
-constexpr std::size_t kSampledCount = 32 << 10;  // fewer symbols are all counted
-constexpr std::size_t kSampleRuns = 16;
-constexpr std::size_t kSampleRun = 256;
-constexpr double kRandomBits = 7.94;  // so many random bytes seem to have 7.955 bits each
+constexpr double kRandomBits = 7.8;  // so many random bytes seem to have 7.955 bits each
 constexpr std::size_t kTableBytesMax = 2 + 2 * 256;
 
 using Frequencies = std::uint16_t[256];
@@ -271,19 +268,22 @@ std::size_t store(const Symbols& symbols, std::uint8_t* out) {
   return 1 + symbols.count;
 }
 
-// Whether counting them all would gain less than 1 %, by a sample of evenly spread runs: the low
-// bits of floats need not be counted.
 bool looks_random(const Symbols& symbols) {
   if (symbols.count < kSampledCount) return false;
-  std::uint32_t counts[256] = {};
-  for (std::size_t run = 0; run < kSampleRuns; ++run) {
-    const std::size_t at = run * (symbols.count - kSampleRun) / (kSampleRuns - 1);
-    for (std::size_t i = at; i < at + kSampleRun; ++i) ++counts[symbols.data[i]];
-  }
-  return bits_of(counts) > kRandomBits * kSampleRuns * kSampleRun;
+  std::uint8_t sample[kSampledBytes];
+  for_sampled_runs(symbols.count, [&](std::size_t run, std::size_t at) {
+    std::memcpy(sample + run * kSampledRun, symbols.data + at, kSampledRun);
+  });
+  return holdfast::looks_random(sample);
 }
 
 }  // namespace
+
+bool looks_random(const std::uint8_t* sample) {
+  std::uint32_t counts[256] = {};
+  for (std::size_t i = 0; i < kSampledBytes; ++i) ++counts[sample[i]];
+  return bits_of(counts) > kRandomBits * kSampledBytes;
+}
 
 void count_symbols(const Symbols& symbols, Histogram& histogram) {
   std::memset(histogram.counts, 0, symbols.context_count * sizeof histogram.counts[0]);

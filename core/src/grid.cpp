@@ -155,19 +155,51 @@ std::size_t next_escape(const std::uint8_t* symbols, std::size_t from, std::size
   return next != nullptr ? static_cast<std::size_t>(next - symbols) : count;
 }
 
-// Unpacks all of a payload's rest.
-bool unpack(std::span<const std::uint8_t> packed, std::size_t count, unsigned bits,
+// Unpacks values from the front of a payload, and drops what was read.
+bool unpack(std::span<const std::uint8_t>& payload, std::size_t count, unsigned bits,
             std::uint8_t* values, const CodecKernel& kernel) {
   constexpr std::size_t kEnd = 64;  // elements whose words may reach behind the payload
   const std::size_t size = (count + 7) / 8 * bits;
-  if (packed.size() != size) return false;
+  if (payload.size() < size) return false;
   const std::size_t head = count > kEnd ? (count - kEnd) / 8 * 8 : 0;
   const std::size_t head_bytes = head / 8 * bits;
-  kernel.unpack_bits(packed.data(), head, bits, values);
+  kernel.unpack_bits(payload.data(), head, bits, values);
   std::uint8_t end[kEnd + 16] = {};
-  std::memcpy(end, packed.data() + head_bytes, size - head_bytes);
+  std::memcpy(end, payload.data() + head_bytes, size - head_bytes);
   kernel.unpack_bits(end, count - head, bits, values + head);
+  payload = payload.subspan(size);
   return true;
+}
+
+// How many of the lowest two bytes of the tails, and of three where the third is whole, look
+// random.
+std::size_t random_tails(const std::uint32_t* data, std::size_t count, GridShape shape,
+                         const CodecKernel& kernel) {
+  if (count < kSampledCount) return 0;
+  alignas(4) std::uint32_t gathered[kSampledBytes];
+  std::uint8_t parts[4][kSampledBytes];
+  for_sampled_runs(count, [&](std::size_t run, std::size_t at) {
+    std::memcpy(gathered + run * kSampledRun, data + at, 4 * kSampledRun);
+  });
+  std::uint8_t* const planes[4] = {parts[0], parts[1], parts[2], parts[3]};
+  kernel.split(gathered, kSampledBytes, 4, shape.with_sign, planes);
+  const std::size_t most = shape.tail_bits / 8;
+  std::size_t random = 0;
+  while (random < most && looks_random(parts[random])) ++random;
+  return random;
+}
+
+// Writes the heads of the elements whose symbol is 0.
+std::uint8_t* put_escapes(const std::uint32_t* data, const std::uint8_t* symbols,
+                          std::size_t escapes, GridShape shape, std::uint8_t* out) {
+  for (std::size_t i = 0; escapes > 0; ++i) {
+    if (symbols[i] != 0) continue;
+    const auto head = static_cast<std::uint16_t>(head_of(data[i], shape));
+    std::memcpy(out, &head, 2);
+    out += 2;
+    --escapes;
+  }
+  return out;
 }
 
 }  // namespace
@@ -179,49 +211,39 @@ bool has_grid(const Elements& elements) {
 
 std::size_t encode_grid(Mode mode, const Elements& elements, const std::uint32_t* data,
                         const Relatives& relatives, std::uint8_t* out, const CodecKernel& kernel) {
-  const bool in_contexts = mode == Mode::kGridOfMoment;
   const bool with_sign = any_sign(data, elements.count);
   const GridShape shape = with_sign ? kMoment : kSquare;
-  Symbols coded;
-  if (in_contexts) {
+  const std::size_t count = elements.count;
+  Symbols coded = {.count = count};
+  if (mode == Mode::kGridOfMoment) {
     coded.contexts = moment_classes(elements, relatives.second_moment, kernel);
     coded.context_count = kMomentContexts;
   }
-  Planes planes;
-  plane_memory(elements.count, planes);
   Grid grid = grid_memory(elements);
   find_grid(elements, data, shape, grid, kernel);
-  const std::size_t escapes =
-      find_residuals(elements, data, shape, grid, planes[3], planes, kernel);
-  if (escapes > elements.count / kEscapeShare) return 0;
   std::uint8_t* const begin = out;
   *out++ = with_sign;
   out = put_means(grid.rows, Rows(elements).size(), out, kernel);
   out = put_means(grid.columns, elements.row, out, kernel);
-  const auto escape_count = static_cast<std::uint32_t>(escapes);
-  std::memcpy(out, &escape_count, 4);
-  out += 4;
-  for (std::size_t i = 0, left = escapes; left > 0; ++i) {
-    if (planes[3][i] != 0) continue;
-    const auto head = static_cast<std::uint16_t>(head_of(data[i], shape));
-    std::memcpy(out, &head, 2);
-    out += 2;
-    --left;
+  Planes planes;
+  plane_memory(count, planes);
+  const unsigned bits = shape.tail_bits - 16;
+  // Tails that look random go to their place at once.
+  const std::size_t random = random_tails(data, count, shape, kernel);
+  for (std::size_t p = 0; p < random; ++p) planes[p] = begin_stored(out, count);
+  const std::size_t escapes =
+      find_residuals(elements, data, shape, grid, planes[3], planes, kernel);
+  if (escapes > count / kEscapeShare) return 0;
+  for (std::size_t p = random; p < (bits == 8 ? 3 : 2); ++p) {
+    out += encode_symbols({.data = planes[p], .count = count}, out, kernel);
+  }
+  if (bits != 8) {
+    kernel.pack_bits(planes[2], count, bits, out);
+    out += (count + 7) / 8 * bits;
   }
   coded.data = planes[3];
-  coded.count = elements.count;
   out += encode_symbols(coded, out, kernel);
-  for (unsigned p = 0; p < 2; ++p) {
-    out += encode_symbols({.data = planes[p], .count = elements.count}, out, kernel);
-  }
-  const unsigned bits = shape.tail_bits - 16;
-  if (bits == 8) {
-    out += encode_symbols({.data = planes[2], .count = elements.count}, out, kernel);
-  } else {
-    kernel.pack_bits(planes[2], elements.count, bits, out);
-    out += (elements.count + 7) / 8 * bits;
-  }
-  return static_cast<std::size_t>(out - begin);
+  return static_cast<std::size_t>(put_escapes(data, planes[3], escapes, shape, out) - begin);
 }
 
 bool decode_grid(Mode mode, std::span<const std::uint8_t> payload, const Elements& elements,
@@ -240,46 +262,34 @@ bool decode_grid(Mode mode, std::span<const std::uint8_t> payload, const Element
   const Rows rows(elements);
   if (!get_means(payload, grid.rows, rows.size(), kernel)) return false;
   if (!get_means(payload, grid.columns, elements.row, kernel)) return false;
-  if (payload.size() < 4) return false;
-  std::uint32_t escapes;
-  std::memcpy(&escapes, payload.data(), 4);
-  if ((payload.size() - 4) / 2 < escapes) return false;
-  const std::uint8_t* heads = payload.data() + 4;
-  payload = payload.subspan(4 + 2 * std::size_t{escapes});
   const std::size_t count = elements.count;
+  const unsigned bits = shape.tail_bits - 16;
   Planes room;
   plane_memory(count, room);
   const std::uint8_t* const symbols = room[3];
-  if (!decode_symbols(payload, {room[3], count}, contexts, context_count, kernel)) return false;
-  const std::uint8_t* tails[3];
-  for (unsigned p = 0; p < 2; ++p) {
+  const std::uint8_t* tails[3] = {nullptr, nullptr, room[2]};
+  for (unsigned p = 0; p < (bits == 8 ? 3 : 2); ++p) {
     tails[p] = find_symbols(payload, {room[p], count}, kernel);
     if (tails[p] == nullptr) return false;
   }
-  const unsigned bits = shape.tail_bits - 16;
-  if (bits == 8) {
-    tails[2] = find_symbols(payload, {room[2], count}, kernel);
-    if (tails[2] == nullptr || !payload.empty()) return false;
-  } else {
-    if (!unpack(payload, count, bits, room[2], kernel)) return false;
-    tails[2] = room[2];
-  }
+  if (bits != 8 && !unpack(payload, count, bits, room[2], kernel)) return false;
+  if (!decode_symbols(payload, {room[3], count}, contexts, context_count, kernel)) return false;
   rows.each([&](std::size_t row, std::size_t at, std::size_t length, std::size_t column) {
     const std::uint8_t* const parts[3] = {tails[0] + at, tails[1] + at, tails[2] + at};
     kernel.add_residuals(target + at, length, shape.tail_bits, shape.with_sign,
                          grid.columns + column, grid.rows[row] + 4, symbols + at, parts);
   });
   std::size_t at = next_escape(symbols, 0, count);
-  for (; escapes > 0 && at < count; --escapes, at = next_escape(symbols, at + 1, count)) {
+  for (; at < count && payload.size() >= 2; at = next_escape(symbols, at + 1, count)) {
     std::uint16_t head;
-    std::memcpy(&head, heads, 2);
-    heads += 2;
+    std::memcpy(&head, payload.data(), 2);
+    payload = payload.subspan(2);
     const std::uint32_t tail =
         static_cast<std::uint32_t>(tails[2][at] << 16 | tails[1][at] << 8 | tails[0][at]);
     const std::uint32_t word = static_cast<std::uint32_t>(head) << shape.tail_bits | tail;
     target[at] = shape.with_sign ? word >> 1 | word << 31 : word;
   }
-  return escapes == 0 && at == count;
+  return at == count && payload.empty();
 }
 
 // Bytes that a mode takes for a sample, scaled to the whole; the side information is not scaled.
@@ -302,8 +312,7 @@ double estimate_grid(Mode mode, const Elements& sample, const std::uint32_t* dat
   count_symbols(coded, histogram);
   const double heads = estimate_bytes(histogram, coded.context_count);
   const double tails = static_cast<double>(sample.count) * shape.tail_bits / 8;
-  return scale * (heads + tails + 2.0 * static_cast<double>(escapes)) +
-         0.75 * static_cast<double>(sample.row);
+  return scale * (heads + tails + 2.0 * static_cast<double>(escapes));
 }
 
 }  // namespace holdfast

@@ -11,8 +11,9 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t kPlanesMax = 8;
-constexpr std::size_t kSampleMin = 16 << 10;
-constexpr std::size_t kSampleShare = 16;  // a sample is this part of a chunk, or kSampleMin
+constexpr std::size_t kSampleCount = 16 << 10;  // elements by which a mode is chosen
+constexpr std::size_t kSampleRow = 64;
+constexpr double kMeanBytes = 0.75;  // of a column mean
 
 using Planes = std::uint8_t* [kPlanesMax];
 
@@ -29,14 +30,35 @@ void plane_memory(std::size_t count, std::size_t planes, Planes& result) {
   for (std::size_t p = 0; p < planes; ++p) result[p] = memory + p * stride;
 }
 
+// How many planes, from the lowest on, are bytes that look random: they are written where they are
+// to stand.
+std::size_t random_planes(const Elements& elements, const void* data, const CodecKernel& kernel) {
+  if (elements.count < kSampledCount) return 0;
+  const std::size_t item = elements.item_bytes;
+  alignas(8) std::uint8_t gathered[kSampledBytes * kPlanesMax], parts[kPlanesMax][kSampledBytes];
+  Planes planes;
+  for (std::size_t p = 0; p < item; ++p) planes[p] = parts[p];
+  auto* bytes = static_cast<const std::uint8_t*>(data);
+  for_sampled_runs(elements.count, [&](std::size_t run, std::size_t at) {
+    std::memcpy(gathered + run * kSampledRun * item, bytes + at * item, kSampledRun * item);
+  });
+  kernel.split(gathered, kSampledBytes, item, is_float(elements), planes);
+  std::size_t random = 0;
+  while (random < item && looks_random(parts[random])) ++random;
+  return random;
+}
+
 std::size_t encode_planes(const Elements& elements, const void* data, std::uint8_t* out,
                           const CodecKernel& kernel) {
+  const std::size_t count = elements.count, item = elements.item_bytes;
   Planes planes;
-  plane_memory(elements.count, elements.item_bytes, planes);
-  kernel.split(data, elements.count, elements.item_bytes, is_float(elements), planes);
+  plane_memory(count, item, planes);
   std::uint8_t* const begin = out;
-  for (std::size_t p = 0; p < elements.item_bytes; ++p) {
-    out += encode_symbols({.data = planes[p], .count = elements.count}, out, kernel);
+  const std::size_t random = random_planes(elements, data, kernel);
+  for (std::size_t p = 0; p < random; ++p) planes[p] = begin_stored(out, count);
+  kernel.split(data, count, item, is_float(elements), planes);
+  for (std::size_t p = random; p < item; ++p) {
+    out += encode_symbols({.data = planes[p], .count = count}, out, kernel);
   }
   return static_cast<std::size_t>(out - begin);
 }
@@ -77,15 +99,39 @@ bool is_rounding(const Elements& elements, const void* data, const void* master,
                         static_cast<const std::uint32_t*>(master), elements.count);
 }
 
-// The elements in the middle of a chunk, in whole rows as far as possible.
-Elements sample_of(const Elements& elements, std::size_t& first) {
-  const std::size_t wanted = std::max(kSampleMin, elements.count / kSampleShare);
-  first = 0;
-  if (wanted >= elements.count) return elements;
-  Elements sample = elements;
-  sample.count = wanted;
-  first = (elements.count - wanted) / 2;
-  sample.column = (elements.column + first) % elements.row;
+struct SampleMemory;
+
+// Elements of some columns of all whole rows, copied together: row and column have in it the means
+// that they have in the chunk.
+struct Sample {
+  Elements elements;
+  const std::uint32_t* data = nullptr;
+  Relatives relatives;
+};
+
+Sample sample_of(const Elements& elements, const void* data, const Relatives& relatives) {
+  auto* words = static_cast<const std::uint32_t*>(data);
+  auto* squares = static_cast<const std::uint32_t*>(relatives.second_moment);
+  if (elements.count <= kSampleCount) return {elements, words, relatives};
+  const std::size_t first = (elements.row - elements.column) % elements.row;
+  const std::size_t rows = (elements.count - first) / elements.row;
+  if (rows == 0) return {elements, words, relatives};
+  const std::size_t width = std::clamp(kSampleCount / rows, kSampleRow, elements.row);
+  const std::size_t step = std::max<std::size_t>(1, rows * width / kSampleCount);
+  const std::size_t taken = rows / step, from = (elements.row - width) / 2;
+  auto* memory = scratch<std::uint32_t, SampleMemory>(2 * taken * width);
+  for (std::size_t row = 0; row < taken; ++row) {
+    const std::size_t at = first + row * step * elements.row + from;
+    std::memcpy(memory + row * width, words + at, 4 * width);
+    if (squares != nullptr) {
+      std::memcpy(memory + (taken + row) * width, squares + at, 4 * width);
+    }
+  }
+  Sample sample = {elements, memory, relatives};
+  sample.elements.count = taken * width;
+  sample.elements.row = width;
+  sample.elements.column = 0;
+  if (squares != nullptr) sample.relatives.second_moment = memory + taken * width;
   return sample;
 }
 
@@ -105,20 +151,17 @@ double estimate_planes(const Elements& sample, const void* data, double scale,
 
 Mode choose(const Elements& elements, const void* data, const Relatives& relatives,
             const CodecKernel& kernel) {
-  std::size_t first;
-  const Elements sample = sample_of(elements, first);
-  if (!has_grid(elements) || !has_grid(sample)) return Mode::kPlanes;
-  const double scale = static_cast<double>(elements.count) / static_cast<double>(sample.count);
-  auto* words = static_cast<const std::uint32_t*>(data) + first;
-  double least = estimate_planes(sample, words, scale, kernel);
+  if (!has_grid(elements)) return Mode::kPlanes;
+  const Sample sample = sample_of(elements, data, relatives);
+  const double scale =
+      static_cast<double>(elements.count) / static_cast<double>(sample.elements.count);
+  double least = estimate_planes(sample.elements, sample.data, scale, kernel);
   Mode best = Mode::kPlanes;
-  Relatives near = relatives;
-  if (relatives.second_moment != nullptr) {
-    near.second_moment = static_cast<const std::uint32_t*>(relatives.second_moment) + first;
-  }
   for (const Mode mode : {Mode::kGrid, Mode::kGridOfMoment}) {
     if (mode == Mode::kGridOfMoment && relatives.second_moment == nullptr) continue;
-    const double bytes = estimate_grid(mode, sample, words, near, scale, kernel);
+    const double bytes =
+        estimate_grid(mode, sample.elements, sample.data, sample.relatives, scale, kernel) +
+        kMeanBytes * static_cast<double>(elements.row);
     if (bytes < 0.999 * least) {
       least = bytes;
       best = mode;

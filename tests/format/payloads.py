@@ -199,21 +199,17 @@ def grid(source, count, row, column, second_moments):
     contexts = None if second_moments is None else contexts_of(second_moments, row, column)
     at = column + np.arange(count)
     of_rows, of_columns = means(source, at[-1] // row + 1), means(source, row)
-    (escapes,) = struct.unpack("<I", source.take(4))
-    escaped = source.numbers("<u2", escapes)
-    found = symbols(source, count, contexts, 1 if contexts is None else 8).astype(np.int64)
-    heads = found - 128 + (of_rows[at // row] + of_columns[at % row] + 4) // 8
-    check((found == 0).sum() == escapes, "escapes")
-    heads[found == 0] = escaped
     low, high = symbols(source, count).astype(np.int64), symbols(source, count).astype(np.int64)
     if flag:
         rest = symbols(source, count).astype(np.int64)
     else:
         bits = np.unpackbits(source.numbers("u1", -(-count // 8) * 5), bitorder="little")
         rest = (bits.reshape(-1, 5) << np.arange(5)).sum(axis=1)[:count]
+    found = symbols(source, count, contexts, 1 if contexts is None else 8).astype(np.int64)
+    heads = found - 128 + (of_rows[at // row] + of_columns[at % row] + 4) // 8
+    heads[found == 0] = source.numbers("<u2", int((found == 0).sum()))
     words = heads << (24 if flag else 21) | rest << 16 | high << 8 | low
-    check(np.all((words >= 0) & (words < 1 << 32)), "a head")
-    words = words.astype("<u4")
+    words = (words % (1 << 32)).astype("<u4")
     return (rotate_right(words) if flag else words).tobytes()
 
 
