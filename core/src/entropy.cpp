@@ -150,7 +150,7 @@ void make_decode_table(const Frequencies& frequencies, DecodeTable& table) {
   }
 }
 
-// One symbol of one lane, as codec_loops.h does many.
+// One symbol of one lane, as rans_loops.h does many.
 void encode_one(std::uint32_t& state, std::uint16_t*& end, const EncodeTable& table,
                 std::uint8_t symbol) {
   const std::uint32_t packed = table.packed[symbol];
@@ -334,35 +334,26 @@ double estimate_bytes(const Histogram& histogram, std::size_t context_count) {
 }
 
 std::size_t encode_symbols(const Symbols& symbols, std::uint8_t* out, const CodecKernel& kernel) {
-  if (symbols.contexts == nullptr && looks_random(symbols)) return store(symbols, out);
+  const std::size_t count = symbols.count, contexts = symbols.context_count;
+  if (count == 0 || (symbols.contexts == nullptr && looks_random(symbols))) {
+    return store(symbols, out);
+  }
   Histogram histogram;
   count_symbols(symbols, histogram);
-  return encode_counted(symbols, histogram, out, kernel);
-}
-
-std::size_t encode_counted(const Symbols& symbols, const Histogram& histogram, std::uint8_t* out,
-                           const CodecKernel& kernel) {
-  const std::size_t count = symbols.count;
-  if (count > 0) {
-    std::uint64_t same = 0;
-    for (std::size_t c = 0; c < symbols.context_count; ++c) {
-      same += histogram.counts[c][symbols.data[0]];
-    }
-    if (same == count) {
-      out[0] = kRepeated;
-      out[1] = symbols.data[0];
-      return 2;
-    }
-    const double expected = estimate_bytes(histogram, symbols.context_count);
-    if (expected < 0.995 * static_cast<double>(count)) {
-      const Form form = expected >= kManyLanesBytes   ? kRans64
-                        : expected >= kSomeLanesBytes ? kRans8
-                                                      : kRans1;
-      const std::size_t size = encode_rans(form, symbols, histogram, out, kernel);
-      if (size != 0) return size;
-    }
+  std::uint64_t same = 0;
+  for (std::size_t c = 0; c < contexts; ++c) same += histogram.counts[c][symbols.data[0]];
+  if (same == count) {
+    out[0] = kRepeated;
+    out[1] = symbols.data[0];
+    return 2;
   }
-  return store(symbols, out);
+  const double expected = estimate_bytes(histogram, contexts);
+  if (expected >= 0.995 * static_cast<double>(count)) return store(symbols, out);
+  const Form form = expected >= kManyLanesBytes   ? kRans64
+                    : expected >= kSomeLanesBytes ? kRans8
+                                                  : kRans1;
+  const std::size_t size = encode_rans(form, symbols, histogram, out, kernel);
+  return size != 0 ? size : store(symbols, out);
 }
 
 const std::uint8_t* find_symbols(std::span<const std::uint8_t>& coded, std::span<std::uint8_t> room,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "holdfast/entropy.h"
+#include "planes.h"
 #include "scratch.h"
 
 namespace holdfast {
@@ -14,21 +15,12 @@ constexpr std::size_t kRowsMin = 4;
 constexpr unsigned kMomentContexts = 8;
 constexpr unsigned kMantissaBits = 23;
 constexpr unsigned kSquareHeadBits = 2;   // of the mantissa, in a second moment's residual
-constexpr std::size_t kPlanes = 4;        // three of tails, one of symbols
+constexpr std::size_t kGridPlanes = 4;    // three of tails, one of symbols
 constexpr std::size_t kEscapeShare = 16;  // more escapes than one in so many do not pay
 
-using Planes = std::uint8_t* [kPlanes];
-
-struct PlaneMemory;
 struct GridMemory;
 struct SumMemory;
 struct ClassMemory;
-
-void plane_memory(std::size_t count, Planes& result) {
-  const std::size_t stride = (count + kSlackBytes + 63) / 64 * 64;
-  auto* memory = scratch<std::uint8_t, PlaneMemory>(kPlanes * stride);
-  for (std::size_t p = 0; p < kPlanes; ++p) result[p] = memory + p * stride;
-}
 
 // Means of the heads of rows and columns, in eighths: a head is predicted as the sum of both.
 struct Grid {
@@ -171,24 +163,6 @@ bool unpack(std::span<const std::uint8_t>& payload, std::size_t count, unsigned 
   return true;
 }
 
-// How many of the lowest two bytes of the tails, and of three where the third is whole, look
-// random.
-std::size_t random_tails(const std::uint32_t* data, std::size_t count, GridShape shape,
-                         const CodecKernel& kernel) {
-  if (count < kSampledCount) return 0;
-  alignas(4) std::uint32_t gathered[kSampledBytes];
-  std::uint8_t parts[4][kSampledBytes];
-  for_sampled_runs(count, [&](std::size_t run, std::size_t at) {
-    std::memcpy(gathered + run * kSampledRun, data + at, 4 * kSampledRun);
-  });
-  std::uint8_t* const planes[4] = {parts[0], parts[1], parts[2], parts[3]};
-  kernel.split(gathered, kSampledBytes, 4, shape.with_sign, planes);
-  const std::size_t most = shape.tail_bits / 8;
-  std::size_t random = 0;
-  while (random < most && looks_random(parts[random])) ++random;
-  return random;
-}
-
 // Writes the heads of the elements whose symbol is 0.
 std::uint8_t* put_escapes(const std::uint32_t* data, const std::uint8_t* symbols,
                           std::size_t escapes, GridShape shape, std::uint8_t* out) {
@@ -226,10 +200,11 @@ std::size_t encode_grid(Mode mode, const Elements& elements, const std::uint32_t
   out = put_means(grid.rows, Rows(elements).size(), out, kernel);
   out = put_means(grid.columns, elements.row, out, kernel);
   Planes planes;
-  plane_memory(count, planes);
+  plane_memory(count, kGridPlanes, planes);
   const unsigned bits = shape.tail_bits - 16;
   // Tails that look random go to their place at once.
-  const std::size_t random = random_tails(data, count, shape, kernel);
+  const std::size_t random =
+      random_planes(data, count, 4, shape.with_sign, shape.tail_bits / 8, kernel);
   for (std::size_t p = 0; p < random; ++p) planes[p] = begin_stored(out, count);
   const std::size_t escapes =
       find_residuals(elements, data, shape, grid, planes[3], planes, kernel);
@@ -265,7 +240,7 @@ bool decode_grid(Mode mode, std::span<const std::uint8_t> payload, const Element
   const std::size_t count = elements.count;
   const unsigned bits = shape.tail_bits - 16;
   Planes room;
-  plane_memory(count, room);
+  plane_memory(count, kGridPlanes, room);
   const std::uint8_t* const symbols = room[3];
   const std::uint8_t* tails[3] = {nullptr, nullptr, room[2]};
   for (unsigned p = 0; p < (bits == 8 ? 3 : 2); ++p) {
@@ -302,7 +277,7 @@ double estimate_grid(Mode mode, const Elements& sample, const std::uint32_t* dat
     coded.context_count = kMomentContexts;
   }
   Planes planes;
-  plane_memory(sample.count, planes);
+  plane_memory(sample.count, kGridPlanes, planes);
   Grid grid = grid_memory(sample);
   find_grid(sample, data, shape, grid, kernel);
   const std::size_t escapes = find_residuals(sample, data, shape, grid, planes[3], planes, kernel);

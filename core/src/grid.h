@@ -7,8 +7,6 @@
 
 namespace holdfast {
 
-inline constexpr std::size_t kSlackBytes = 64;  // that packing may touch behind its end
-
 // Rows that a run of elements touches; the first and the last may be cut.
 struct Rows {
   explicit Rows(const Elements& elements)

@@ -5,47 +5,18 @@
 
 #include "grid.h"
 #include "holdfast/entropy.h"
+#include "planes.h"
 #include "scratch.h"
 
 namespace holdfast {
 namespace {
 
-constexpr std::size_t kPlanesMax = 8;
 constexpr std::size_t kSampleCount = 16 << 10;  // elements by which a mode is chosen
 constexpr std::size_t kSampleRow = 64;
 constexpr double kMeanBytes = 0.75;  // of a column mean
 
-using Planes = std::uint8_t* [kPlanesMax];
-
-struct PlaneMemory;
-
 bool is_float(const Elements& elements) {
   return elements.kind != Kind::kInteger;
-}
-
-// Sections of memory for a chunk's planes.
-void plane_memory(std::size_t count, std::size_t planes, Planes& result) {
-  const std::size_t stride = (count + kSlackBytes + 63) / 64 * 64;
-  auto* memory = scratch<std::uint8_t, PlaneMemory>(planes * stride);
-  for (std::size_t p = 0; p < planes; ++p) result[p] = memory + p * stride;
-}
-
-// How many planes, from the lowest on, are bytes that look random: they are written where they are
-// to stand.
-std::size_t random_planes(const Elements& elements, const void* data, const CodecKernel& kernel) {
-  if (elements.count < kSampledCount) return 0;
-  const std::size_t item = elements.item_bytes;
-  alignas(8) std::uint8_t gathered[kSampledBytes * kPlanesMax], parts[kPlanesMax][kSampledBytes];
-  Planes planes;
-  for (std::size_t p = 0; p < item; ++p) planes[p] = parts[p];
-  auto* bytes = static_cast<const std::uint8_t*>(data);
-  for_sampled_runs(elements.count, [&](std::size_t run, std::size_t at) {
-    std::memcpy(gathered + run * kSampledRun * item, bytes + at * item, kSampledRun * item);
-  });
-  kernel.split(gathered, kSampledBytes, item, is_float(elements), planes);
-  std::size_t random = 0;
-  while (random < item && looks_random(parts[random])) ++random;
-  return random;
 }
 
 std::size_t encode_planes(const Elements& elements, const void* data, std::uint8_t* out,
@@ -54,7 +25,7 @@ std::size_t encode_planes(const Elements& elements, const void* data, std::uint8
   Planes planes;
   plane_memory(count, item, planes);
   std::uint8_t* const begin = out;
-  const std::size_t random = random_planes(elements, data, kernel);
+  const std::size_t random = random_planes(data, count, item, is_float(elements), item, kernel);
   for (std::size_t p = 0; p < random; ++p) planes[p] = begin_stored(out, count);
   kernel.split(data, count, item, is_float(elements), planes);
   for (std::size_t p = random; p < item; ++p) {

@@ -11,6 +11,7 @@ from torch import nn, optim
 
 import holdfast
 from format.simulated_ranks import cut, pieces, run_ranks, save_pieces
+from holdfast.codecs.base import Payload
 from holdfast.codecs.groups import find_groups
 from holdfast.errors import CorruptError, OptionError
 from holdfast.layout import Tensor
@@ -222,16 +223,10 @@ def test_a_payload_that_no_codec_writes_is_refused(
     path = new_path()
     torch.manual_seed(2)
 
-    def wrong(blocks: Any, codec: str, room: Any) -> Any:
-        payloads = [module(block, room) for _, block in blocks]
-        return payloads
-
-    from holdfast.codecs.base import Payload
-
-    def module(block: Any, room: Any) -> Payload:
-        out = room.take(64)
-        out[:] = 7
-        return Payload(out.data_ptr(), 64, 2)
+    def wrong(blocks: Any, codec: str, room: Any) -> list[Payload]:
+        noise = room.take(64)
+        noise[:] = 7
+        return [Payload(noise.data_ptr(), 64, 2) for _ in blocks]
 
     monkeypatch.setattr("holdfast.engine.ahead.encode", wrong)
     holdfast.save({"w": torch.randn(100, 100)}, path, codec="lossless")

@@ -67,9 +67,6 @@ constexpr std::size_t coded_bytes_max(std::size_t count) {
 // Codes symbols in the smallest form; returns the number of bytes written to `out`.
 std::size_t encode_symbols(const Symbols& symbols, std::uint8_t* out,
                            const CodecKernel& kernel = best_codec_kernel());
-// The same, for symbols that have been counted.
-std::size_t encode_counted(const Symbols& symbols, const Histogram& histogram, std::uint8_t* out,
-                           const CodecKernel& kernel = best_codec_kernel());
 
 // Decodes as many symbols as `target` has from the front of `coded`, and drops what was read there.
 // Returns false when the bytes are not what encode_symbols writes; `target` then holds anything.

@@ -1,10 +1,11 @@
-"""Which codecs there are."""
+"""Which codecs there are, besides storing chunks as they are."""
 
 from ..errors import OptionError
-from . import lossless, raw
+from . import lossless
 from .base import Codec
 
-CODECS: dict[str, Codec] = {raw.NAME: raw, lossless.NAME: lossless}
+RAW = "raw"
+CODECS: dict[str, Codec] = {lossless.NAME: lossless}
 
 
 def check_codec(name: str) -> None:
@@ -13,5 +14,5 @@ def check_codec(name: str) -> None:
     Raises:
         OptionError: it does not; the text lists those that do.
     """
-    if name not in CODECS:
-        raise OptionError(f"codec is {name!r}; there are {', '.join(CODECS)}")
+    if name not in (RAW, *CODECS):
+        raise OptionError(f"codec is {name!r}; there are {', '.join((RAW, *CODECS))}")

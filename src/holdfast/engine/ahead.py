@@ -57,9 +57,12 @@ def encode_ahead(
     try:
         for unit in units:
             parts = [find(shard) for _, shard in unit]
-            for number, chunks in enumerate(_rows_of(unit, chunk_elements)):
-                room = borrow()
-                task = threads.submit(_encode_chunks, unit, number, chunks, parts, codec, room)
+            columns = [list(chunks_of(shard, chunk_elements)) for _, shard in unit]
+            for number, chunks in enumerate(zip(*columns, strict=True)):
+                room, is_last = borrow(), number + 1 == len(columns[0])
+                task = threads.submit(
+                    _encode_chunks, unit, number, is_last, chunks, parts, codec, room
+                )
                 ahead.append((room, task))
                 if len(ahead) > threads.count + AHEAD:
                     yield from _first(ahead)
@@ -76,24 +79,18 @@ def _first(ahead: deque[tuple[Workspace, "Future[Encoded]"]]) -> Iterator[Encode
     give_back(ahead.popleft()[0])
 
 
-def _rows_of(unit: Unit, chunk_elements: int) -> Iterator[tuple[tuple[Chunk, bool], ...]]:
-    """Yield the chunks of one number of all shards, each with whether it is the last."""
-    columns = [list(chunks_of(shard, chunk_elements)) for _, shard in unit]
-    for number, chunks in enumerate(zip(*columns, strict=True)):
-        yield tuple((chunk, number + 1 == len(columns[0])) for chunk in chunks)
-
-
 def _encode_chunks(
     unit: Unit,
     number: int,
-    chunks: Sequence[tuple[Chunk, bool]],
+    is_last: bool,
+    chunks: Sequence[Chunk],
     parts: Sequence[Part | list[int]],
     codec: str,
     room: Workspace,
 ) -> Encoded:
     started = time.perf_counter()
     blocks, digests = [], []
-    for (role, _), (chunk, _), part in zip(unit, chunks, parts, strict=True):
+    for (role, _), chunk, part in zip(unit, chunks, parts, strict=True):
         if isinstance(part, list):
             staged = seal(part[number], chunk.size_bytes, 0)
         else:
@@ -105,10 +102,10 @@ def _encode_chunks(
     return Encoded(
         tuple(shard for _, shard in unit),
         number,
-        chunks[0][1],
+        is_last,
         payloads,
         digests,
-        sum(chunk.size_bytes for chunk, _ in chunks),
+        sum(chunk.size_bytes for chunk in chunks),
         between - started,
         time.perf_counter() - between,
     )
@@ -132,15 +129,8 @@ class Decoder:
                 row = int(manifest.references[read.row])
                 self._pending[row] = self._pending.get(row, 0) + 1
 
-    def __enter__(self) -> "Decoder":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the memory."""
         if self._room is not None:
             give_back(self._room)
 

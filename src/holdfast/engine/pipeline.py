@@ -8,7 +8,7 @@ of it. How far a save has come, and whether it is to go on, stands in its `Ledge
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -297,7 +297,7 @@ def read_shards(
 
     def place_run(run: Run, slot: int) -> None:
         view = lease.tensor(slot)
-        with Decoder(run, manifest) as decoder:
+        with closing(Decoder(run, manifest)) as decoder:
             for read in run.chunks:
                 payload = reader.check(run, read, slot)
                 elements = decoder.decode(payload, read, view)
