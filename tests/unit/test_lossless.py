@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -14,12 +16,15 @@ from format.simulated_ranks import cut, pieces, run_ranks, save_pieces
 from holdfast.codecs.base import Payload
 from holdfast.codecs.groups import find_groups
 from holdfast.errors import CorruptError, OptionError
+from holdfast.format.manifest import _check_references
 from holdfast.layout import Tensor
 from holdfast.options import Options
 
 from .test_round_trip import bits_of, exactly
+from .test_sharing import load_together
 
 NewPath = Callable[[], Path]
+PAGES_OF_A_CUT = 2 * 4096  # bytes that two runs have in common where one would be cut
 CHUNK = 5000  # elements; small, so that shards have several, which cut rows
 
 
@@ -171,17 +176,31 @@ def test_any_layout_writes_and_any_reads(new_path: NewPath, seed: int) -> None:
     assert same(found["optimizer"], state["optimizer"]["state"])
 
 
-def test_several_ranks_load_what_they_share(new_path: NewPath) -> None:
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_ranks_that_share_a_load_read_each_chunk_once(new_path: NewPath, world_size: int) -> None:
+    """What is decoded together is in one rank's share: nobody reads it a second time."""
     state, path = trained(), new_path()
     holdfast.save(state, path, codec="lossless", options=Options(chunk_elements=CHUNK))
-    targets = [trained(1) for _ in range(3)]
-    options = [Options(pool_bytes=(2 + rank) * (16 << 20)) for rank in range(3)]
+    (_, once), *_ = load_together(path, 1, lambda _: trained(1))
+    found = load_together(path, world_size, lambda _: trained(1))
+    assert all(same(target, state) for target, _ in found)
+    reports = [report for _, report in (*found, ((), once))]
+    *read, alone = [r.bytes_read for r in reports if isinstance(r, holdfast.LoadReport)]
+    assert len(read) == world_size
+    assert sum(read) <= alone + PAGES_OF_A_CUT * (world_size - 1)
 
-    def load(group: Any) -> None:
-        holdfast.load(path, into=targets[group.rank], group=group, options=options[group.rank])
 
-    run_ranks(3, load)
-    assert all(same(target, state) for target in targets)
+@pytest.mark.parametrize(("between", "fits"), [(15 << 20, True), ((15 << 20) + 64, False)])
+def test_a_chunk_lies_near_the_one_it_refers_to(between: int, fits: bool) -> None:
+    """From the beginning of the first to the end of the last: a reader takes them in at once."""
+    start, size = np.array([64, between - 936]), np.array([500, 1000])
+    first = np.array([0, 2])
+    check = partial(_check_references, np.array([-1, 0]), first, start, size, start.copy())
+    if fits:
+        check()
+        return
+    with pytest.raises(CorruptError, match="lies far from the one it refers to"):
+        check()
 
 
 def test_odd_elements_survive(new_path: NewPath) -> None:

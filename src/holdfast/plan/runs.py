@@ -81,7 +81,7 @@ def _units(
     chunks = _with_references(manifest, chunks)
     rows = np.array([read.row for read in chunks], np.int64)
     files = (manifest.file_first_chunk.searchsorted(rows, "right") - 1).tolist()
-    if not len(manifest.references):
+    if not chunks or not len(manifest.references):
         yield from zip(files, ((read,) for read in chunks), strict=True)
         return
     place = {read.row: number for number, read in enumerate(chunks)}
