@@ -129,7 +129,10 @@ def _shares(
         audience = spans.audience(int(chosen[0]))
         rows = np.concatenate([np.arange(spans.first[s], spans.end[s]) for s in chosen.tolist()])
         sizes = manifest.chunk_bytes[rows]
-        before = np.cumsum(sizes) - sizes
+        files = manifest.file_first_chunk.searchsorted(rows, "right")
+        order = np.lexsort((manifest.chunk_start[rows], files))  # each share in one piece of a file
+        before = np.empty_like(sizes)
+        before[order] = np.cumsum(sizes[order]) - sizes[order]
         share = before * len(audience) // max(1, int(sizes.sum()))
         if len(manifest.references):  # what is decoded together is read by one
             other = manifest.references[rows]
