@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import holdfast
+from holdfast import Options
 from holdfast.errors import HoldfastError, MismatchError
 
 from .ranks import run_ranks
@@ -106,6 +107,58 @@ def test_fsdp_reshards_bit_exact(tmp_path: Path, writers: int, readers: int) -> 
             assert torch.equal(checkpoint.tensor(name), expected[name]), name
         assert checkpoint.info("model.head.weight").tied_to == "model.decoder.weight"
         assert checkpoint.verify() == []
+
+
+def wide_state(shard: bool) -> dict[str, Any]:
+    """Tensors large enough for groups, means and references of the lossless codec."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(256, 300), nn.Tanh(), nn.Linear(300, 256))
+    if shard:
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state = {"model": model, "optimizer": optimizer}
+    for step in range(3):
+        batch = torch.randn(32, 256, generator=torch.Generator().manual_seed(step))
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return state
+
+
+def save_lossless(rank: int, path: str) -> dict[str, torch.Tensor]:
+    state = wide_state(True)
+    holdfast.save(state, path, codec="lossless", options=Options(chunk_elements=1 << 14))
+    return dense_of(state)
+
+
+def load_lossless(rank: int, path: str, shard: bool) -> dict[str, torch.Tensor]:
+    state = wide_state(shard)
+    with torch.no_grad():
+        for parameter, values in state["optimizer"].state.items():
+            for value in (parameter, *values.values()):
+                value.zero_()
+    holdfast.load(path, into=state)
+    return dense_of(state)
+
+
+def dense_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    found = {name: dense(value) for name, value in state["model"].state_dict().items()}
+    for number, values in enumerate(state["optimizer"].state.values()):
+        found |= {f"{number}.{key}": dense(value) for key, value in values.items()}
+    return found
+
+
+@pytest.mark.parametrize(("readers", "shard"), [(2, True), (3, True), (3, False), (1, False)])
+def test_a_lossless_checkpoint_reshards_bit_exact(
+    tmp_path: Path, readers: int, shard: bool
+) -> None:
+    path = str(tmp_path / "c")
+    expected = run_ranks(2, save_lossless, path)[0]
+    for found in run_ranks(readers, load_lossless, path, shard):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with holdfast.open(path) as checkpoint:
+        stored = sum(checkpoint.info(name).stored_bytes for name in checkpoint.names())
+        assert stored < 0.85 * sum(value.nbytes for value in expected.values())
 
 
 def save_evaluated(rank: int, path: str) -> None:
