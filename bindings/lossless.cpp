@@ -41,25 +41,27 @@ void bind_lossless(nb::module_& module) {
   module.def(
       "lossless_encode",
       [](const Elements& elements, std::uintptr_t data, std::uintptr_t master,
-         std::uintptr_t second_moment, std::uintptr_t out) {
+         std::uintptr_t second_moment, std::uintptr_t base, std::uintptr_t out) {
         const Encoded made = without_gil([&] {
           return encode_lossless(elements, memory_at(data),
-                                 {memory_at(master), memory_at(second_moment)},
+                                 {memory_at(master), memory_at(second_moment), memory_at(base)},
                                  reinterpret_cast<std::uint8_t*>(memory_at(out)));
         });
         return nb::make_tuple(static_cast<int>(made.mode), made.size_bytes);
       },
-      "elements"_a, "data"_a, "master"_a, "second_moment"_a, "out"_a);
+      "elements"_a, "data"_a, "master"_a, "second_moment"_a, "base"_a, "out"_a);
   module.def(
       "lossless_decode",
       [](int mode, std::uintptr_t payload, std::size_t payload_bytes, const Elements& elements,
-         std::uintptr_t master, std::uintptr_t second_moment, std::uintptr_t target) {
+         std::uintptr_t master, std::uintptr_t second_moment, std::uintptr_t base,
+         std::uintptr_t target) {
         auto* bytes = reinterpret_cast<const std::uint8_t*>(memory_at(payload));
         return decode_lossless(static_cast<Mode>(mode), {bytes, payload_bytes}, elements,
-                               {memory_at(master), memory_at(second_moment)}, memory_at(target));
+                               {memory_at(master), memory_at(second_moment), memory_at(base)},
+                               memory_at(target));
       },
       "mode"_a, "payload"_a, "payload_bytes"_a, "elements"_a, "master"_a, "second_moment"_a,
-      "target"_a, nb::call_guard<nb::gil_scoped_release>());
+      "base"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace holdfast

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "difference.h"
 #include "grid.h"
 #include "holdfast/entropy.h"
 #include "planes.h"
@@ -122,7 +123,18 @@ double estimate_planes(const Elements& sample, const void* data, double scale,
 
 Mode choose(const Elements& elements, const void* data, const Relatives& relatives,
             const CodecKernel& kernel) {
-  if (!has_grid(elements)) return Mode::kPlanes;
+  const bool has_base = relatives.base != nullptr && has_difference(elements);
+  if (!has_grid(elements)) {
+    if (!has_base) return Mode::kPlanes;
+    Elements middle = elements;
+    middle.count = std::min(elements.count, kSampleCount);
+    const std::size_t from = (elements.count - middle.count) / 2 * elements.item_bytes;
+    const double scale = static_cast<double>(elements.count) / static_cast<double>(middle.count);
+    const double planes =
+        estimate_planes(middle, static_cast<const char*>(data) + from, scale, kernel);
+    const double difference = estimate_difference(elements, data, relatives.base);
+    return difference < 0.999 * planes ? Mode::kDifference : Mode::kPlanes;
+  }
   const Sample sample = sample_of(elements, data, relatives);
   const double scale =
       static_cast<double>(elements.count) / static_cast<double>(sample.elements.count);
@@ -138,6 +150,9 @@ Mode choose(const Elements& elements, const void* data, const Relatives& relativ
       best = mode;
     }
   }
+  if (has_base && estimate_difference(elements, data, relatives.base) < 0.999 * least) {
+    return Mode::kDifference;
+  }
   return best;
 }
 
@@ -145,8 +160,10 @@ Mode choose(const Elements& elements, const void* data, const Relatives& relativ
 
 std::size_t lossless_bytes_max(const Elements& elements) {
   // Planes, each with a byte of form; or a grid: its means, its escapes, what packing touches.
-  return elements.size_bytes() + 16 + 4 * (Rows(elements).size() + elements.row) +
-         elements.count / 8 + kSlackBytes;
+  const std::size_t others = elements.size_bytes() + 16 +
+                             4 * (Rows(elements).size() + elements.row) + elements.count / 8 +
+                             kSlackBytes;
+  return has_difference(elements) ? std::max(others, difference_bytes_max(elements)) : others;
 }
 
 Encoded encode_lossless(const Elements& elements, const void* data, const Relatives& relatives,
@@ -161,7 +178,9 @@ Encoded encode_lossless(const Elements& elements, const void* data, const Relati
   if (is_rounding(elements, data, relatives.master, kernel)) return {Mode::kRounded, 0};
   Mode mode = choose(elements, data, relatives, kernel);
   std::size_t size = 0;
-  if (mode != Mode::kPlanes) {
+  if (mode == Mode::kDifference) {
+    size = encode_difference(elements, data, relatives.base, out, kernel);
+  } else if (mode != Mode::kPlanes) {
     auto* words = static_cast<const std::uint32_t*>(data);
     size = encode_grid(mode, elements, words, relatives, out, kernel);
   }
@@ -191,6 +210,9 @@ bool decode_lossless(Mode mode, std::span<const std::uint8_t> payload, const Ele
       kernel.to_bf16(static_cast<const std::uint32_t*>(relatives.master),
                      static_cast<std::uint16_t*>(target), elements.count);
       return true;
+    case Mode::kDifference:
+      return has_difference(elements) && relatives.base != nullptr &&
+             decode_difference(payload, elements, relatives.base, target, kernel);
     case Mode::kRaw:
       break;
   }

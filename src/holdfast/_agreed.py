@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._wanted import check_room
+from .codecs.base import Codec
+from .codecs.registry import make_codec
 from .engine.pool import check_pool
 from .engine.write import WriterPlan, lay_out
 from .group.base import COORDINATOR, BriefPhase
@@ -50,6 +52,7 @@ class Agreed:
         files: its header has no objects yet: the coordinator collects them in the end.
         objects: texts of the values that this rank holds.
         size_bytes: of the tensors of all ranks.
+        base_save_id: of the base, if the header has one.
     """
 
     store: LocalStore
@@ -57,6 +60,7 @@ class Agreed:
     made: known.Known
     objects: dict[Path, bytes]
     size_bytes: int
+    base_save_id: str
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -64,10 +68,9 @@ class Agreed:
         return self.made.shards
 
     @property
-    def codec(self) -> str:
-        """How their chunks are stored."""
-        codec: str = self.made.settings["codec"]
-        return codec
+    def codec(self) -> Codec | None:
+        """How their chunks are stored; None: as they are."""
+        return make_codec(self.made.settings["codec"])
 
 
 def request_for(leaves: Leaves, *, compare: bool) -> Request:
@@ -107,7 +110,7 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
         requests = decode_requests([answer.partition(b"\n")[2] for answer in told.answers])
         chosen = firsts[COORDINATOR]["settings"]
         sizes = chosen["file_bytes"], chosen["chunk_elements"]
-        plan = plan_save(requests, *sizes, chosen["writers"], chosen["codec"])
+        plan = plan_save(requests, *sizes, chosen["writers"], chosen["codec"]["name"])
         made = known.know(mine.held, plan, chosen, requests, rank, told.answers)
     size_bytes = size_of(made.plan.tensors)
     check_room(mine.store.location, size_bytes, word.get("free_bytes"))
@@ -120,7 +123,8 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
             needed = lay_out(files, shards).size_bytes
             check_pool(first["settings"]["pool_bytes"], needed, other)
     files = WriterPlan(header, rank, 0, size_of(made.shards), file_bytes)
-    return Agreed(mine.store, files, made, mine.request.values.objects, size_bytes)
+    save_id = word["base"]["save_id"] if word["base"] else ""
+    return Agreed(mine.store, files, made, mine.request.values.objects, size_bytes, save_id)
 
 
 def first_line(answer: bytes) -> dict[str, Any]:

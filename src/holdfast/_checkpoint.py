@@ -23,6 +23,8 @@ from .stores.url import open_store
 if TYPE_CHECKING:
     import torch
 
+    from .engine.chain import Chain
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -75,6 +77,7 @@ class Checkpoint:
         self._store = open_store(path)
         self._options = options or Options()
         self._manifest = read_manifest(self._store)
+        self._chain: Chain = ()  # opened when something is read
         header = self._manifest.table.header
         self._tensors: dict[Path, int] = {t.path: i for i, t in enumerate(header.tensors)}
         self._tensors |= dict(header.ties)
@@ -272,7 +275,7 @@ class Checkpoint:
     def _read(self, parts: "dict[Path, Box]") -> "dict[Path, torch.Tensor]":
         import torch
 
-        from .engine.pipeline import read_shards
+        from .engine.chain import open_chain, read_chain
         from .state.tensors import TORCH_DTYPES
 
         header = self._manifest.table.header
@@ -286,7 +289,8 @@ class Checkpoint:
         targets = {path: [(tensor, parts[path])] for path, tensor in result.items()}
         runs = plan_load(self._manifest, wanted, SLOT_BYTES)
         with lease(self._store.vfs, self.location, self._options) as leased:
-            read_shards(self._store, leased, self._manifest, runs, targets)
+            self._chain = self._chain or open_chain(self._store, self._manifest)
+            read_chain(self._chain, leased, runs, targets)
         return result
 
 

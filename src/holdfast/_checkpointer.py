@@ -27,6 +27,7 @@ from .options import Options
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from .codecs.base import Codec
     from .group.base import Group
 
 logger = logging.getLogger("holdfast")
@@ -88,7 +89,7 @@ class Checkpointer:
         *,
         every: Every = None,
         keep: Keep | None = None,
-        codec: str = "raw",
+        codec: "str | Codec" = "raw",
         stage: Literal["eager", "lazy", "sync"] = "eager",
         busy: Literal["wait", "skip"] = "wait",
         overhead: float = 0.03,

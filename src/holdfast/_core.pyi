@@ -194,12 +194,12 @@ def lossless_bytes_max(elements: Elements) -> int:
     """Room that `lossless_encode` needs."""
 
 def lossless_encode(
-    elements: Elements, data: int, master: int, second_moment: int, out: int
+    elements: Elements, data: int, master: int, second_moment: int, base: int, out: int
 ) -> tuple[int, int]:
     """Code what stands at ``data``; return (mode, bytes written to ``out``).
 
-    ``master``, ``second_moment``: addresses of the same elements of other tensors, or 0. Under mode
-    0 nothing was written: the elements are the payload.
+    ``master``, ``second_moment``, ``base``: addresses of the same elements of other tensors, and of
+    an earlier checkpoint, or 0. Under mode 0 nothing was written: the elements are the payload.
     """
 
 def lossless_decode(
@@ -209,6 +209,7 @@ def lossless_decode(
     elements: Elements,
     master: int,
     second_moment: int,
+    base: int,
     target: int,
 ) -> bool:
     """Decode to ``target``; whether the payload was one of ``lossless_encode``, but for mode 0."""

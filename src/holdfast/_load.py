@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._fit import check_fit, describe_fit, source_of, wanted_of
+from .engine.chain import open_chain, read_chain
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
 from .engine.pipeline import read_shards
 from .engine.pool import Lease, lease
-from .errors import StateError
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
 from .options import SLOT_BYTES, Options
 from .plan.load_plan import find_chunks
-from .plan.share_plan import encode_rows, read_here, share_out
+from .plan.share_plan import encode_rows, share_out
 from .state.target import bind
 from .stores.url import open_store
 
@@ -58,7 +58,7 @@ class LoadReport:
     bytes_needed: int
     bytes_read: int
     bytes_sent: int
-    seconds: float
+    seconds: float = 0.0
 
 
 def load(
@@ -131,10 +131,9 @@ def load_from(
         strangers: let be what is in the directory and does not belong to the checkpoint.
     """
     with Phase(ranks) as prepared:
-        if not isinstance(into, Mapping):
-            raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
         store = open_store(path)
         manifest = read_manifest(store)
+        chain = open_chain(store, manifest) if len(manifest.based) else ()
         target = bind(into, source_of(manifest))
         prepared.answer = describe_fit(manifest, target, cast=cast)
 
@@ -149,18 +148,20 @@ def load_from(
             if strict and not partial:
                 _check_around(store, manifest, ranks, strangers=strangers)
             pool: AbstractContextManager[Lease] = lease(store.vfs, store.location, options)
-            if sends(ranks):  # taken before any other counts on what this rank reads
+            if sends(ranks) and not chain:  # taken before others count on what this rank reads
                 pool = contextlib.nullcontext(held.enter_context(pool))
                 checked.answer = encode_rows(chunks)
 
         runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
-        exchange = Exchange(ranks, shared) if sends(ranks) else None
+        exchange = Exchange(ranks, shared) if sends(ranks) and not chain else None
         with Phase(ranks), pool as leased:
-            sent_bytes, damage = read_shards(store, leased, manifest, runs, targets, exchange)
+            if chain:  # each rank reads all that it needs
+                done = read_chain(chain, leased, runs, targets)
+            else:
+                done = read_shards(store, leased, manifest, runs, targets, exchange)
 
     with Phase(ranks):
-        if damage is not None:
-            raise damage
+        done.check()
         target.finish()
     return LoadReport(
         path=store.location,
@@ -169,9 +170,8 @@ def load_from(
         missing=missing,
         unexpected=unexpected,
         bytes_needed=sum(leaf.data.nbytes for leaf in target.tensors.values()),
-        bytes_read=sum(run.extent.size_bytes for run in [*runs, *read_here(shared, ranks.rank)]),
-        bytes_sent=sent_bytes,
-        seconds=0.0,
+        bytes_read=done.read_bytes,
+        bytes_sent=done.sent_bytes,
     )
 
 

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import __version__
 from ._agreed import Agreed, Described, agree, first_line, request_for
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
+from ._links import begin_link, choose_base, end_link
 from ._wanted import Wanted, check_background, check_wanted
+from .codecs.registry import describe_codec, find_codec
+from .engine.basis import Basis
 from .engine.commit import check_absent, commit, discard
-from .engine.pipeline import Ledger, write_shards
+from .engine.pipeline import Ledger, Source, write_shards
 from .engine.pool import lease, staging
 from .engine.stage import Staging, hold, part_with
 from .engine.write import lay_out
@@ -40,6 +43,7 @@ from .stores.url import open_store
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from .codecs.base import Codec
     from .group.base import Group
 
     GroupLike = ProcessGroup | Group | Literal["alone"] | None
@@ -48,6 +52,7 @@ logger = logging.getLogger("holdfast")
 
 
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
+Written = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
 
 
 def save(
@@ -56,7 +61,7 @@ def save(
     *,
     step: int | None = None,
     metrics: Mapping[str, float] | None = None,
-    codec: str = "raw",
+    codec: "str | Codec" = "raw",
     group: "GroupLike" = None,
     options: Options | None = None,
 ) -> None:
@@ -71,7 +76,9 @@ def save(
         path: directory of the checkpoint; made when needed. It must not hold one already.
         step: recorded in the checkpoint.
         metrics: numbers that judge the step, recorded too; the coordinator's count.
-        codec: how chunks are stored: "raw", or "lossless": every bit, in fewer bytes.
+        codec: how chunks are stored: "raw"; "lossless": every bit, in fewer bytes; "delta" or a
+            `holdfast.codecs.Delta`: the same, and of weights only what has changed since the
+            checkpoint before, in the same directory.
         group: ranks that save together; default: the default process group, or this process.
             ``"alone"``: this process by itself, whatever process group there is.
 
@@ -94,7 +101,7 @@ def save_async(
     *,
     step: int | None = None,
     metrics: Mapping[str, float] | None = None,
-    codec: str = "raw",
+    codec: "str | Codec" = "raw",
     stage: Literal["eager", "lazy"] = "eager",
     busy: Literal["wait", "skip", "fail"] = "wait",
     deadline_s: float = 1800.0,
@@ -138,18 +145,14 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
         mine = _describe(told, state, wanted, ranks, ledger)
     agreed, store = _agree(mine, told, ranks, ledger), mine.store
 
-    def write() -> list[Table]:
-        sources = mine.leaves.sources()
+    def write() -> Written:
+        sources, files, shards = mine.leaves.sources(), agreed.files, agreed.shards
+        basis = begin_link(agreed, ranks.rank, options)
         with lease(store.vfs, store.location, options) as leased:
-            return write_shards(
-                store,
-                leased,
-                agreed.files,
-                agreed.shards,
-                lambda shard: part_with(sources, shard),
-                agreed.codec,
-                ledger,
-            )
+            parts: Source = lambda shard: part_with(sources, shard)  # noqa: E731
+            codec = agreed.codec
+            tables = write_shards(store, leased, files, shards, parts, codec, basis, ledger)
+        return tables, basis
 
     records = _finish(agreed, ranks, write, ledger)
     ledger.stall_s = time.perf_counter() - ledger.started
@@ -185,7 +188,7 @@ def start_save(
     background = meet(agreed.files.header.save_id, handle.deadline)
     take_flight(handle)
     try:
-        write = _stage(agreed, mine.leaves, handle, wanted)
+        write = _stage(agreed, ranks.rank, mine.leaves, handle, wanted)
     except BaseException as error:
         # The others are on their way: they are told as they would be of any other failure.
         failure = error
@@ -216,6 +219,7 @@ def _describe(
         if ranks.rank == COORDINATOR:
             check_absent(store)
             word["save_id"], word["step"] = secrets.token_hex(16), wanted.step
+            word["base"] = choose_base(store, find_codec(wanted.codec), ranks.rank)
             word["metrics"] = encode_value(dict(wanted.metrics or {}), ("metrics",))
             if wanted.free_bytes is not None:
                 word["free_bytes"] = wanted.free_bytes()
@@ -223,7 +227,7 @@ def _describe(
         settings = {
             "chunk_elements": options.chunk_elements,
             "file_bytes": options.file_bytes,
-            "codec": wanted.codec,
+            "codec": describe_codec(wanted.codec),
             "writers": options.writers,
             "written_by": f"holdfast {__version__}",
             "world_size": ranks.world_size,
@@ -249,8 +253,8 @@ def _agree(mine: Described, told: BriefPhase, ranks: "Group", ledger: Ledger) ->
 
 
 def _stage(
-    agreed: Agreed, leaves: Leaves, handle: SaveHandle, wanted: Wanted
-) -> Callable[[], list[Table]]:
+    agreed: Agreed, rank: int, leaves: Leaves, handle: SaveHandle, wanted: Wanted
+) -> Callable[[], Written]:
     """Copy what has to be copied now; return what copies the rest, and writes."""
     ledger, store = handle.ledger, agreed.store
     with ledger.timed("stage"):
@@ -267,27 +271,28 @@ def _stage(
     else:
         handle.staged()
 
-    def write() -> list[Table]:
+    def write() -> Written:
         copies.finish()
         ledger.staged_bytes = ledger.total_bytes
         handle.staged()
-        files, shards = agreed.files, agreed.shards
-        tables = write_shards(store, lease, files, shards, images, agreed.codec, ledger)
+        files, shards, codec = agreed.files, agreed.shards, agreed.codec
+        basis = begin_link(agreed, rank, wanted.options)
+        tables = write_shards(store, lease, files, shards, images, codec, basis, ledger)
         copies.close()
-        return tables
+        return tables, basis
 
     return write
 
 
 def _finish(
-    agreed: Agreed, ranks: "Group", write: Callable[[], list[Table]], ledger: Ledger
+    agreed: Agreed, ranks: "Group", write: Callable[[], Written], ledger: Ledger
 ) -> Records:
     """Write this rank's share; commit when all ranks have written theirs."""
     store, header = agreed.store, agreed.files.header
     written = Phase(ranks, gather=True)
     try:
         with written:
-            tables = write()
+            tables, basis = write()
             ledger.close()
             record = json.dumps({"rank": ranks.rank, **ledger.record()}).encode()
             objects = encode_objects(agreed.made.plan, ranks.rank, agreed.objects)
@@ -305,6 +310,7 @@ def _finish(
             commit(store, header, planned, [written for _, _, written in told], ledger.check)
             records = [json.loads(record) for record, _, _ in told]
     known.remember(agreed.made)
+    end_link(agreed, ranks.rank, basis)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
         seconds, stall_s = time.perf_counter() - ledger.started, ledger.stall_s
@@ -317,7 +323,7 @@ def _finish(
 def _fail(agreed: Agreed, ranks: "Group", error: BaseException, ledger: Ledger) -> None:
     """Tell the other ranks that this one cannot do its part."""
 
-    def write() -> list[Table]:
+    def write() -> Written:
         raise error
 
     _finish(agreed, ranks, write, ledger)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .codecs.registry import check_codec
+from .codecs.base import Codec
+from .codecs.registry import find_codec
 from .errors import NoSpaceError, OptionError
 from .options import Options
 
@@ -33,7 +34,7 @@ class Wanted:
     path: str | os.PathLike[str]
     step: int | None
     metrics: Mapping[str, float] | None
-    codec: str
+    codec: str | Codec
     options: Options
     stage: str = "eager"
     busy: str = "wait"
@@ -48,7 +49,7 @@ def check_wanted(wanted: Wanted) -> None:
         OptionError: an argument that cannot be.
     """
     step, metrics, codec = wanted.step, wanted.metrics, wanted.codec
-    check_codec(codec)
+    find_codec(codec)
     if metrics is not None and not isinstance(metrics, Mapping):
         raise OptionError(f"metrics is a {type(metrics).__name__}; expected a dict of numbers")
     for name, value in (metrics or {}).items():

@@ -28,6 +28,7 @@ struct Elements {
 struct Relatives {
   const void* master = nullptr;         // f32, of which a bf16 or f16 weight may be the rounding
   const void* second_moment = nullptr;  // f32, for a first moment of f32
+  const void* base = nullptr;           // the same elements in an earlier checkpoint
 };
 
 enum class Mode : std::uint8_t {
@@ -37,6 +38,7 @@ enum class Mode : std::uint8_t {
   kGrid = 3,          // f32 by the means of row and column
   kGridOfMoment = 4,  // the same, in the contexts of the second moment
   kRounded = 5,       // nothing: the elements are the roundings of their masters
+  kDifference = 6,    // how far floats of 2 or 4 bytes are from the base's
 };
 
 struct Encoded {

@@ -1,1 +1,5 @@
 """Bytes ⇄ bytes, pure. A codec knows chunks and their context; no files, no ranks."""
+
+from .lossless import Delta
+
+__all__ = ["Delta"]

@@ -4,11 +4,14 @@ A codec turns the elements of a chunk into a payload and back. It may look at it
 same elements of other tensors of the parameter, as a reader will have them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from ..errors import OptionError
 from ..layout import ITEM_BYTES
+
+EVERY_MAX = 65  # a chain may have 64 links below its newest (docs/format.md §6)
 
 Relatives = Mapping[str, int]  # role (as in `groups`) → address of the decoded elements
 
@@ -44,9 +47,25 @@ class Block:
 
 
 class Codec(Protocol):
-    """What the module of a codec has."""
+    """How chunks are coded, and how often a checkpoint stands by itself."""
 
-    NAME: str
+    @property
+    def name(self) -> str:
+        """As it stands in a checkpoint."""
+
+    @property
+    def every(self) -> int:
+        """Of so many checkpoints one needs no other; 1: each."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its options, as values of JSON: all that `registry.make` needs."""
+
+    def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
+        """Whether the elements of the base may help to code a tensor, and are to be kept.
+
+        Args:
+            roles: of the tensors of its group.
+        """
 
     def room(self, block: Block) -> int:
         """Return the bytes that `encode` may write."""
@@ -55,13 +74,30 @@ class Codec(Protocol):
         """Encode a block; mode 0 is the block itself.
 
         Args:
-            relatives: of the same unit, coded before.
+            relatives: of the same unit, coded before, and "base".
             out: address of `room` bytes.
         """
 
-    def decode(self, payload: Payload, block: Block, relatives: Relatives) -> bool:
-        """Decode to the block; return whether the payload is one that `encode` writes.
+
+class Decode(Protocol):
+    """What a codec decodes with, whatever its options were."""
+
+    def __call__(self, payload: Payload, block: Block, relatives: Relatives) -> bool:
+        """Decode to the block; return whether the payload is one that the codec writes.
 
         Args:
             relatives: what the payload's mode refers to.
         """
+
+
+def check_every(every: object) -> None:
+    """Check how many checkpoints make a chain.
+
+    Raises:
+        OptionError: so many do not.
+    """
+    if type(every) is not int or not 1 <= every <= EVERY_MAX:
+        raise OptionError(
+            f"every is {every!r:.40}; expected an integer from 1 to {EVERY_MAX}: of so many "
+            "checkpoints one stands by itself"
+        )

@@ -4,9 +4,13 @@ Exponents are entropy-coded, those of an optimizer's moments after their rows' a
 a half-precision weight that is the rounding of its master takes nothing.
 """
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
 from .._core import Elements, lossless_bytes_max, lossless_decode, lossless_encode
 from ..layout import ITEM_BYTES
-from .base import Block, Payload, Relatives
+from .base import Block, Payload, Relatives, check_every
 
 NAME = "lossless"
 
@@ -15,20 +19,60 @@ _KINDS = dict.fromkeys(_FLOATS, "float") | {"bf16": "bf16", "f16": "f16"}
 _PARTS = {"c32": 2, "c64": 2, "c128": 2}
 
 
-def room(block: Block) -> int:
-    """Return the bytes that `encode` may write."""
-    return lossless_bytes_max(_elements(block))
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_HAVE_DIFFERENCE = ("f32", "bf16", "f16", "c32", "c64")
 
 
-def encode(block: Block, relatives: Relatives, out: int) -> Payload:
-    """Encode in the mode that a sample of the elements favours.
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Lossless, and of each weight only what has changed since the checkpoint before.
 
-    Args:
-        relatives: of f32: the second moment helps a first one, a master a half-precision weight.
-        out: address of `room` bytes.
+    A chain: one checkpoint of ``every`` stands by itself, each of the others needs the one before
+    it, which stands beside it and is kept as long. A rank keeps a copy of the weights that it
+    writes in host memory.
+
+    Attributes:
+        every: of so many checkpoints one stands by itself; 1: each.
     """
-    mode, size = lossless_encode(_elements(block), block.address, *_needs(relatives), out)
-    return Payload(out if mode else block.address, size, mode)
+
+    every: int = 16
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            OptionError: one that cannot be.
+        """
+        check_every(self.every)
+
+    @property
+    def name(self) -> str:
+        """As it stands in a checkpoint."""
+        return NAME
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options."""
+        return {"every": self.every}
+
+    def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
+        """Weights: differences of moments are no smaller, roundings of masters are nothing."""
+        is_rounding = role == "weight" and "master" in roles
+        return role not in _MOMENTS and dtype in _HAVE_DIFFERENCE and not is_rounding
+
+    def room(self, block: Block) -> int:
+        """Return the bytes that `encode` may write."""
+        return lossless_bytes_max(_elements(block))
+
+    def encode(self, block: Block, relatives: Relatives, out: int) -> Payload:
+        """Encode in the mode that a sample of the elements favours.
+
+        Args:
+            relatives: of f32: the second moment helps a first one, a master a half-precision
+                weight; the base one that has changed little.
+            out: address of `room` bytes.
+        """
+        mode, size = lossless_encode(_elements(block), block.address, *_needs(relatives), out)
+        return Payload(out if mode else block.address, size, mode)
 
 
 def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
@@ -43,8 +87,8 @@ def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
     )
 
 
-def _needs(relatives: Relatives) -> tuple[int, int]:
-    return relatives.get("master", 0), relatives.get("exp_avg_sq", 0)
+def _needs(relatives: Relatives) -> tuple[int, int, int]:
+    return relatives.get("master", 0), relatives.get("exp_avg_sq", 0), relatives.get("base", 0)
 
 
 def _elements(block: Block) -> Elements:

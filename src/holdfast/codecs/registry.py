@@ -1,18 +1,44 @@
 """Which codecs there are, besides storing chunks as they are."""
 
+from typing import Any
+
 from ..errors import OptionError
 from . import lossless
-from .base import Codec
+from .base import Codec, Decode
+from .lossless import Delta
 
 RAW = "raw"
-CODECS: dict[str, Codec] = {lossless.NAME: lossless}
+DECODE: dict[str, Decode] = {lossless.NAME: lossless.decode}
+_NAMED: dict[str, Codec] = {"lossless": Delta(every=1), "delta": Delta()}
+_CLASSES = {lossless.NAME: Delta}
 
 
-def check_codec(name: str) -> None:
-    """Check that a codec exists.
+def find_codec(codec: str | Codec) -> Codec | None:
+    """Return the codec of a name, or one that was made with options; None is raw.
 
     Raises:
-        OptionError: it does not; the text lists those that do.
+        OptionError: there is none; the text lists those that there are.
     """
-    if name not in (RAW, *CODECS):
-        raise OptionError(f"codec is {name!r}; there are {', '.join((RAW, *CODECS))}")
+    if isinstance(codec, Delta):
+        return codec
+    if codec == RAW:
+        return None
+    if not isinstance(codec, str) or codec not in _NAMED:
+        names = ", ".join((RAW, *_NAMED))
+        raise OptionError(
+            f"codec is {codec!r:.80}; there are {names}, and those of holdfast.codecs with options"
+        )
+    return _NAMED[codec]
+
+
+def describe_codec(codec: str | Codec) -> dict[str, Any]:
+    """Return a codec's name and options as values of JSON, for the other ranks."""
+    found = find_codec(codec)
+    return {"name": RAW} if found is None else {"name": found.name} | found.describe()
+
+
+def make_codec(described: dict[str, Any]) -> Codec | None:
+    """Return the codec that `describe_codec` has described; None is raw."""
+    options = dict(described)
+    name = options.pop("name")
+    return None if name == RAW else _CLASSES[name](**options)

@@ -5,14 +5,14 @@ Knows which chunks need each other, and in which order they are made; no files.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 
 import torch
 
-from ..codecs.base import Payload
+from ..codecs.base import Codec, Payload
 from ..codecs.groups import Unit
 from ..errors import CorruptError
 from ..format import spec
@@ -20,8 +20,9 @@ from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..layout import Chunk, Shard, chunks_of
 from ..plan.runs import ChunkRead, Run
+from .basis import Basis
 from .decode import decode
-from .encode import encode
+from .encode import Task, encode
 from .stage import Part, seal, stage
 from .workspace import Threads, Workspace, block_at, borrow, give_back
 
@@ -46,11 +47,14 @@ class Encoded:
 
 
 def encode_ahead(
-    units: Sequence[Unit], find: Find, codec: str, chunk_elements: int
+    units: Sequence[Unit], find: Find, codec: Codec, chunk_elements: int, basis: Basis | None
 ) -> Iterator[Encoded]:
     """Stage and encode all chunks of units; yield them in order.
 
     The payloads stay in memory until the next ones are asked for.
+
+    Args:
+        basis: what is known of the base; it becomes what is known of these.
     """
     threads = Threads()
     ahead: deque[tuple[Workspace, Future[Encoded]]] = deque()
@@ -61,7 +65,7 @@ def encode_ahead(
             for number, chunks in enumerate(zip(*columns, strict=True)):
                 room, is_last = borrow(), number + 1 == len(columns[0])
                 task = threads.submit(
-                    _encode_chunks, unit, number, is_last, chunks, parts, codec, room
+                    _encode_chunks, unit, number, is_last, chunks, parts, codec, room, basis
                 )
                 ahead.append((room, task))
                 if len(ahead) > threads.count + AHEAD:
@@ -85,26 +89,32 @@ def _encode_chunks(
     is_last: bool,
     chunks: Sequence[Chunk],
     parts: Sequence[Part | list[int]],
-    codec: str,
+    codec: Codec,
     room: Workspace,
+    basis: Basis | None,
 ) -> Encoded:
     started = time.perf_counter()
-    blocks, digests = [], []
+    tasks: list[Task] = []
     for (role, _), chunk, part in zip(unit, chunks, parts, strict=True):
         if isinstance(part, list):
             staged = seal(part[number], chunk.size_bytes, 0)
         else:
             staged = stage(*part, chunk, room.take(chunk.size_bytes), 0)
-        blocks.append((role, block_at(chunk, staged.address)))
-        digests.append(staged.digest)
+        base = basis.address(chunk) if basis else 0
+        base_digest = basis.digest(chunk, number) if basis else b""
+        block = block_at(chunk, staged.address)
+        tasks.append(Task(role, block, staged.digest, base, base_digest))
     between = time.perf_counter()
-    payloads = encode(blocks, codec, room)
+    payloads = encode(tasks, codec, room)
+    for chunk, task in zip(chunks, tasks, strict=True):
+        if basis:
+            basis.replace(chunk, number, task.digest, task.block.address)
     return Encoded(
         tuple(shard for _, shard in unit),
         number,
         is_last,
         payloads,
-        digests,
+        [task.digest for task in tasks],
         sum(chunk.size_bytes for chunk in chunks),
         between - started,
         time.perf_counter() - between,
@@ -119,8 +129,13 @@ def is_raw(manifest: Manifest) -> bool:
 class Decoder:
     """Decodes the chunks of one run, in order; keeps those that others refer to."""
 
-    def __init__(self, run: Run, manifest: Manifest) -> None:
-        self._manifest = manifest
+    def __init__(self, run: Run, manifest: Manifest, bases: Mapping[int, int]) -> None:
+        """Prepare.
+
+        Args:
+            bases: by row, the address of the elements that a chunk needs of the base.
+        """
+        self._manifest, self._bases = manifest, bases
         self._room: Workspace | None = None
         self._known: dict[int, int] = {}  # row → address of the decoded elements
         self._pending: dict[int, int] = {}  # row → how many chunks still refer to it
@@ -160,8 +175,10 @@ class Decoder:
         chunk, codec = read.chunk, self._manifest.codec_at(read.row)
         target = self._room.take(chunk.size_bytes)
         relatives = {}
-        role = spec.MODES[codec].get(payload.mode)
-        if role is not None:
+        for role in spec.MODES[codec].get(payload.mode, ()):
+            if role == spec.BASE:
+                relatives[role] = self._bases[read.row]
+                continue
             row = int(self._manifest.references[read.row])
             relatives[role] = self._known[row]
             self._pending[row] -= 1

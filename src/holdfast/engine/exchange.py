@@ -34,6 +34,11 @@ class Exchange:
     ranks: SendingGroup
     runs: tuple[SharedRun, ...]
 
+    @property
+    def read_here(self) -> tuple[Run, ...]:
+        """Those of the runs that this rank reads."""
+        return read_here(self.runs, self.ranks.rank)
+
     def run(
         self, reader: DataFileReader, lease: Lease, place: Place
     ) -> tuple[int, CorruptError | None]:

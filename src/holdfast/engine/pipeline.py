@@ -7,18 +7,19 @@ of it. How far a save has come, and whether it is to go on, stands in its `Ledge
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from .._core import copy_and_hash_chunk, xxh3_128
-from ..codecs.base import Payload
+from ..codecs.base import Codec, Payload
 from ..codecs.groups import units_of
 from ..errors import CancelledError, CorruptError, StoreError
 from ..format import spec
-from ..format.header import RAW, Header
+from ..format.header import Header
 from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.table import Table
@@ -26,6 +27,7 @@ from ..layout import Box, Path, Shard, chunk_count, chunks_of
 from ..plan.runs import Run
 from ..stores.base import Store
 from .ahead import Decoder, SlotThreads, encode_ahead, is_raw
+from .basis import Basis
 from .exchange import Exchange
 from .place import place
 from .pool import Lease
@@ -36,6 +38,7 @@ from .write import DataFileWriter, Images, SyncError, WriterPlan
 # What is held of a shard's tensor, and which box of it that is; asked for when its turn comes.
 Source = Callable[[Shard], tuple[torch.Tensor, Box]]
 
+NO_BASES: Mapping[int, int] = MappingProxyType({})
 PARTS = ("plan", "stage", "encode", "write", "sync", "commit")
 
 
@@ -150,7 +153,8 @@ def write_shards(
     plan: WriterPlan,
     shards: Iterable[Shard],
     origin: Source | Images,
-    codec: str,
+    codec: Codec | None,
+    basis: Basis | None,
     ledger: Ledger,
 ) -> list[Table]:
     """Write one rank's shards into durable data files; return the table of each.
@@ -161,6 +165,8 @@ def write_shards(
     Args:
         origin: gives the elements to stage, shard by shard and once for each attempt; or where in
             the pool every chunk stands already.
+        codec: of all of them; None: they are stored as they are.
+        basis: what is known of the base; it becomes what is known of these.
     """
     shards = list(shards)
     if not shards:
@@ -170,11 +176,11 @@ def write_shards(
     writer = DataFileWriter(store, lease, plan, images)
     for last_attempt in (False, True):
         try:
-            if codec == RAW.name:
+            if codec is None:
                 for shard in shards:
                     _write_shard(writer, lease, shard, source, plan.header, ledger)
             else:
-                _write_encoded(writer, lease, shards, origin, codec, plan.header, ledger)
+                _write_encoded(writer, lease, shards, origin, codec, basis, plan.header, ledger)
             tables = writer.finish()
             ledger.note_writes(writer)
             return tables
@@ -182,6 +188,8 @@ def write_shards(
             writer.abandon()
             if last_attempt:
                 raise
+            if basis is not None:
+                basis.forget()
             again = plan.starting_at(writer.next_number)
             writer = DataFileWriter(store, lease, again, images)
         except BaseException:
@@ -225,7 +233,8 @@ def _write_encoded(
     lease: Lease,
     shards: Sequence[Shard],
     origin: Source | Images,
-    codec: str,
+    codec: Codec,
+    basis: Basis | None,
     header: Header,
     ledger: Ledger,
 ) -> None:
@@ -235,7 +244,7 @@ def _write_encoded(
     base, rows = lease.pool.address(0), list[int]()
     digests: list[list[bytes]] = []
     find = _staged_at(lease, shards, origin, header) if isinstance(origin, Images) else origin
-    for made in encode_ahead(units, find, codec, header.chunk_elements):
+    for made in encode_ahead(units, find, codec, header.chunk_elements, basis):
         if made.number == 0:
             rows = writer.begin(*made.shards)
             digests = [[] for _ in made.shards]
@@ -272,6 +281,25 @@ def _staged_at(
     return places.__getitem__
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What reading came to.
+
+    Attributes:
+        read_bytes: by this rank, gaps included, for others too; of bases too.
+        sent_bytes, damage: as `Exchange.run` returns them.
+    """
+
+    read_bytes: int
+    sent_bytes: int = 0
+    damage: CorruptError | None = None
+
+    def check(self) -> None:
+        """Raise what was found to be damaged."""
+        if self.damage is not None:
+            raise self.damage
+
+
 def read_shards(
     store: Store,
     lease: Lease,
@@ -279,25 +307,26 @@ def read_shards(
     runs: Iterable[Run],
     targets: Sources,
     exchange: Exchange | None = None,
-) -> tuple[int, CorruptError | None]:
+    *,
+    bases: Mapping[int, int] = NO_BASES,
+) -> Done:
     """Read runs, check every chunk and the gap before it, and place its elements.
 
     A chunk is placed only after it has been checked.
 
     Args:
         exchange: what other ranks need too; they all call this.
-
-    Returns:
-        As `Exchange.run` does.
+        bases: by row, the address of the elements that a chunk needs of the base.
 
     Raises:
         CorruptError: a check failed; what was placed before it was good.
     """
     filled: dict[Path, None] = {}
+    runs = tuple(runs)
 
     def place_run(run: Run, slot: int) -> None:
         view = lease.tensor(slot)
-        with closing(Decoder(run, manifest)) as decoder:
+        with closing(Decoder(run, manifest, bases)) as decoder:
             for read in run.chunks:
                 payload = reader.check(run, read, slot)
                 elements = decoder.decode(payload, read, view)
@@ -319,7 +348,9 @@ def read_shards(
                         threads.start(slot, place_run, run, slot)
     except CorruptError as error:
         raise _with_filled(error, filled) from error
-    return sent_bytes, damage and _with_filled(damage, filled)
+    read = [*runs, *(exchange.read_here if exchange is not None else ())]
+    read_bytes = sum(run.extent.size_bytes for run in read)
+    return Done(read_bytes, sent_bytes, damage and _with_filled(damage, filled))
 
 
 def _with_filled(error: CorruptError, paths: Iterable[Path]) -> CorruptError:

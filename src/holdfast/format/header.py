@@ -5,7 +5,7 @@ What comes out of `decode_header` has passed every check that the header alone c
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
@@ -15,6 +15,8 @@ from . import spec
 from .values import decode_path, decode_value, encode_path, encode_value, parse_json
 
 _TOO_DEEP = f"its JSON header is nested deeper than {spec.JSON_DEPTH_MAX} levels"
+_FEATURES = {spec.FEATURE_BASE: {"base"}}  # the keys that a header of each has besides
+_SINCE = {"since": "0.1.0"}
 _TENSOR_KEYS = {"path", "dtype", "shape", "codec"}
 _KEYS = {
     *(
@@ -47,6 +49,21 @@ RAW = Coding(spec.CODEC_RAW)
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """The checkpoint that a link was made from: it stands beside it, in the same directory.
+
+    Attributes:
+        name: of its directory.
+        digest: of what it holds (`content_digest`), 32 hexadecimal digits.
+        links: at most so many checkpoints are below the link; of its base there are fewer.
+    """
+
+    name: str
+    digest: str
+    links: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """What the JSON header of a table says.
 
@@ -57,6 +74,7 @@ class Header:
         ties: (further path, index of the tensor).
         objects: (path, decoded value).
         codec_of: place in ``codecs`` of each tensor's; empty: all have the first.
+        base: what chunks may refer to.
     """
 
     save_id: str
@@ -71,6 +89,7 @@ class Header:
     objects: tuple[tuple[Path, Any], ...]
     codecs: tuple[Coding, ...] = (RAW,)
     codec_of: tuple[int, ...] = ()
+    base: Base | None = None
 
     def codec(self, tensor: int) -> Coding:
         """Return how the chunks of a tensor are stored."""
@@ -102,6 +121,8 @@ def encode_header_values(header: Header) -> dict[str, Any]:
         {"path": encode_path(t.path), "dtype": t.dtype, "shape": list(t.shape), "codec": codec}
         for t, codec in zip(header.tensors, codec_of, strict=True)
     ]
+    features = [{"name": spec.FEATURE_BASE} | _SINCE] if header.base else []
+    base = {"base": asdict(header.base)} if header.base else {}
     return {
         "save_id": header.save_id,
         "step": header.step,
@@ -110,7 +131,8 @@ def encode_header_values(header: Header) -> dict[str, Any]:
         "metrics": encode_value(header.metrics, ("metrics",)),
         "written_by": header.written_by,
         "chunk_elements": header.chunk_elements,
-        "features": [],
+        "features": features,
+        **base,
         "codecs": [_codec_values(codec) for codec in header.codecs],
         "tensors": tensors,
         "ties": [{"path": encode_path(path), "tensor": i} for path, i in header.ties],
@@ -158,8 +180,8 @@ def _unpadded(text: bytes) -> bytes:
 def _decode_header(values: Any) -> Header:
     if not isinstance(values, dict):
         raise CorruptError("its JSON header is not an object")
-    _check_known(values)
-    if set(values) != _KEYS:
+    features = _check_known(values)
+    if set(values) != _KEYS.union(*(_FEATURES[name] for name in features)):
         raise CorruptError("its JSON header does not have the keys of version 1")
     tensors, codec_of = _decode_tensors(_entries(values, "tensors"), values["codecs"])
     ties = tuple(_decode_tie(entry, len(tensors)) for entry in _entries(values, "ties"))
@@ -170,7 +192,7 @@ def _decode_header(values: Any) -> Header:
     if len(set(paths)) != len(paths):
         raise CorruptError("its JSON header names a path twice")
     return Header(
-        save_id=_save_id(values["save_id"]),
+        save_id=_hex(values["save_id"], "save_id"),
         step=None if values["step"] is None else _count(values["step"], 0, "step", 1 << 53),
         world_size=_count(values["world_size"], 1, "world_size", 1 << 32),
         mesh=_mesh(values["mesh"]),
@@ -182,7 +204,21 @@ def _decode_header(values: Any) -> Header:
         objects=objects,
         codecs=tuple(_decode_codec(codec, tensors) for codec in values["codecs"]),
         codec_of=codec_of if any(codec_of) else (),
+        base=_decode_base(values["base"]) if "base" in values else None,
     )
+
+
+def _decode_base(entry: Any) -> Base:
+    if not isinstance(entry, dict):
+        raise CorruptError("the base of its JSON header is not an object")
+    _keys(entry, {"name", "digest", "links"}, "base")
+    name = _text(entry["name"], "the name of the base")
+    # A name of a directory, and of no other place: what is read lies beside the checkpoint.
+    bad = not name or name in (".", "..") or "/" in name or "\0" in name
+    if bad or len(name.encode()) > spec.BASE_NAME_BYTES_MAX:
+        raise CorruptError(f"the name of the base is {name!r:.80}; expected that of a directory")
+    links = _count(entry["links"], 1, "links", spec.CHAIN_LINKS_MAX + 1)
+    return Base(name, _hex(entry["digest"], "digest"), links)
 
 
 def _decode_codec(values: dict[str, Any], tensors: Sequence[Tensor]) -> Coding:
@@ -209,15 +245,20 @@ def _decode_group(entry: dict[str, Any], tensors: Sequence[Tensor]) -> Group:
     return dict(entry)
 
 
-def _check_known(values: dict[str, Any]) -> None:
-    """Tell a newer checkpoint from a damaged one."""
+def _check_known(values: dict[str, Any]) -> set[str]:
+    """Tell a newer checkpoint from a damaged one; return the features it uses."""
+    found: set[str] = set()
     for feature in _entries(values, "features"):
         _keys(feature, {"name", "since"}, "feature")
         name, since = (_text(feature[key], f"{key} of a feature") for key in ("name", "since"))
-        raise VersionError(
-            f"it uses the feature {name!r:.80}, which holdfast {since:.80} and newer read. "
-            "Upgrade holdfast"
-        )
+        if name not in _FEATURES:
+            raise VersionError(
+                f"it uses the feature {name!r:.80}, which holdfast {since:.80} and newer read. "
+                "Upgrade holdfast"
+            )
+        if name in found:
+            raise CorruptError(f"its JSON header names the feature {name!r} twice")
+        found.add(name)
     for codec in _entries(values, "codecs"):
         if (name := _text(codec.get("name"), "the name of a codec")) not in spec.MODES:
             raise VersionError(
@@ -225,6 +266,7 @@ def _check_known(values: dict[str, Any]) -> None:
                 f"It was written by {values.get('written_by')!r:.80}; upgrade holdfast"
             )
         _keys(codec, {"name"} if name == spec.CODEC_RAW else {"name", "groups"}, "codec")
+    return found
 
 
 def _decode_tensors(
@@ -302,9 +344,9 @@ def _text(value: Any, what: str) -> str:
     return value
 
 
-def _save_id(value: Any) -> str:
+def _hex(value: Any, what: str) -> str:
     if not isinstance(value, str) or len(value) != 32 or not set(value) <= set("0123456789abcdef"):
-        raise CorruptError(f"save_id is {value!r:.40}; expected 32 hexadecimal digits")
+        raise CorruptError(f"{what} is {value!r:.40}; expected 32 hexadecimal digits")
     return value
 
 

@@ -4,6 +4,7 @@ Knows bytes and columns; reads no file. `Manifest` adds to a table what its read
 and again.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._core import xxh3_128
 from ..boxes import LANES, PRIME, Bools, Boxes, are_inside, measure, random_keys, unflatten
 from ..errors import CorruptError, HoldfastError
 from ..layout import ITEM_BYTES, Box, Shard, elements_per_chunk, tiling_fault
 from . import spec
 from .header import Header
 from .names import data_file_name, dotted
-from .references import NONE, find_references
+from .references import NONE, find_based, find_references
 from .table import I64, U32, U64, Table, decode_table, encode_table
+from .values import encode_path
 
 BLOCK_ROWS = 1 << 16  # looked at in one go: 64 dimensions of that many boxes take 64 MiB
 
@@ -36,6 +39,7 @@ class Manifest:
         chunk_gap_start: where the zero gap before the payload begins.
         payload_end: where the payloads of each file end and the gap before its footer begins.
         references: row of the chunk that each chunk's payload refers to, or -1; empty: none refers.
+        based: whether each chunk refers to the base; empty: none does.
         tensor_order, tensor_first: shards ordered by tensor, and where those of each begin.
         size_bytes: of the MANIFEST itself.
     """
@@ -50,6 +54,7 @@ class Manifest:
     chunk_gap_start: I64
     payload_end: I64
     references: I64
+    based: Bools
     tensor_order: I64
     tensor_first: I64
     size_bytes: int = 0
@@ -122,7 +127,7 @@ def check_table(table: Table) -> Manifest:
     )
     chunk_start = table.chunk_offset.astype(np.int64) * spec.SMALL_ALIGN_BYTES
     chunk_bytes = (table.chunk_size_mode & spec.PAYLOAD_BYTES_MAX).astype(np.int64)
-    references = find_references(table, box_start, first_row)
+    references, based = find_references(table, box_start, first_row), find_based(table)
     gap_start, payload_end = _check_extents(table, file_first_chunk, chunk_start, chunk_bytes)
     _check_references(references, file_first_chunk, chunk_start, chunk_bytes, gap_start)
     names = zip(table.file_rank.tolist(), table.file_number.tolist(), strict=True)
@@ -140,9 +145,18 @@ def check_table(table: Table) -> Manifest:
         gap_start,
         payload_end,
         references,
+        based,
         np.argsort(table.shard_tensor, kind="stable"),
         _starts(counts),
     )
+
+
+def content_digest(table: Table) -> str:
+    """Return the digest of what a checkpoint holds, however it is stored: 32 hexadecimal digits."""
+    named = [[encode_path(t.path), t.dtype, t.shape] for t in table.header.tensors]
+    columns = (table.shard_digest, table.shard_box, table.shard_tensor)
+    text = json.dumps(named, ensure_ascii=False, separators=(",", ":"))
+    return xxh3_128(b"".join([*(column.tobytes() for column in columns), text.encode()])).hex()
 
 
 def check_tiling(manifest: Manifest) -> None:
@@ -219,9 +233,10 @@ def _check_references(
     _require(not np.any(size[needed] == 0), "a chunk refers to one of no payload")
     empty = rows[size[rows] == 0]
     start[empty] = gap_start[empty] = (start + size)[references[empty]]
-    _require(
-        bool(np.all(references[needed] == NONE)), "a chunk refers to one that refers to another"
-    )
+    further = needed
+    for _ in range(spec.REFERENCE_DEPTH_MAX):
+        further = references[further[further != NONE]]
+    _require(bool(np.all(further == NONE)), "a chunk refers to one that refers to others in turn")
     if len(rows):
         # Ranges that overlap are one: what lies in it is read at once.
         low = np.minimum(start[rows], start[needed])

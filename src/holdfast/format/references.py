@@ -1,16 +1,16 @@
-"""Payloads that refer to others: which row each needs, and where the empty ones stand.
+"""Payloads that refer to others: which row each needs, and which need the base.
 
 Knows columns; reads no file.
 """
 
 import numpy as np
 
-from ..boxes import I64, row_hashes, unflatten
+from ..boxes import I64, Bools, row_hashes, unflatten
 from ..errors import CorruptError
 from ..layout import ROLES
 from . import spec
 from .header import Header
-from .table import Table
+from .table import U32, Table
 
 NONE = -1
 
@@ -42,13 +42,37 @@ def find_references(table: Table, box_start: I64, first_row: I64) -> I64:
     return references
 
 
-def _wanted_roles(table: Table, modes: "np.ndarray[tuple[int], np.dtype[np.uint32]]") -> I64:
+def find_based(table: Table) -> Bools:
+    """Find for each chunk whether it refers to the base; empty when none does.
+
+    Raises:
+        CorruptError: there is no base.
+    """
+    modes = table.chunk_size_mode >> np.uint32(24)
+    lookup = np.zeros((len(table.header.codecs), 256), np.int64)
+    for number, codec in enumerate(table.header.codecs):
+        for mode, roles in spec.MODES[codec.name].items():
+            lookup[number, mode] = spec.BASE in roles
+    based = _look_up(lookup, table, modes) > 0
+    if not np.any(based):
+        return np.zeros(0, np.bool_)
+    if table.header.base is None:
+        raise CorruptError("a chunk refers to a base, and it has none")
+    return based
+
+
+def _wanted_roles(table: Table, modes: U32) -> I64:
     """Return, for each chunk, the place in ROLES of what its mode refers to."""
     lookup = np.full((len(table.header.codecs), 256), NONE, np.int64)
     for number, codec in enumerate(table.header.codecs):
-        for mode, role in spec.MODES[codec.name].items():
-            if role is not None:
+        for mode, roles in spec.MODES[codec.name].items():
+            for role in set(roles) - {spec.BASE}:
                 lookup[number, mode] = ROLES.index(role)
+    return _look_up(lookup, table, modes)
+
+
+def _look_up(lookup: I64, table: Table, modes: U32) -> I64:
+    """Return what a table of (codecs, modes) says of each chunk."""
     if len(lookup) == 1:
         return np.asarray(lookup[0][modes])
     codec_of = np.array(table.header.codec_of, np.int64)[table.shard_tensor]

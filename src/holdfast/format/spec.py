@@ -15,13 +15,17 @@ PAYLOAD_BYTES_MAX = (1 << 24) - 1  # 24 bits of chunk.size_mode
 MODE_RAW = 0
 CODEC_RAW = "raw"
 CODEC_LOSSLESS = "lossless"
-# Modes besides 0, and the role of the tensor that a chunk of that mode refers to.
-MODES: dict[str, dict[int, str | None]] = {
-    CODEC_RAW: {},
-    CODEC_LOSSLESS: {1: None, 2: None, 3: None, 4: "exp_avg_sq", 5: "master"},
-}
+BASE = "base"  # the same tensor in the checkpoint that a link was made from
+_LOSSLESS = {1: (), 2: (), 3: (), 4: ("exp_avg_sq",), 5: ("master",), 6: (BASE,), 7: (BASE,)}
+# Modes besides 0, and what a chunk of that mode refers to: the role of a tensor, the base.
+MODES: dict[str, dict[int, tuple[str, ...]]] = {CODEC_RAW: {}, CODEC_LOSSLESS: _LOSSLESS}
 MODE_ROUNDED = 5  # the one whose payload is empty
+MODE_UNCHANGED = 7  # the one whose payload is a digest
 REFERENCE_BYTES_MAX = 15 << 20  # from a payload to the end of one that refers to it, or back
+REFERENCE_DEPTH_MAX = 2
+FEATURE_BASE = "base"
+CHAIN_LINKS_MAX = 64  # checkpoints below one
+BASE_NAME_BYTES_MAX = 255
 
 # 4. Data file
 DATA_MAGIC = b"\x89HFD\r\n\x1a\n"

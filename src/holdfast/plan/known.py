@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import xxh3_128
-from ..format.header import Header
+from ..format.header import Base, Header
 from ..format.values import decode_value, encode_path, parse_json
 from ..layout import Path, Shard
 from .requests import Request, distinct
@@ -63,6 +63,7 @@ class Known:
         Args:
             word: the coordinator's.
         """
+        base = word["base"]
         return Header(
             save_id=word["save_id"],
             step=word["step"],
@@ -75,6 +76,7 @@ class Known:
             ties=self.plan.ties,
             objects=(),
             codecs=(self.plan.coding,),
+            base=Base(base["name"], base["digest"], base["links"]) if base else None,
         )
 
 

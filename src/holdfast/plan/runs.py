@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..format.manifest import Manifest
+from ..format.references import NONE
 from ..format.spec import LARGE_ALIGN_BYTES
 from ..layout import Chunk, Extent, Path, Shard, elements_per_chunk
 
@@ -93,8 +94,15 @@ def _units(
     starts = [number for number, begin in enumerate(begins) if begin]
     for start, end in zip(starts, [*starts[1:], len(chunks)], strict=True):
         unit = chunks[start:end]
-        # Those that refer to something come behind those that do not: nothing refers further.
-        yield files[start], tuple(sorted(unit, key=lambda r: manifest.references[r.row] >= 0))
+        yield files[start], tuple(sorted(unit, key=lambda read: _depth(manifest, read.row)))
+
+
+def _depth(manifest: Manifest, row: int) -> int:
+    """Count the chunks that have to be decoded before one, each because of the one after it."""
+    depth, row = 0, int(manifest.references[row])
+    while row != NONE:
+        depth, row = depth + 1, int(manifest.references[row])
+    return depth
 
 
 def _with_references(manifest: Manifest, chunks: Sequence[ChunkRead]) -> Sequence[ChunkRead]:
@@ -102,11 +110,14 @@ def _with_references(manifest: Manifest, chunks: Sequence[ChunkRead]) -> Sequenc
     if not len(manifest.references):
         return chunks
     wanted = {read.row: read for read in chunks}
-    needed = manifest.references[list(wanted)] if wanted else manifest.references[:0]
-    for row in needed[needed >= 0].tolist():
-        if row not in wanted:
-            index = int(manifest.shard_first_row.searchsorted(row, "right")) - 1
-            wanted[row] = ChunkRead(row, chunk_at(manifest, row, index, manifest.shard(index)), ())
+    for start in list(wanted):
+        row = int(manifest.references[start])
+        while row != NONE:
+            if row not in wanted:
+                index = int(manifest.shard_first_row.searchsorted(row, "right")) - 1
+                chunk = chunk_at(manifest, row, index, manifest.shard(index))
+                wanted[row] = ChunkRead(row, chunk, ())
+            row = int(manifest.references[row])
     rows = np.array(list(wanted), np.int64)
     files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
     order = np.lexsort((manifest.chunk_start[rows], files))

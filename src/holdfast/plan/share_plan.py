@@ -12,6 +12,7 @@ import numpy as np
 
 from ..boxes import I64, mix
 from ..format.manifest import Manifest
+from ..format.spec import REFERENCE_DEPTH_MAX
 from .runs import ChunkRead, Run, coalesce
 
 
@@ -135,7 +136,8 @@ def _shares(
         before[order] = np.cumsum(sizes[order]) - sizes[order]
         share = before * len(audience) // max(1, int(sizes.sum()))
         if len(manifest.references):  # what is decoded together is read by one
-            other = manifest.references[rows]
-            at = np.minimum(np.searchsorted(rows, other), len(rows) - 1)
-            share = np.where(rows[at] == other, share[at], share)
+            for _ in range(REFERENCE_DEPTH_MAX):
+                other = manifest.references[rows]
+                at = np.minimum(np.searchsorted(rows, other), len(rows) - 1)
+                share = np.where(rows[at] == other, share[at], share)
         yield kind, audience, [rows[share == number] for number in range(len(audience))]

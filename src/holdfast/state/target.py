@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
@@ -82,8 +83,10 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
     DTensor placements), with the checkpoint's dtype; no optimizer step is taken for it.
 
     Raises:
-        StateError: the target holds something that no checkpoint could.
+        StateError: the target holds something that no checkpoint could, or is no dict.
     """
+    if not isinstance(into, Mapping):
+        raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
     target = Target()
     _Bind(target, source, parameter_names(dict(find_modules(into)))).visit(into, (), _no_setter)
     return target

@@ -30,6 +30,9 @@ class Store(Protocol):
     def vfs(self) -> Vfs:
         """The seam through which data files are read and written."""
 
+    def sibling(self, name: str) -> "Store":
+        """Return the store of another directory in the one that this root is in."""
+
     def exists(self, name: str) -> bool:
         """Return whether a file or directory of this name is there."""
 

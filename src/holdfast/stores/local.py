@@ -39,6 +39,10 @@ class LocalStore:
         self.location = os.path.abspath(os.fspath(root))
         self.vfs = vfs or _current_vfs
 
+    def sibling(self, name: str) -> "LocalStore":
+        """Return the store of another directory in the one that this root is in."""
+        return LocalStore(os.path.join(os.path.dirname(self.location), name), self.vfs)
+
     def exists(self, name: str) -> bool:
         """Return whether anything of this name is there; a broken link counts."""
         try:

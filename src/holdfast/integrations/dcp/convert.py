@@ -30,8 +30,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from ...engine.check import read_manifest
-from ...engine.pipeline import read_shards
+from ...engine.chain import Chain, open_chain, read_chain
 from ...engine.pool import lease
 from ...errors import AlreadyCommittedError, NotCommittedError, OptionError, StoreError
 from ...format.manifest import Manifest
@@ -145,14 +144,15 @@ class _Reporting(Files):
 
 
 def _into_dcp(here: LocalStore, there: LocalStore) -> Conversion:
-    manifest = read_manifest(here)
+    chain = open_chain(here)
+    manifest = chain[-1].manifest
     contents = describe(manifest, here.location)
     items, described = _plan_all(manifest, contents)
     size_bytes = sum(map(_bytes_of, items))
 
     def run(report: Report) -> None:
         with _removed_on_failure(there):
-            _write(here, there, manifest, contents, items, described, report)
+            _write(chain, there, contents, items, described, report)
 
     values = len(described) - len(contents.tensors)
     return Conversion(
@@ -192,9 +192,8 @@ def _plan_all(
 
 
 def _write(
-    here: LocalStore,
+    chain: Chain,
     there: LocalStore,
-    manifest: Manifest,
     contents: Contents,
     items: list[WriteItem],
     described: dict[str, STORAGE_TYPES],
@@ -207,7 +206,7 @@ def _write(
     writer.prepare_local_plan(plans[0])
     results = []
     for plan in writer.prepare_global_plan(plans):
-        planner = _Batch(_read(here, manifest, contents, plan.items), contents.values)
+        planner = _Batch(_read(chain, contents, plan.items), contents.values)
         results.append(writer.write_data(plan, planner).value())
         report(sum(map(_bytes_of, plan.items)))
     metadata = Metadata(described, planner_data=contents.metadata.planner_data)
@@ -234,7 +233,7 @@ def _bytes_of(item: WriteItem) -> int:
 
 
 def _read(
-    store: LocalStore, manifest: Manifest, contents: Contents, items: Iterable[WriteItem]
+    chain: Chain, contents: Contents, items: Iterable[WriteItem]
 ) -> dict[MetadataIndex, torch.Tensor]:
     """Read the tensors of a batch, verified."""
     found: dict[MetadataIndex, torch.Tensor] = {}
@@ -250,9 +249,10 @@ def _read(
             box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
             path: Path = (item.index.fqn, number)
             targets[path], wanted[path] = [(tensor, box)], (index, [box])
+    store, manifest = chain[-1].store, chain[-1].manifest
     runs = plan_load(manifest, wanted, SLOT_BYTES)
     with lease(store.vfs, store.location, Options()) as leased:
-        read_shards(store, leased, manifest, runs, targets)
+        read_chain(chain, leased, runs, targets)
     return found
 
 

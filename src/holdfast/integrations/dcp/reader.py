@@ -14,8 +14,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ..._fit import converts
-from ...engine.check import read_manifest
-from ...engine.pipeline import read_shards
+from ...engine.chain import Chain, open_chain, read_chain
 from ...engine.pool import lease
 from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
@@ -31,7 +30,7 @@ from .place import Call, Placed
 class _Load(Call):
     """The load that a thread is at, and the checkpoint it is of."""
 
-    manifest: Manifest | None = None
+    chain: Chain = ()
     contents: Contents | None = None
 
 
@@ -78,8 +77,8 @@ class HoldfastReader(Placed, StorageReader):
         """
         load = self._call
         load.path, load.coming = load.coming or self._path, ""
-        load.manifest = read_manifest(open_store(load.path))
-        load.contents = describe(load.manifest, load.path)
+        load.chain = open_chain(open_store(load.path))
+        load.contents = describe(load.chain[-1].manifest, load.path)
         return load.contents.metadata
 
     def set_up_storage_reader(
@@ -107,8 +106,9 @@ class HoldfastReader(Placed, StorageReader):
             StoreError: the disk or the network failed.
         """
         load = self._call
-        manifest, contents = load.manifest, load.contents
-        assert manifest is not None and contents is not None, "DCP plans before it reads"
+        contents = load.contents
+        assert contents is not None, "DCP plans before it reads"
+        manifest = load.chain[-1].manifest
         values = [
             (item, self._bytes_for(item, contents))
             for item in plan.items
@@ -119,7 +119,7 @@ class HoldfastReader(Placed, StorageReader):
         targets, wanted = self._match(tensors, resolved, manifest, contents)
         runs, store = plan_load(manifest, wanted, SLOT_BYTES), open_store(load.path)
         with lease(store.vfs, store.location, self._options) as leased:
-            read_shards(store, leased, manifest, runs, targets)
+            read_chain(load.chain, leased, runs, targets)
         for item, tensor in zip(tensors, resolved, strict=True):
             planner.commit_tensor(item, tensor)
         for item, data in values:

@@ -201,7 +201,7 @@ class HoldfastWriter(Placed, StorageWriter):
             return _elements(pieces[shard], shard, planner)
 
         with lease(store.vfs, store.location, self._options) as leased:
-            tables = write_shards(store, leased, files, shards, source, "raw", Ledger())
+            tables = write_shards(store, leased, files, shards, source, None, None, Ledger())
         return Share(rank, shards, encode_written(tables), objects)
 
     def _encode_values(self, plan: SavePlan, planner: SavePlanner) -> dict[Path, bytes]:

@@ -1,0 +1,137 @@
+"""What the next link of a chain is made from: elements and digests of the last one, in memory.
+
+While a link is written they become its own, chunk by chunk. Knows shards and addresses; no files.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from .._core import copy
+from ..layout import Chunk, Shard, chunk_count
+
+# Whether the elements of a shard are kept, besides the digests of its chunks.
+Keeps = Callable[[Shard], bool]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Of one shard: a digest for each chunk, where it is known, and perhaps the elements."""
+
+    digests: list[bytes]
+    memory: torch.Tensor | None
+    is_filled: bool = False
+
+
+@dataclass(slots=True)
+class Basis:
+    """What one rank has kept of a checkpoint.
+
+    Attributes:
+        location: of the checkpoint; empty: of none, or of one half of which is replaced.
+        save_id: of the checkpoint.
+    """
+
+    chunk_elements: int
+    location: str = ""
+    save_id: str = ""
+    _shards: dict[Shard, _Kept] = field(default_factory=dict)
+
+    def begin(self, shards: Iterable[Shard], keeps: Keeps, *, is_base: bool) -> list[Shard]:
+        """Make room for what a rank is about to write, and let go of everything else.
+
+        Args:
+            is_base: what is kept is what the link is made from.
+
+        Returns:
+            Shards whose elements it is made from, and that have to be read: `fill` them.
+        """
+        before, self._shards = self._shards, {}
+        self.location = self.save_id = ""
+        for shard in shards:
+            kept = before.get(shard)
+            if kept is None or (kept.memory is None) == keeps(shard):
+                room = torch.empty(shard.size_bytes, dtype=torch.uint8) if keeps(shard) else None
+                kept = _Kept([], room)
+            if not is_base:
+                kept.is_filled = False
+            if not (is_base and kept.digests):
+                kept.digests = [b""] * chunk_count(shard, self.chunk_elements)
+            self._shards[shard] = kept
+        return [s for s, k in self._shards.items() if k.memory is not None and not k.is_filled]
+
+    def room(self, shard: Shard) -> torch.Tensor:
+        """Return the memory that the elements of the base are to be read into."""
+        memory = self._shards[shard].memory
+        assert memory is not None  # `begin` has returned this shard
+        return memory
+
+    def fill(self, shard: Shard) -> None:
+        """Note that they have been."""
+        self._shards[shard].is_filled = True
+
+    def forget(self) -> None:
+        """Let nothing be a base any more: half of it may be of the link already."""
+        for kept in self._shards.values():
+            kept.is_filled = False
+            kept.digests = [b""] * len(kept.digests)
+
+    def address(self, chunk: Chunk) -> int:
+        """Return where the base's elements of a chunk are; 0: they are not known."""
+        kept = self._shards[chunk.shard]
+        if kept.memory is None or not kept.is_filled:
+            return 0
+        return kept.memory.data_ptr() + self._offset(chunk)
+
+    def digest(self, chunk: Chunk, number: int) -> bytes:
+        """Return the digest of the base's elements; empty: it is not known."""
+        return self._shards[chunk.shard].digests[number]
+
+    def replace(self, chunk: Chunk, number: int, digest: bytes, address: int) -> None:
+        """Put the link's elements in the place of the base's."""
+        kept = self._shards[chunk.shard]
+        kept.digests[number] = digest
+        if kept.memory is not None:
+            copy(kept.memory.data_ptr() + self._offset(chunk), address, chunk.size_bytes)
+
+    def settle(self, location: str, save_id: str) -> None:
+        """Note that the link is committed: it is what the next one is made from."""
+        self.location, self.save_id = location, save_id
+        for kept in self._shards.values():
+            kept.is_filled = kept.memory is not None
+
+    def _offset(self, chunk: Chunk) -> int:
+        return chunk.first * chunk.size_bytes // chunk.elements
+
+
+# By the directory of a run, and rank: ranks that are threads of one process keep each their own.
+_kept: dict[tuple[str, int], Basis] = {}
+_lock = threading.Lock()
+
+
+def take_basis(run: str, rank: int, chunk_elements: int) -> Basis:
+    """Take what is kept of the last checkpoint of a run; `keep_basis` gives it back."""
+    with _lock:
+        found = _kept.pop((run, rank), None)
+    return found if found and found.chunk_elements == chunk_elements else Basis(chunk_elements)
+
+
+def keep_basis(run: str, rank: int, basis: Basis) -> None:
+    """Keep it for the next link."""
+    with _lock:
+        _kept[run, rank] = basis
+
+
+def last_link(run: str, rank: int) -> str:
+    """Return the location of the checkpoint that is kept; empty when there is none."""
+    with _lock:
+        found = _kept.get((run, rank))
+    return found.location if found else ""
+
+
+def forget_bases() -> None:
+    """Give all memory back; the next link of each run reads its base."""
+    with _lock:
+        _kept.clear()

@@ -1,0 +1,158 @@
+"""A chain: a checkpoint, the base it was made from, and so on down to one that needs none.
+
+Reads a checkpoint through all of them: what chunks need of the base is read first, as a checkpoint
+is read by any layout, a bounded part at a time. Knows stores and memory; no names of tensors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import CorruptError, NotCommittedError
+from ..format.header import Base
+from ..format.manifest import Manifest, content_digest
+from ..format.names import dotted
+from ..layout import Box, Path, boxes_of_range
+from ..options import SLOT_BYTES
+from ..plan.load_plan import plan_load
+from ..plan.runs import ChunkRead, Run
+from ..state.tensors import TORCH_DTYPES
+from ..stores.base import Store
+from .check import read_manifest
+from .pipeline import Done, read_shards
+from .pool import Lease
+from .stage import Sources
+from .workspace import borrow, give_back
+
+SCRATCH_BYTES = 512 << 20  # elements of bases in memory, shared by the links
+BATCH_BYTES_MIN = 16 << 20  # but for each link at least so many
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One checkpoint of a chain."""
+
+    store: Store
+    manifest: Manifest
+
+
+Chain = tuple[Link, ...]  # from the one that needs none to the newest
+
+
+def open_chain(store: Store, manifest: Manifest | None = None) -> Chain:
+    """Open a checkpoint with everything below it that its chunks may need.
+
+    Args:
+        manifest: the checkpoint's, where it has been read.
+
+    Raises:
+        NotCommittedError: there is no checkpoint.
+        CorruptError: it fails a check; or a base is missing, or is not the one it was made from.
+    """
+    links = [Link(store, manifest or read_manifest(store))]
+    while len(links[-1].manifest.based):
+        links.append(_open_base(links[-1]))
+    return tuple(reversed(links))
+
+
+def _open_base(link: Link) -> Link:
+    base = link.manifest.table.header.base
+    assert base is not None  # a manifest whose chunks refer to one has it
+    where = f"{link.store.location} was made from {base.name}, which has to stand beside it"
+    store = link.store.sibling(base.name)
+    try:
+        manifest = read_manifest(store)
+    except NotCommittedError as error:
+        raise CorruptError(
+            f"{where}, and is not there: {error}. Put it back, or use a checkpoint of another chain"
+        ) from error
+    except CorruptError as error:
+        raise CorruptError(f"{where}, and is damaged: {error}") from error
+    header = manifest.table.header
+    if content_digest(manifest.table) != base.digest:
+        raise CorruptError(
+            f"{where}; what stands there holds something else (step {header.step}, save "
+            f"{header.save_id}): it is of another run, or was saved anew. Put the right one there"
+        )
+    if header.base and header.base.links >= base.links:
+        raise CorruptError(
+            f"{where}: there are {base.links} below it at most, and {header.base.links} below that"
+        )
+    _check_tensors(link.manifest, manifest, base)
+    return Link(store, manifest)
+
+
+def _check_tensors(manifest: Manifest, below: Manifest, base: Base) -> None:
+    """Check that the base has what chunks refer to."""
+    owner = manifest.table.shard_tensor
+    chunks = manifest.table.shard_chunks
+    first = manifest.shard_first_row
+    held = {tensor.path: tensor for tensor in below.table.header.tensors}
+    for shard in range(len(owner)):
+        start = int(first[shard])
+        if manifest.based[start : start + int(chunks[shard])].any():
+            tensor = manifest.table.header.tensors[int(owner[shard])]
+            if held.get(tensor.path) != tensor:
+                name = dotted(tensor.path)
+                raise CorruptError(f"its base, {base.name}, has no {name} of its dtype and shape")
+
+
+def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources) -> Done:
+    """Read runs of the newest checkpoint of a chain, as `read_shards` does."""
+    *below, top = chain
+    if not below:
+        return read_shards(top.store, lease, top.manifest, runs, targets)
+    based = top.manifest.based
+    alone = [run for run in runs if not any(based[read.row] for read in run.chunks)]
+    read_bytes = read_shards(top.store, lease, top.manifest, alone, targets).read_bytes
+    rest = [run for run in runs if any(based[read.row] for read in run.chunks)]
+    for batch in _batches(rest, max(BATCH_BYTES_MIN, SCRATCH_BYTES // len(chain))):
+        reads = [read for run in batch for read in run.chunks if based[read.row]]
+        with _elements_below(tuple(below), lease, reads) as (bases, done):
+            read_bytes += done.read_bytes
+            done = read_shards(top.store, lease, top.manifest, batch, targets, bases=bases)
+            read_bytes += done.read_bytes
+    return Done(read_bytes)
+
+
+def _batches(runs: Sequence[Run], bytes_max: int) -> Iterator[list[Run]]:
+    batch: list[Run] = []
+    size = 0
+    for run in runs:
+        more = sum(read.chunk.size_bytes for read in run.chunks)
+        if batch and size + more > bytes_max:
+            yield batch
+            batch, size = [], 0
+        batch.append(run)
+        size += more
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _elements_below(
+    chain: Chain, lease: Lease, reads: Sequence[ChunkRead]
+) -> Iterator[tuple[Mapping[int, int], Done]]:
+    """Give, by row, the address of the elements that chunks need of the base."""
+    manifest = chain[-1].manifest
+    index = {tensor.path: n for n, tensor in enumerate(manifest.table.header.tensors)}
+    parts: dict[Path, list[tuple[torch.Tensor, Box]]] = {}
+    addresses: dict[int, int] = {}
+    room = borrow()
+    try:
+        for read in reads:
+            memory = room.take(read.chunk.size_bytes)
+            addresses[read.row] = memory.data_ptr()
+            shard = read.chunk.shard
+            values = memory.view(TORCH_DTYPES[shard.tensor.dtype])
+            cut = boxes_of_range(shard.box.shape, read.chunk.first, read.chunk.elements)
+            for before, part in cut:
+                offset = tuple(a + b for a, b in zip(part.offset, shard.box.offset, strict=True))
+                target = values[before : before + part.elements].view(part.shape)
+                parts.setdefault(shard.tensor.path, []).append((target, Box(offset, part.shape)))
+        wanted = {path: (index[path], [box for _, box in held]) for path, held in parts.items()}
+        yield addresses, read_chain(chain, lease, plan_load(manifest, wanted, SLOT_BYTES), parts)
+    finally:
+        give_back(room)
