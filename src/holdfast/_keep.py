@@ -14,7 +14,8 @@ _Rule = Callable[[Sequence[int], Metrics], set[int]]
 class Keep:
     """A retention policy: ``Keep.latest(3) | Keep.every(1000) | Keep.best("loss", 2)``.
 
-    A step is kept when any of the joined policies keeps it; the newest step is always kept.
+    A step is kept when any of the joined policies keeps it; the newest step is always kept, and so
+    is every step that a kept one was made from (`holdfast.codecs.Delta`).
     """
 
     _rules: tuple[_Rule, ...] = ()
@@ -76,6 +77,11 @@ class Keep:
     def metrics(self) -> frozenset[str]:
         """Names of the metrics that the policy looks at."""
         return self._metrics
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it keeps every checkpoint."""
+        return not self._rules
 
     def kept(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
         """Return which of ``steps`` (ascending) are kept."""

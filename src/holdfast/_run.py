@@ -16,6 +16,7 @@ from ._keep import Keep
 from .engine.retire import retire, sweep, sweep_pending
 from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError
 from .format import spec
+from .format.header import Header
 from .format.manifest import decode_manifest
 from .format.names import step_name, step_of
 from .stores.local import LocalStore
@@ -42,7 +43,7 @@ class Run:
         self.damaged: set[int] = set()
         self._store = open_store(root)
         self.keep = keep
-        self._metrics: dict[int, dict[str, float]] = {}  # of steps, where the policy looks at them
+        self._headers: dict[int, Header] = {}  # of steps, where the policy has looked at them
         self._seen = False
 
     @property
@@ -94,7 +95,7 @@ class Run:
 
     def retire(self, step: int) -> None:
         """Remove a step, if it is there."""
-        self._metrics.pop(step, None)  # a step of this number may be saved again, with others
+        self._headers.pop(step, None)  # a step of this number may be saved again, with others
         if self._store.exists(step_name(step)):
             retire(LocalStore(self.path(step), self._store.vfs))
 
@@ -143,11 +144,27 @@ class Run:
             # Steps found damaged are no reason to let go of good ones, nor may they be the one
             # kept.
             good = [s for s in self.steps() if s not in self.damaged and self._is_judged(s)]
-            for step in sorted(set(good) - self.keep.kept(good, self._metrics) - {spare}):
+            metrics = {s: header.metrics for s, header in self._headers.items()}
+            kept = self.keep.kept(good, metrics) | {s for s in self.steps() if s not in good}
+            kept = self._with_bases(kept | ({spare} if spare is not None else set()))
+            for step in sorted(set(good) - kept, reverse=True):  # none before what needs it
                 with self._warning(said):
                     self.retire(step)
                     gone += 1
         return gone
+
+    def _with_bases(self, kept: set[int]) -> set[int]:
+        """Add the steps that links of chains need."""
+        found: set[int] = set()
+        waiting = set(kept)
+        while waiting:
+            step = waiting.pop()
+            found.add(step)
+            base = self._headers[step].base if step in self._headers else None
+            below = step_of(base.name) if base else None
+            if below is not None and below not in found:
+                waiting.add(below)
+        return found
 
     @contextlib.contextmanager
     def _warning(self, said: str) -> Iterator[None]:
@@ -158,8 +175,8 @@ class Run:
             logger.warning("%s tidying %s failed: %s", said, self.root, error)
 
     def _is_judged(self, step: int) -> bool:
-        """Read the metrics of a step, once, where the policy asks for them."""
-        if self.keep.metrics and step not in self._metrics:
+        """Read what a step says of itself, once, where the policy does not keep every step."""
+        if not self.keep.keeps_all and step not in self._headers:
             name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
             try:
                 data = self._store.get(name, spec.MANIFEST_BYTES_MAX)
@@ -167,7 +184,8 @@ class Run:
             except (CorruptError, StoreError, VersionError) as error:
                 logger.warning("step %d is neither kept nor removed: %s", step, error)
                 return False
-            self._metrics[step] = manifest.table.header.metrics
+            # Without what may be large.
+            self._headers[step] = manifest.table.header.part(())
         return True
 
     def _disk_bytes(self, step: int) -> int:

@@ -1,21 +1,15 @@
 """An independent decoder of payloads, written from docs/codecs.md alone (§ are its sections)."""
 
 import math
-import struct
 
+import chains
 import numpy as np
+from chains import check, hash128
+from symbols import Bytes, symbols
 
 FLOATS = {"f64": "<u8", "f32": "<u4", "c64": "<u4", "c128": "<u8"} | dict.fromkeys(
     ("f16", "bf16", "c32"), "<u2"
 )
-
-
-class Corrupt(Exception): ...  # A rule of a page is broken.
-
-
-def check(condition, rule):
-    if not condition:
-        raise Corrupt(rule)
 
 
 # § 1. Groups.
@@ -56,7 +50,7 @@ def renumbered(codecs, kept):
 
 def check_sizes(codec, chunks, sizes):
     for (_, length, _, mode), size in zip(chunks, sizes, strict=True):
-        known = mode == 0 or (codec == "lossless" and mode <= 5 and length < size)
+        known = mode == 0 or (codec == "lossless" and mode <= 7 and length < size)
         check(known and (length == 0) == (mode == 5), "payload bytes or mode of a chunk")
         check(mode != 0 or length == size, "payload bytes of a chunk")
 
@@ -78,7 +72,8 @@ def references(header, shards, chunks):
                 found[number] = other.first_chunk + number - shard.first_chunk
     ranges = []
     for number, other in found.items():
-        check(other not in found and chunks[other][1] > 0, "a chunk that is referred to")
+        further = found.get(found.get(other))
+        check(further is None and chunks[other][1] > 0, "a chunk that is referred to")
         if chunks[number][1] > 0:
             ends = [(c[2], c[2] + c[1]) for c in (chunks[number], chunks[other])]
             ranges.append([min(ends)[0], max(end for _, end in ends)])
@@ -89,71 +84,6 @@ def references(header, shards, chunks):
         else:
             merged.append([low, high])
     check(all(high - low <= 15 << 20 for low, high in merged), "a reference is far away")
-    return found
-
-
-class Bytes:
-    def __init__(self, content):
-        self.content, self.at = content, 0
-
-    def take(self, count):
-        check(self.at + count <= len(self.content), "the payload ends early")
-        self.at += count
-        return self.content[self.at - count : self.at]
-
-    def numbers(self, dtype, count):
-        return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype)
-
-
-# § 2. Coded symbols.
-def table(source):
-    first, last = source.take(2)
-    frequencies, symbol = np.zeros(256, np.int64), first
-    while symbol <= last:
-        (frequency,) = source.take(1)
-        if frequency == 0:
-            symbol += 1 + source.take(1)[0]
-            check(symbol <= last, "zeros at the end of a table")
-            continue
-        if frequency >= 128:
-            frequency = (frequency & 127) << 8 | source.take(1)[0]
-            check(frequency >= 128, "a long frequency")
-        frequencies[symbol] = frequency
-        symbol += 1
-    check(frequencies.sum() == 4096 and frequencies[first] > 0, "frequencies")
-    return frequencies
-
-
-def symbols(source, count, contexts=None, kinds=1):
-    (form,) = source.take(1)
-    if form == 0:
-        return source.numbers("u1", count)
-    if form == 1:
-        check(count > 0, "a repeated symbol of none")
-        return np.repeat(source.numbers("u1", 1), count)
-    check(form in (2, 3, 4), "form")
-    lanes = {2: 1, 3: 8, 4: 64}[form]
-    frequencies = np.array([table(source) for _ in range(kinds)])
-    starts = np.cumsum(frequencies, axis=1) - frequencies
-    owners = np.array([np.repeat(np.arange(256), row) for row in frequencies])
-    (words,) = struct.unpack("<I", source.take(4))
-    states = source.numbers("<u4", lanes).astype(np.int64)
-    check(np.all((states >= 1 << 15) & (states < 1 << 31)), "a state")
-    words, used = source.numbers("<u2", words).astype(np.int64), 0
-    contexts = np.zeros(count, np.int64) if contexts is None else contexts
-    found = np.zeros(count, np.uint8)
-    for begin in range(0, count, lanes):
-        context = contexts[begin : begin + lanes]
-        x = states[: len(context)]
-        r = x % 4096
-        symbol = owners[context, r]
-        x = frequencies[context, symbol] * (x // 4096) + r - starts[context, symbol]
-        small = np.flatnonzero(x < 1 << 15)
-        check(used + len(small) <= len(words), "too few words")
-        x[small] = (x[small] << 16) + words[used : used + len(small)]
-        used += len(small)
-        states[: len(context)], found[begin : begin + lanes] = x, symbol
-    check(used == len(words) and np.all(states == 1 << 15), "words or states are left")
     return found
 
 
@@ -220,9 +150,51 @@ def rounded(masters):
     return np.where(words % (1 << 31) > 0x7F800000, 0x7FC0, even).astype("<u2").tobytes()
 
 
+# § 6. Difference.
+def places(words):
+    sign = words >> (8 * words.itemsize - 1)
+    return words ^ np.where(
+        sign, ~words.dtype.type(0), words.dtype.type(1 << 8 * words.itemsize - 1)
+    )
+
+
+def difference(source, dtype, base):
+    words = np.frombuffer(base, FLOATS[dtype])
+    bits = 8 * words.itemsize
+    check(bits in (16, 32), "a difference of another dtype")
+    (top,) = source.take(1)
+    contexts = np.clip(top - (words >> (bits - 9) & 255).astype(np.int64), 0, 15)
+    steps = symbols(source, len(words), contexts, 16).astype(np.int64)
+    check(np.all(steps <= 4 * bits - 4), "a symbol of a difference")
+    halves = (steps + 1) // 2 // 2
+    counts = np.where(halves >= 1, halves - 1, 0)
+    least = np.where(
+        halves >= 1, 2 + (steps + 1) // 2 % 2 << np.maximum(halves - 1, 0), (steps + 1) // 2
+    )
+    total = int(counts.sum())
+    stream = np.unpackbits(source.numbers("u1", -(-total // 8)), bitorder="little").astype(np.int64)
+    check(not stream[total:].any(), "bits behind the last")
+    owner = np.repeat(np.arange(len(words)), counts)
+    place_in = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    np.add.at(least, owner, stream[:total] << place_in)
+    moved = places(words).astype(np.int64) + np.where(steps % 2, least, -least)
+    found = (moved % (1 << bits)).astype(words.dtype)
+    sign = found >> (bits - 1)
+    flip = np.where(sign, words.dtype.type(1 << bits - 1), ~words.dtype.type(0))
+    return (found ^ flip).tobytes()
+
+
+# § 7. Unchanged.
+def unchanged(source, base):
+    digest = hash128(base)
+    check(source.take(16) == digest, "the base is not what the chunk was")
+    return base
+
+
 def decode(mode, payload, dtype, size, item, row, column, reference):
     """The bytes of the elements of a chunk; ``reference`` has those of the chunk it refers to."""
-    source, words = Bytes(payload), np.frombuffer(reference or b"", "<u4")
+    source = Bytes(payload)
+    words = np.frombuffer(reference if mode in (4, 5) else b"", "<u4")
     check(len(payload) < size and (mode == 5) == (len(payload) == 0), "bytes of a payload")
     if mode == 1:
         found = source.take(item) * (size // item)
@@ -231,14 +203,17 @@ def decode(mode, payload, dtype, size, item, row, column, reference):
     elif mode in (3, 4):
         check(dtype == "f32", "a grid of another dtype")
         found = grid(source, size // 4, row, column, words if mode == 4 else None)
-    else:
-        check(mode == 5 and dtype == "bf16", "mode")
+    elif mode == 5:
+        check(dtype == "bf16", "a rounding of another dtype")
         found = rounded(words)
+    else:
+        check(mode == 7 or dtype in FLOATS, "a difference of another dtype")
+        found = difference(source, dtype, reference) if mode == 6 else unchanged(source, reference)
     check(source.at == len(payload) and len(found) == size, "bytes are left of a payload")
     return found
 
 
-def decode_file(header, file, stored, item_bytes):
+def decode_file(header, file, stored, item_bytes, base):
     """Pairs of a shard and the elements of its chunks; ``stored`` has the payloads of the file."""
     needed, known = references(header, file.shards, file.chunks), {}
 
@@ -250,11 +225,14 @@ def decode_file(header, file, stored, item_bytes):
         if number in needed:
             owner = next(s for s in file.shards if 0 <= needed[number] - s.first_chunk < s.chunks)
             reference = known.get(needed[number]) or elements(owner, needed[number])
-        sides = [side.stop - side.start for side in shard.box]
+        sides = chains.lengths(shard.box)
         item, row, most = item_bytes[dtype], math.prod(sides[1:]), header["chunk_elements"]
         most = (most + 1) // 2 if item == 16 else most
         first = (number - shard.first_chunk) * most
         size = min(most, math.prod(sides) - first) * item
+        if mode in (6, 7):
+            check("base" in header, "there is no base")
+            reference = chains.elements_of_base(base, shard, first, size)
         return decode(mode, stored[number], dtype, size, item, row, first % row, reference)
 
     for shard in file.shards:

@@ -15,22 +15,18 @@ from pathlib import Path
 
 import numpy as np
 from xxhash import xxh3_64_intdigest as hash64
-from xxhash import xxh3_128_intdigest
 
 sys.path.append(str(Path(__file__).parent))  # so that payloads is found from everywhere
 
+import chains
 import payloads
-from payloads import Corrupt, check
+from chains import Corrupt, check, hash128
 
 
 class Newer(Exception): ...  # It takes a reader of a later version.
 
 
 class NotACheckpoint(Exception): ...  # There is no MANIFEST.
-
-
-def hash128(content):
-    return xxh3_128_intdigest(content).to_bytes(16, "little")
 
 
 # § 1. A checkpoint is a directory.
@@ -82,7 +78,7 @@ MAGIC = b"\x89HF%b\r\n\x1a\n"
 File = namedtuple("File", "bytes footer_checksum rank number chunk_rows shards chunks")
 
 
-def read_data_file(path, header, file):
+def read_data_file(path, header, file, base):
     """Check every byte of the file; give pairs of its shards and their bytes."""
     check(96 <= path.stat().st_size == file.bytes <= 2**38, "bytes of a data file")
     content, save_id = path.read_bytes(), bytes.fromhex(header["save_id"])
@@ -118,7 +114,7 @@ def read_data_file(path, header, file):
         payload = stored[number] = content[start:end]
         check(hash64(payload, hash64(seed + struct.pack("<Q", number))) == checksum, "checksum")
     check(content.count(0, end, footer_start) == footer_start - end < 4096, "the last gap")
-    for shard, pieces in payloads.decode_file(header, file, stored, DTYPE_BYTES):
+    for shard, pieces in payloads.decode_file(header, file, stored, DTYPE_BYTES, base):
         check(hash128(b"".join(map(hash128, pieces))) == shard.digest, "shard digest")
         yield shard, b"".join(pieces)
 
@@ -195,12 +191,13 @@ def read_header(content):
         json.dumps(header, ensure_ascii=False).encode()  # Raises on a lone surrogate.
     except ValueError as error:
         raise Corrupt(f"JSON header: {error}") from None
-    for name, known in ("features", ()), ("codecs", ("raw", "lossless")):
+    for name, known in ("features", ("base",)), ("codecs", ("raw", "lossless")):
         check(fits(header, dict) and fits(header.get(name), SCHEMA[name]), name)
         check(all(fits(entry.get("name"), str) for entry in header[name]), name)
         if any(entry["name"] not in known for entry in header[name]):
             raise Newer(f"{name}: {header[name]}")
-    check(fits(header, SCHEMA), "keys or types of the JSON header")
+    check(fits(header, SCHEMA | chains.schema(header)), "keys or types of the JSON header")
+    chains.check_base(header)
     check(re.fullmatch("[0-9a-f]{32}", header["save_id"]), "save_id")
     check(header["step"] is None or (fits(header["step"], int) and header["step"] >= 0), "step")
     check(1 <= header["world_size"] < 2**32 and (header["step"] or 0) < 2**53, "integers")
@@ -279,14 +276,16 @@ def read(path):
     check(all(rank < header["world_size"] for rank, _ in numbered), "a rank out of range")
     names = [f"data/{header['save_id']}/{rank:05d}-{number}.hf" for rank, number in numbered]
     check_names(Path(path), header["save_id"], {"MANIFEST", *names})
+    base = chains.read_base(path, header, read)
     shards = {id(tensor): [] for tensor in header["tensors"]}
     for name, file in zip(names, files, strict=True):
-        for shard, content in read_data_file(Path(path, name), header, file):
+        for shard, content in read_data_file(Path(path, name), header, file, base):
             shards[id(shard.tensor)].append((shard, content))
     tensors = {path_text(each): dense_tensor(each, shards[id(each)]) for each in header["tensors"]}
     ties = {path_text(tie): list(tensors)[tie["tensor"]] for tie in header["ties"]}
     objects = {path_text(entry): decode(entry["value"]) for entry in header["objects"]}
-    return {"header": header, "tensors": tensors, "ties": ties, "objects": objects}
+    found = {"header": header, "tensors": tensors, "ties": ties, "objects": objects}
+    return found | {"digest": chains.content_digest(header, files)}
 
 
 def main():

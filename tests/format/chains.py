@@ -1,0 +1,76 @@
+"""Links of chains, for the independent reader: written from docs/format.md alone, "Base"."""
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_128_intdigest
+
+
+def hash128(content):
+    return xxh3_128_intdigest(content).to_bytes(16, "little")
+
+
+class Corrupt(Exception): ...  # A rule of a page is broken.
+
+
+def check(condition, rule):
+    if not condition:
+        raise Corrupt(rule)
+
+
+def schema(header):
+    """What the JSON header has besides."""
+    check(len(header["features"]) < 2, "a feature stands twice")
+    return {"base": {"name": str, "digest": str, "links": int}} if header["features"] else {}
+
+
+def check_base(header):
+    if "base" in header:
+        name, digest, links = (header["base"][key] for key in ("name", "digest", "links"))
+        good = 1 <= len(name.encode()) <= 255 and name not in (".", "..")
+        check(good and not set("/\0") & set(name), "name of the base")
+        check(re.fullmatch("[0-9a-f]{32}", digest) and 1 <= links <= 64, "digest or links")
+
+
+def content_digest(header, files):
+    index = {id(tensor): number for number, tensor in enumerate(header["tensors"])}
+    shards = [shard for file in files for shard in file.shards]
+    sides = [n for s in shards for n in (*(side.start for side in s.box), *lengths(s.box))]
+    named = [[tensor[key] for key in ("path", "dtype", "shape")] for tensor in header["tensors"]]
+    parts = [b"".join(shard.digest for shard in shards), struct.pack(f"<{len(sides)}q", *sides)]
+    parts += [struct.pack(f"<{len(shards)}I", *(index[id(shard.tensor)] for shard in shards))]
+    parts += [json.dumps(named, ensure_ascii=False, separators=(",", ":")).encode()]
+    return hash128(b"".join(parts)).hex()
+
+
+def lengths(box):
+    return [side.stop - side.start for side in box]
+
+
+def read_base(path, header, read):
+    """The tensors of the base, by the JSON text of their paths; ``read`` gives a checkpoint."""
+    if "base" not in header:
+        return {}
+    base, place = header["base"], Path(path).absolute().parent / header["base"]["name"]
+    check((place / "MANIFEST").exists(), "the base is missing")
+    found = read(place)
+    check(found["digest"] == base["digest"], "the base holds something else")
+    links = found["header"].get("base", {"links": 0})["links"]
+    check(links < base["links"], "links of a chain")
+    return found["tensors"]
+
+
+def elements_of_base(base, shard, first, size):
+    """What the base has in the place of a chunk."""
+    tensor = shard.tensor
+    path = json.dumps(tensor["path"], ensure_ascii=False, separators=(",", ":"))
+    check(path in base, "a tensor is not in the base")
+    dtype, shape, dense = base[path]
+    check((dtype, list(shape)) == (tensor["dtype"], tensor["shape"]), "dtype or shape of the base")
+    item = len(dense) // math.prod(shape)
+    values = np.frombuffer(dense, f"V{item}").reshape(shape)[shard.box]
+    return values.tobytes()[first * item :][:size]

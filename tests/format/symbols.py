@@ -1,0 +1,71 @@
+"""Coded symbols, for the independent reader: written from docs/codecs.md alone, § 2."""
+
+import struct
+
+import numpy as np
+from chains import check
+
+
+class Bytes:
+    def __init__(self, content):
+        self.content, self.at = content, 0
+
+    def take(self, count):
+        check(self.at + count <= len(self.content), "the payload ends early")
+        self.at += count
+        return self.content[self.at - count : self.at]
+
+    def numbers(self, dtype, count):
+        return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype)
+
+
+# § 2. Coded symbols.
+def table(source):
+    first, last = source.take(2)
+    frequencies, symbol = np.zeros(256, np.int64), first
+    while symbol <= last:
+        (frequency,) = source.take(1)
+        if frequency == 0:
+            symbol += 1 + source.take(1)[0]
+            check(symbol <= last, "zeros at the end of a table")
+            continue
+        if frequency >= 128:
+            frequency = (frequency & 127) << 8 | source.take(1)[0]
+            check(frequency >= 128, "a long frequency")
+        frequencies[symbol] = frequency
+        symbol += 1
+    check(frequencies.sum() == 4096 and frequencies[first] > 0, "frequencies")
+    return frequencies
+
+
+def symbols(source, count, contexts=None, kinds=1):
+    (form,) = source.take(1)
+    if form == 0:
+        return source.numbers("u1", count)
+    if form == 1:
+        check(count > 0, "a repeated symbol of none")
+        return np.repeat(source.numbers("u1", 1), count)
+    check(form in (2, 3, 4), "form")
+    lanes = {2: 1, 3: 8, 4: 64}[form]
+    frequencies = np.array([table(source) for _ in range(kinds)])
+    starts = np.cumsum(frequencies, axis=1) - frequencies
+    owners = np.array([np.repeat(np.arange(256), row) for row in frequencies])
+    (words,) = struct.unpack("<I", source.take(4))
+    states = source.numbers("<u4", lanes).astype(np.int64)
+    check(np.all((states >= 1 << 15) & (states < 1 << 31)), "a state")
+    words, used = source.numbers("<u2", words).astype(np.int64), 0
+    contexts = np.zeros(count, np.int64) if contexts is None else contexts
+    found = np.zeros(count, np.uint8)
+    for begin in range(0, count, lanes):
+        context = contexts[begin : begin + lanes]
+        x = states[: len(context)]
+        r = x % 4096
+        symbol = owners[context, r]
+        x = frequencies[context, symbol] * (x // 4096) + r - starts[context, symbol]
+        small = np.flatnonzero(x < 1 << 15)
+        check(used + len(small) <= len(words), "too few words")
+        x[small] = (x[small] << 16) + words[used : used + len(small)]
+        used += len(small)
+        states[: len(context)], found[begin : begin + lanes] = x, symbol
+    check(used == len(words) and np.all(states == 1 << 15), "words or states are left")
+    return found

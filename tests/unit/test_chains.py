@@ -1,0 +1,354 @@
+"""codec=Delta(): links of chains come back bit for bit, whatever wrote and reads them."""
+
+import contextlib
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from format import reader
+from format.simulated_ranks import cut, pieces, save_pieces
+from holdfast import Keep, codecs
+from holdfast.codecs.base import EVERY_MAX
+from holdfast.engine import chain as chain_room
+from holdfast.engine.basis import forget_bases
+from holdfast.errors import CorruptError, OptionError, StoreError
+from holdfast.format.manifest import Manifest
+from holdfast.format.spec import CHAIN_LINKS_MAX
+from holdfast.options import Options
+from holdfast.testing import Fault, faulty
+
+from .test_lossless import bits, same, stored, trained
+from .test_sharing import load_together
+
+NewPath = Callable[[], Path]
+CHUNK = 5000
+OPTIONS = Options(chunk_elements=CHUNK)
+DIFFERENCE, UNCHANGED = 6, 7
+
+
+@pytest.fixture(autouse=True)
+def _no_bases() -> Iterator[None]:
+    forget_bases()
+    yield
+    forget_bases()
+
+
+def stepped(state: Any, seed: int) -> Any:
+    """A state some steps later: masters move a little, moments a lot, the rest not at all."""
+    draw = torch.Generator().manual_seed(seed)
+    later = {key: dict(value) for key, value in state.items() if isinstance(value, dict)}
+    for name, master in state["master"].items():
+        moved = master + 1e-4 * torch.randn(master.shape, generator=draw)
+        later["master"][name], later["model"][name] = moved, moved.bfloat16()
+    moments = state["optimizer"]["state"]
+    later["optimizer"] = {
+        "state": {
+            name: {
+                key: value * torch.rand(value.shape, generator=draw).add(0.5)
+                for key, value in moments[name].items()
+            }
+            for name in moments
+        }
+    }
+    return state | later
+
+
+def at(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def manifest(path: Path) -> Manifest:
+    with holdfast.open(path) as checkpoint:
+        return checkpoint._manifest
+
+
+def links(path: Path) -> int:
+    base = manifest(path).table.header.base
+    return base.links if base else 0
+
+
+def modes(path: Path) -> set[int]:
+    return set(np.unique(manifest(path).table.chunk_size_mode >> 24).tolist())
+
+
+def grow(root: Path, count: int, codec: codecs.Delta, **how: Any) -> list[Any]:
+    """Save so many links; return what each holds."""
+    state, states = trained(3), []
+    for step in range(count):
+        state = stepped(state, step)
+        holdfast.save(state, at(root, step), step=step, codec=codec, options=OPTIONS, **how)
+        states.append(state)
+    return states
+
+
+def holds(path: Path, state: Any) -> bool:
+    """Whether both readers find a state at a path."""
+    reader.read(path)
+    with holdfast.open(path) as checkpoint:
+        return same(checkpoint.state(), state) and not checkpoint.verify()
+
+
+def test_every_link_holds_its_state(new_path: NewPath) -> None:
+    root = new_path()
+    states = grow(root, 6, codecs.Delta(every=4))
+    assert [links(at(root, step)) for step in range(6)] == [0, 1, 2, 3, 0, 1]
+    for step, state in enumerate(states):
+        assert holds(at(root, step), state)
+        target = trained(1)
+        holdfast.load(at(root, step), into=target)
+        assert same(target, state)
+    assert modes(at(root, 3)) >= {DIFFERENCE, UNCHANGED}
+    with holdfast.open(at(root, 0)) as key, holdfast.open(at(root, 3)) as link:
+        assert stored(link, "master.up.weight") < 0.8 * stored(key, "master.up.weight")
+        assert stored(link, "model.up.weight") == 0
+        assert stored(link, "rng") < 0.01
+
+
+@pytest.mark.parametrize("stage", ["eager", "lazy"])
+def test_links_are_saved_in_the_background(new_path: NewPath, stage: Any) -> None:
+    root, state = new_path(), trained(3)
+    for step in range(4):
+        state = stepped(state, step)
+        codec = codecs.Delta(every=3)
+        handle = holdfast.save_async(
+            state, at(root, step), codec=codec, stage=stage, options=OPTIONS
+        )
+        handle.result()
+        assert holds(at(root, step), state)
+    assert [links(at(root, step)) for step in range(4)] == [0, 1, 2, 0]
+
+
+def test_a_new_process_reads_its_base_and_goes_on(new_path: NewPath) -> None:
+    root = new_path()
+    states = grow(root, 2, codecs.Delta())
+    forget_bases()  # as in a new process
+    later = stepped(states[-1], 9)
+    holdfast.save(later, at(root, 9), codec=codecs.Delta(), options=OPTIONS)
+    assert links(at(root, 9)) == 2 and DIFFERENCE in modes(at(root, 9))
+    assert holds(at(root, 9), later)
+
+
+def test_chains_of_twenty_links_are_cut_anew_for_each(new_path: NewPath) -> None:
+    """Other ranks, other boxes and other chunks at each link; any box of the last comes back."""
+    root, chance, state = new_path(), random.Random(5), trained(3)
+    for step in range(21):
+        state = stepped(state, step)
+        ranks = chance.randint(1, 4)
+        states: list[dict[Any, Any]] = [{} for _ in range(ranks)]
+        for place in ("model", "master"):
+            for name, tensor in state[place].items():
+                shape = tuple(tensor.shape)
+                boxes = cut(chance, (0,) * len(shape), shape, chance.randint(1, ranks))
+                for rank, piece in enumerate(pieces(tensor, boxes)):
+                    states[rank][place, name] = piece
+        if chance.random() < 0.5:
+            forget_bases()
+        sizes = Options(chunk_elements=chance.choice([700, CHUNK]))
+        save_pieces(at(root, step), states, codec=codecs.Delta(every=40), options=sizes)
+    assert links(at(root, 20)) == 20
+    with holdfast.open(at(root, 20)) as checkpoint:
+        found = checkpoint.state()
+        assert same(found, {key: state[key] for key in ("model", "master")})
+        part = checkpoint.tensor("master.up.weight", ((20, 9), (101, 33)))
+        assert torch.equal(part, state["master"]["up.weight"][20:121, 9:42])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ranks_load_a_link_together(new_path: NewPath, world_size: int) -> None:
+    root = new_path()
+    states = grow(root, 3, codecs.Delta())
+    found = load_together(at(root, 2), world_size, lambda _: trained(1))
+    assert len(found) == world_size
+    assert all(same(target, states[2]) for target, _ in found)
+
+
+def test_bases_are_read_in_bounded_parts(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = new_path()
+    states = grow(root, 5, codecs.Delta())
+    parts: list[int] = []
+    whole = chain_room._elements_below
+
+    def note(chain: Any, lease: Any, reads: Any) -> Any:
+        parts.append(sum(read.chunk.size_bytes for read in reads))
+        return whole(chain, lease, reads)
+
+    monkeypatch.setattr(chain_room, "_elements_below", note)
+    monkeypatch.setattr(chain_room, "SCRATCH_BYTES", 0)
+    monkeypatch.setattr(chain_room, "BATCH_BYTES_MIN", 50_000)
+    with holdfast.open(at(root, 4)) as checkpoint:
+        assert same(checkpoint.state(), states[4])
+    most = max(t.nbytes for t in states[4]["master"].values()) + 4 * CHUNK
+    assert len(parts) > 8 and max(parts) <= 2 * most
+
+
+def test_what_is_needed_of_a_base_is_read_and_counted(new_path: NewPath) -> None:
+    root = new_path()
+    grow(root, 4, codecs.Delta())
+    sizes = [sum(holdfast.open(at(root, step)).file_bytes) for step in range(4)]
+    report = holdfast.load(at(root, 3), into=trained(1))
+    # Weights of all four, moments of the last alone.
+    assert sizes[3] < report.bytes_read < sizes[3] + 0.75 * sum(sizes[:3])
+
+
+@pytest.mark.parametrize("call", ["sync", "write"])
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_fault_of_the_disk_spoils_no_link(new_path: NewPath, call: str, lasts: bool) -> None:
+    """Neither this one, written a second time after a failed fsync, nor the next."""
+    root = new_path()
+    states = grow(root, 2, codecs.Delta())
+    later = stepped(states[-1], 8)
+    with faulty(Fault(call, nth=1, persistent=lasts)), contextlib.suppress(StoreError):
+        holdfast.save(later, at(root, 2), codec=codecs.Delta(), options=OPTIONS)
+    if at(root, 2).joinpath("MANIFEST").exists():
+        assert not lasts and holds(at(root, 2), later)
+    later = stepped(later, 9)
+    holdfast.save(later, at(root, 3), codec=codecs.Delta(), options=OPTIONS)
+    assert DIFFERENCE in modes(at(root, 3)) and holds(at(root, 3), later)
+
+
+def test_a_base_that_is_gone_or_another_is_named(new_path: NewPath) -> None:
+    root = new_path()
+    grow(root, 3, codecs.Delta())
+    shutil.copytree(root, root.parent / "other")
+    shutil.rmtree(at(root, 1))
+    with pytest.raises(CorruptError, match=r"made from step-00000001.*is not there"):
+        holdfast.load(at(root, 2), into=trained(1))
+    holdfast.save(trained(2), at(root, 1), options=OPTIONS)
+    with pytest.raises(CorruptError, match=r"made from step-00000001.*something else \(step None"):
+        holdfast.load(at(root, 2), into=trained(1))
+    with pytest.raises(reader.Corrupt, match="something else"):
+        reader.read(at(root, 2))
+    holdfast.load(root.parent / "other" / "step-00000002", into=trained(1))
+
+
+def test_a_damaged_base_is_found_by_who_needs_it(new_path: NewPath) -> None:
+    root = new_path()
+    grow(root, 3, codecs.Delta())
+    key = manifest(at(root, 0))
+    file = at(root, 0) / key.file_names[0]
+    content = bytearray(file.read_bytes())
+    master = next(i for i, t in enumerate(key.table.header.tensors) if t.path[0] == "master")
+    row = int(key.shard_first_row[key.shards_of(master)[0]])
+    content[int(key.chunk_start[row])] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptError, match="step-00000000"):
+        holdfast.load(at(root, 2), into=trained(1))
+
+
+def test_what_the_base_lacks_stands_by_itself(new_path: NewPath) -> None:
+    """Tensors that are new, or of another dtype or shape."""
+    root = new_path()
+    first = {"a": torch.randn(90, 80), "b": torch.randn(50, 40), "c": torch.randn(70, 60)}
+    second = {"a": first["a"] + 1e-5, "b": torch.randn(51, 40), "c": first["c"].double()}
+    second["d"] = torch.randn(30, 30)
+    codec = codecs.Delta()
+    for forget in (False, True):
+        holdfast.save(first, at(root, 0), codec=codec, options=OPTIONS)
+        if forget:
+            forget_bases()
+        holdfast.save(second, at(root, 1), codec=codec, options=OPTIONS)
+        found = manifest(at(root, 1))
+        owner = np.repeat(found.table.shard_tensor, found.table.shard_chunks)
+        names = [".".join(map(str, t.path)) for t in found.table.header.tensors]
+        assert {names[n] for n in owner[found.based].tolist()} == {"a"}
+        assert holds(at(root, 1), second)
+        shutil.rmtree(root)
+        forget_bases()
+
+
+def test_retention_keeps_what_kept_steps_need(new_path: NewPath) -> None:
+    root, state = new_path(), trained(3)
+    codec = codecs.Delta(every=4)
+    with holdfast.Checkpointer(
+        root, every=1, keep=Keep.latest(2), codec=codec, options=OPTIONS
+    ) as checkpointer:
+        for step in range(1, 11):
+            state = stepped(state, step)
+            checkpointer.step(step, state)
+        checkpointer.wait()
+        assert [links(at(root, step)) for step in (9, 10)] == [0, 1]
+        assert checkpointer.steps() == [9, 10]
+        for step in (11, 12, 13):  # the fifth of a chain is the first of the next
+            state = stepped(state, step)
+            checkpointer.step(step, state)
+            checkpointer.wait()
+            assert checkpointer.steps() == [n for n in range(9, step + 1)]
+        target = trained(1)
+        assert checkpointer.restore(target) == 13
+        assert same(target, state)
+        state = stepped(state, 14)
+        checkpointer.step(14, state)
+        checkpointer.wait()
+        assert checkpointer.steps() == [13, 14]
+    assert holds(at(root, 14), state)
+
+
+def test_two_runs_in_one_process_keep_their_own_bases(new_path: NewPath) -> None:
+    one, other = new_path(), new_path()
+    state = trained(3)
+    for step in range(3):
+        state = stepped(state, step)
+        for root in (one, other):
+            holdfast.save(state, at(root, step), codec="delta", options=OPTIONS)
+    for root in (one, other):
+        assert links(at(root, 2)) == 2 and holds(at(root, 2), state)
+
+
+def test_a_save_at_the_same_time_reads_its_base(new_path: NewPath) -> None:
+    """Two saves to one run at once: one has what is kept, the other reads."""
+    root = new_path()
+    states = grow(root, 2, codecs.Delta())
+    saved = [stepped(states[-1], seed) for seed in (5, 6)]
+
+    def save(number: int) -> None:
+        path = at(root, 5 + number)
+        holdfast.save(saved[number], path, codec="delta", options=OPTIONS, group="alone")
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(holds(at(root, 5 + number), saved[number]) for number in range(2))
+
+
+def test_special_values_survive_a_difference(new_path: NewPath) -> None:
+    root = new_path()
+    odd = [0x7FC12345, -1, 1, -(1 << 31), 0x7F800000, 0, -8388608, 0x7FFFFFFF, 8388607]
+    every = torch.tensor([[a, b] for a in odd for b in odd] * 40, dtype=torch.int32)
+    for dtype, integer in (
+        (torch.float32, torch.int32),
+        (torch.bfloat16, torch.int16),
+        (torch.float16, torch.int16),
+    ):
+        old, new = (every[:, n].to(integer).view(dtype) for n in (0, 1))
+        near = torch.randn(4000).to(dtype)
+        state = {"x": torch.cat([old, near])}
+        later = {"x": torch.cat([new, near])}
+        holdfast.save(state, at(root, 0), codec="delta")
+        holdfast.save(later, at(root, 1), codec="delta")
+        assert DIFFERENCE in modes(at(root, 1))
+        assert bits(holdfast.open(at(root, 1)).state()) == bits(later)
+        reader.read(at(root, 1))
+        shutil.rmtree(root)
+        forget_bases()
+
+
+@pytest.mark.parametrize("every", [0, -1, EVERY_MAX + 1, 2.0, True, "3"])
+def test_lengths_of_chains_that_cannot_be(every: Any) -> None:
+    with pytest.raises(OptionError, match=r"every is .*expected an integer from 1 to 65"):
+        codecs.Delta(every=every)
+
+
+def test_a_chain_has_as_many_links_as_the_format_allows() -> None:
+    assert EVERY_MAX == CHAIN_LINKS_MAX + 1
