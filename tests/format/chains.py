@@ -51,16 +51,15 @@ def lengths(box):
     return [side.stop - side.start for side in box]
 
 
-def read_base(path, header, read):
+def read_base(path, header, read, links):
     """The tensors of the base, by the JSON text of their paths; ``read`` gives a checkpoint."""
     if "base" not in header:
         return {}
+    check(header["base"]["links"] < links, "links of a chain")
     base, place = header["base"], Path(path).absolute().parent / header["base"]["name"]
     check((place / "MANIFEST").exists(), "the base is missing")
-    found = read(place)
+    found = read(place, base["links"])
     check(found["digest"] == base["digest"], "the base holds something else")
-    links = found["header"].get("base", {"links": 0})["links"]
-    check(links < base["links"], "links of a chain")
     return found["tensors"]
 
 

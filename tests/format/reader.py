@@ -264,7 +264,7 @@ def decode(value):
 
 
 # § 7. What a reader checks.
-def read(path):
+def read(path, links=65):
     """Check every byte of the checkpoint, and give what it holds by the JSON text of the paths."""
     manifest = Path(path, "MANIFEST")
     if not (manifest.exists() or manifest.is_symlink()):
@@ -276,7 +276,7 @@ def read(path):
     check(all(rank < header["world_size"] for rank, _ in numbered), "a rank out of range")
     names = [f"data/{header['save_id']}/{rank:05d}-{number}.hf" for rank, number in numbered]
     check_names(Path(path), header["save_id"], {"MANIFEST", *names})
-    base = chains.read_base(path, header, read)
+    base = chains.read_base(path, header, read, links)
     shards = {id(tensor): [] for tensor in header["tensors"]}
     for name, file in zip(names, files, strict=True):
         for shard, content in read_data_file(Path(path, name), header, file, base):

@@ -231,6 +231,20 @@ def test_a_base_that_is_gone_or_another_is_named(new_path: NewPath) -> None:
     holdfast.load(root.parent / "other" / "step-00000002", into=trained(1))
 
 
+def test_a_base_that_was_saved_anew_is_read_again(new_path: NewPath) -> None:
+    """What is kept in memory is of a checkpoint that another process has replaced."""
+    root = new_path()
+    states = grow(root, 2, codecs.Delta())
+    shutil.rmtree(at(root, 1))
+    other = stepped(states[0], 77)
+    holdfast.save(other, root / "moved", options=OPTIONS)
+    (root / "moved").rename(at(root, 1))
+    later = stepped(states[1], 78)
+    holdfast.save(later, at(root, 2), codec=codecs.Delta(), options=OPTIONS)
+    assert links(at(root, 2)) == 1 and DIFFERENCE in modes(at(root, 2))
+    assert holds(at(root, 2), later)
+
+
 def test_a_damaged_base_is_found_by_who_needs_it(new_path: NewPath) -> None:
     root = new_path()
     grow(root, 3, codecs.Delta())
