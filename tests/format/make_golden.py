@@ -24,6 +24,9 @@ from attacks.lies import LIES, save_truth
 from format.forge import Forgery
 from format.simulated_ranks import Piece, pieces, save_pieces
 from holdfast import Options
+from holdfast.codecs import Delta
+from holdfast.codecs.base import Codec
+from holdfast.engine.basis import forget_bases
 from holdfast.layout import Path, Shape
 from holdfast.state.tensors import DTYPE_NAMES
 
@@ -52,7 +55,8 @@ class Case:
     step: int | None = None
     metrics: Mapping[str, float] | None = None
     options: Options = WHOLE_CHUNKS
-    codec: str = "raw"
+    codec: "str | Codec" = "raw"
+    base: str | None = None  # name of the case that it is made from, and stands beside
 
 
 def elements(shape: Shape, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -184,6 +188,36 @@ def _lossless() -> Case:
     return Case([state], options=Options(chunk_elements=610), codec="lossless")
 
 
+def _key() -> Case:
+    """What a link is made from: each dtype that differences are taken of, and others."""
+    master = (elements((8, 31), torch.uint8, 50).float() - 128) / 512
+    state: dict[Path, Any] = {
+        ("master",): master,
+        ("half",): master[1:4].to(torch.float16),
+        ("brain",): master[:4].to(torch.bfloat16),
+        ("complex",): torch.complex(master[2:5], -master[2:5]),
+        ("same",): torch.arange(40),
+    }
+    return Case([state], options=Options(chunk_elements=130), codec=Delta())
+
+
+def _link() -> Case:
+    (state,) = _key().states
+    steps = (elements((8, 31), torch.uint8, 52).float() - 128) ** 3 / 2**34
+    master = state["master",] + steps
+    master[0, :9] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3e38, 1])
+    changed: dict[Path, Any] = {
+        ("master",): master,
+        ("half",): master[1:4].to(torch.float16),
+        ("brain",): master[:4].to(torch.bfloat16),
+        ("complex",): torch.complex(master[2:5], -master[2:5]),
+        ("new",): torch.ones(9),
+    }
+    return Case(
+        [dict(state) | changed], options=Options(chunk_elements=130), codec=Delta(), base="key"
+    )
+
+
 def _coded_symbols() -> Case:
     """Each form of coded symbols: 1, 8 and 64 lanes, repeated and stored."""
     noise = elements((24_000,), torch.uint8, 42)
@@ -217,6 +251,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "empty-tensors": _empty_tensors,
     "lossless": _lossless,
     "coded-symbols": _coded_symbols,
+    "key": _key,
+    "link": _link,
     "empty": lambda: Case([{}]),
 }
 # A golden error for each place where a reader can be lied to; what repeats another is left to
@@ -238,7 +274,11 @@ ERROR_CASES = [
 
 
 def write(name: str, case: Case, path: FilePath) -> None:
-    """Save a case; its save_id is made of its name."""
+    """Save a case, and beside it what it is made from; its save_id is made of its name."""
+    forget_bases()
+    if case.base:
+        shutil.rmtree(path.with_name(case.base), ignore_errors=True)
+        write(case.base, CASES[case.base](), path.with_name(case.base))
     save_id = hashlib.sha256(name.encode()).hexdigest()[:32]
     with (
         patch("holdfast._save.secrets.token_hex", lambda size: save_id),
