@@ -184,6 +184,18 @@ def test_an_unknown_codec_beside_a_known_one_is_newer(truth: Path, new_path: New
         holdfast.open(path)
 
 
+def test_a_codec_that_no_tensor_has_is_read_by_both(truth: Path, new_path: NewPath) -> None:
+    path = new_path()
+
+    def tell(forgery: Forgery) -> None:
+        for table in both(forgery):
+            table.header["codecs"].append({"name": "raw"})
+
+    forged(truth, path, tell)
+    assert torch.equal(holdfast.open(path).tensor("plain"), state()["plain"])
+    assert len(reader.read(path)["tensors"]) == 5
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_damaged_symbols_never_do_more_than_fail(truth: Path, new_path: NewPath, seed: int) -> None:
     """Bits of payloads flipped under right checksums: an error, or elements of the right shape."""

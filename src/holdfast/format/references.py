@@ -75,8 +75,9 @@ def _look_up(lookup: I64, table: Table, modes: U32) -> I64:
     """Return what a table of (codecs, modes) says of each chunk."""
     if len(lookup) == 1:
         return np.asarray(lookup[0][modes])
-    codec_of = np.array(table.header.codec_of, np.int64)[table.shard_tensor]
-    return np.asarray(lookup[np.repeat(codec_of, table.shard_chunks), modes])
+    codec_of = np.array(table.header.codec_of or [0] * len(table.header.tensors), np.int64)
+    shard_codec = codec_of[table.shard_tensor]
+    return np.asarray(lookup[np.repeat(shard_codec, table.shard_chunks), modes])
 
 
 def _units(table: Table, box_start: I64) -> I64:
