@@ -52,14 +52,28 @@ def unflatten(flat: I64, start: I64, ndim: I64, dimensions: int = 0) -> Boxes:
         ndim: of each.
         dimensions: to fill them up to, if they have no more.
     """
+    return Boxes(
+        spread(flat, start, ndim, dimensions, filler=0),
+        spread(flat, start + ndim, ndim, dimensions, filler=1),
+    )
+
+
+def spread(flat: I64, start: I64, ndim: I64, dimensions: int = 0, *, filler: int) -> I64:
+    """Read numbers of several dimensions each: (n, D), the numbers of a dimension side by side.
+
+    Args:
+        start: where in ``flat`` those of each begin.
+        ndim: of each.
+        dimensions: to fill them up to, if they have no more.
+        filler: what to fill them up with.
+    """
     dimensions = int(ndim.max(initial=dimensions))
-    offset = np.zeros((len(ndim), dimensions), np.int64)
-    shape = np.ones((len(ndim), dimensions), np.int64)
+    everywhere = int(ndim.min(initial=dimensions))
+    numbers = np.full((len(ndim), dimensions), filler, np.int64, order="F")
     for d in range(dimensions):
-        rows = np.flatnonzero(ndim > d)
-        offset[rows, d] = flat[start[rows] + d]
-        shape[rows, d] = flat[start[rows] + ndim[rows] + d]
-    return Boxes(offset, shape)
+        rows = slice(None) if d < everywhere else np.flatnonzero(ndim > d)
+        numbers[rows, d] = flat[start[rows] + d]
+    return numbers
 
 
 def flatten(boxes: Boxes, ndim: I64) -> I64:

@@ -7,13 +7,24 @@ and again.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core import xxh3_128
-from ..boxes import LANES, PRIME, Bools, Boxes, are_inside, measure, random_keys, unflatten
+from ..boxes import (
+    LANES,
+    PRIME,
+    Bools,
+    Boxes,
+    are_inside,
+    measure,
+    random_keys,
+    spread,
+    unflatten,
+)
 from ..errors import CorruptError, HoldfastError
 from ..layout import ITEM_BYTES, Box, Shard, elements_per_chunk, tiling_fault
 from . import spec
@@ -146,7 +157,7 @@ def check_table(table: Table) -> Manifest:
         payload_end,
         references,
         based,
-        np.argsort(table.shard_tensor, kind="stable"),
+        _stable_order(table.shard_tensor),
         _starts(counts),
     )
 
@@ -206,19 +217,22 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     unaligned = start & (spec.LARGE_ALIGN_BYTES - 1) != 0
     _require(not np.any(large & unaligned), "a large payload is not aligned")
     file_of = np.repeat(np.arange(files), np.diff(file_first_chunk))
-    follows = (file_of[1:] != file_of[:-1]) | (start[1:] > start[:-1])
-    order = slice(None) if np.all(follows) else np.lexsort((size, start, file_of))
-    ends = start + size
+    same_file = file_of[1:] == file_of[:-1]
+    order: I64 | slice = slice(None)
+    if not np.all(~same_file | (start[1:] > start[:-1])):
+        # Of each file by itself, so the files stay where they are. Two payloads that begin at one
+        # place overlap in either order.
+        order = np.argsort(file_of << 32 | start // spec.SMALL_ALIGN_BYTES)
+    ends = (start + size)[order]
     gaps = np.full(len(start), spec.DATA_HEADER_BYTES, np.int64)
-    same_file = file_of[order][1:] == file_of[order][:-1]
-    np.copyto(gaps[1:], ends[order][:-1], where=same_file)
+    np.copyto(gaps[1:], ends[:-1], where=same_file)
     gap_start = np.empty_like(gaps)
     gap_start[order] = gaps
     _require(bool(np.all(start >= gap_start)), "payloads overlap")
     _require(bool(np.all(start - gap_start < spec.GAP_BYTES_LIMIT)), "a gap is too long")
     payload_end = np.full(files, spec.DATA_HEADER_BYTES, np.int64)
     filled = np.flatnonzero(np.diff(file_first_chunk))
-    payload_end[filled] = ends[order][file_first_chunk[1:][filled] - 1]
+    payload_end[filled] = ends[file_first_chunk[1:][filled] - 1]
     room = table.file_bytes.astype(np.int64) - spec.TRAILER_BYTES
     _require(bool(np.all(payload_end <= room)), "a payload leaves its file")
     return gap_start, payload_end
@@ -265,12 +279,17 @@ def _check_payload_sizes(table: Table, box_start: I64, first_row: I64, block: I6
             first = int(np.argmin(holds))
             raise CorruptError(f"a shard of {dotted(tensors[owner[first]].path)} {fault(first)}")
 
-    present, place = np.unique(owner, return_inverse=True)
+    seen = np.zeros(len(tensors), np.bool_)
+    seen[owner] = True
+    present, place = np.flatnonzero(seen), (np.cumsum(seen) - 1)[owner]
     boxes, whole = unflatten(table.shard_box, box_start[block], ndim), _whole_boxes(table, present)
-    require(are_inside(boxes, whole[0].shape[place]), lambda _: "leaves the tensor")
+    # A gather of rows would lay the numbers of a box, not of a dimension, side by side.
+    shape = whole[0].shape.T.take(place, axis=1).T
+    require(are_inside(boxes, shape), lambda _: "leaves the tensor")
     dtypes = [tensors[index].dtype for index in present.tolist()]
-    step = np.array([elements_per_chunk(d, chunk_elements) for d in dtypes], np.int64)[place]
-    item_bytes = np.array([ITEM_BYTES[d] for d in dtypes], np.int64)[place]
+    steps = {dtype: elements_per_chunk(dtype, chunk_elements) for dtype in set(dtypes)}
+    step = np.array([steps[dtype] for dtype in dtypes], np.int64)[place]
+    item_bytes = np.array([ITEM_BYTES[dtype] for dtype in dtypes], np.int64)[place]
     elements, rows = boxes.elements, table.shard_chunks[block].astype(np.int64)
     require(rows == -(-elements // step), lambda first: f"has {rows[first]} chunks")
     # Of mode 0, so size and mode together are the size.
@@ -301,9 +320,10 @@ def _is_coded(header: Header, found: U32, decoded_bytes: I64, tensor: I64) -> Bo
 def _whole_boxes(table: Table, tensors: I64) -> tuple[Boxes, I64]:
     """Return the boxes of whole tensors, and their dimensions."""
     shapes = [table.header.tensors[index].shape for index in tensors.tolist()]
-    ndim = np.array([len(shape) for shape in shapes], np.int64)
-    flat = np.array([n for shape in shapes for n in (*[0] * len(shape), *shape)], np.int64)
-    return unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim), ndim
+    ndim = np.fromiter(map(len, shapes), np.int64)
+    flat = np.fromiter(chain.from_iterable(shapes), np.int64)
+    shape = spread(flat, np.cumsum(ndim) - ndim, ndim, filler=1)
+    return Boxes(np.zeros_like(shape), shape), ndim
 
 
 def _blocks(count: int) -> Iterator[I64]:
@@ -314,6 +334,14 @@ def _blocks(count: int) -> Iterator[I64]:
 
 def _starts(counts: "npt.NDArray[np.integer[Any]]") -> I64:
     return np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
+
+
+def _stable_order(numbers: U32) -> I64:
+    """Return the order of numbers, equal ones as they stand."""
+    # Number and place in one: several times as fast as a stable sort of places.
+    keys = numbers.astype(np.int64) << 32 | np.arange(len(numbers))
+    keys.sort()
+    return keys & ((1 << 32) - 1)
 
 
 def _below(indices: np.ndarray[tuple[int], np.dtype[np.uint32]], limit: int) -> bool:

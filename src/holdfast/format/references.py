@@ -32,9 +32,9 @@ def find_references(table: Table, box_start: I64, first_row: I64) -> I64:
     rows = np.flatnonzero(wanted != NONE)
     if not len(rows):
         return np.zeros(0, np.int64)
-    shard = np.searchsorted(first_row, rows, "right") - 1
-    units = _units(table, box_start)
-    needed = units[shard, wanted[rows]]
+    shard = np.repeat(np.arange(len(first_row)), table.shard_chunks)[rows]
+    unit, members = _units(table, box_start)
+    needed = members[unit[shard] * len(ROLES) + wanted[rows]]
     if np.any(needed == NONE):
         raise CorruptError("a chunk refers to a shard that is not in its file")
     references = np.full(len(modes), NONE, np.int64)
@@ -80,23 +80,33 @@ def _look_up(lookup: I64, table: Table, modes: U32) -> I64:
     return np.asarray(lookup[np.repeat(shard_codec, table.shard_chunks), modes])
 
 
-def _units(table: Table, box_start: I64) -> I64:
-    """Return, for each shard, the shards of the same box in its file by their role in its group."""
+def _units(table: Table, box_start: I64) -> tuple[I64, I64]:
+    """Find the shards of the same box, in the same file, of the tensors of a group: a unit.
+
+    Returns:
+        (the unit of each shard; the shards of each unit by their roles, flat). The last unit has
+        no shards: all that are of no group are of it.
+    """
     group, role = _places(table.header)
     owner = table.shard_tensor.astype(np.int64)
-    units = np.full((len(owner), len(ROLES)), NONE, np.int64)
     members = np.flatnonzero(group[owner] != NONE)
     ndim = (box_start[members + 1] - box_start[members]) // 2
     boxes = unflatten(table.shard_box, box_start[members], ndim)
     files = table.shard_file[members].astype(np.int64)
-    keys = np.column_stack([group[owner[members]], files, boxes.offset, boxes.shape])
+    columns = [group[owner[members]], files, *boxes.offset.T, *boxes.shape.T]
+    # Shards of a unit mostly follow each other: only the first of such a run is looked up.
+    begins = np.ones(len(members), np.bool_)
+    begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    keys = np.column_stack([column[begins] for column in columns])
     _, first, unit = np.unique(row_hashes(keys), return_index=True, return_inverse=True)
     if not np.array_equal(keys, keys[first[unit]]):
         raise CorruptError("two shards of a group cannot be told apart")
-    by_role = np.full((len(first), len(ROLES)), NONE, np.int64)
-    by_role[unit, role[owner[members]]] = members
-    units[members] = by_role[unit]
-    return units
+    unit = unit[np.cumsum(begins) - 1]
+    units = np.full(len(owner), len(first), np.int64)
+    units[members] = unit
+    by_role = np.full((len(first) + 1) * len(ROLES), NONE, np.int64)
+    by_role[unit * len(ROLES) + role[owner[members]]] = members
+    return units, by_role
 
 
 def _places(header: Header) -> tuple[I64, I64]:
