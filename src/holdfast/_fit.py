@@ -12,6 +12,7 @@ from .format.names import display_names, dotted
 from .layout import Box, Path, Tensor
 from .state.source import Source
 from .state.target import Target
+from .state.tensors import is_expanded
 
 
 def source_of(manifest: Manifest) -> Source:
@@ -106,8 +107,7 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
         fits = wanted.dtype == stored.dtype or (cast and converts(stored.dtype, wanted.dtype))
         if wanted.shape != stored.shape or not fits:
             faults.append(f"{names[path]} is {_form(stored)} there and {_form(wanted)} here")
-        strides = zip(leaf.data.shape, leaf.data.stride(), strict=True)
-        if leaf.data.numel() and any(n > 1 and step == 0 for n, step in strides):
+        if any(data.numel() and is_expanded(data) for data, _ in leaf.parts):
             faults.append(f"{names[path]} is an expanded tensor here, which cannot be filled")
     return faults
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.optim import Optimizer
 
 from ..errors import StateError
@@ -40,7 +41,7 @@ from .optimizers import (
 )
 from .shard import TENSORS, Shard
 from .source import Source
-from .tensors import TORCH_DTYPES, LocalTensor, Part, local_tensor
+from .tensors import TORCH_DTYPES, LocalTensor, Part, is_expanded, local_tensor
 from .tree import find_modules, holds_tensors, open_node, plain_key, rebuild, tuple_like
 
 Setter = Callable[[Any], None]
@@ -372,9 +373,11 @@ def _look_up(value: Any, path: Path) -> Any:
 def _fits(tensor: Any, wanted: Tensor) -> bool:
     if not isinstance(tensor, TENSORS) or tuple(tensor.shape) != wanted.shape:
         return False
+    dtype = TORCH_DTYPES[wanted.dtype]
+    if isinstance(tensor, ShardedTensor):
+        return tensor.metadata().tensor_properties.dtype == dtype
     data = tensor.data if isinstance(tensor, Shard) else tensor
-    expanded = any(n > 1 and s == 0 for n, s in zip(data.shape, data.stride(), strict=True))
-    return data.dtype == TORCH_DTYPES[wanted.dtype] and not expanded
+    return data.dtype == dtype and not is_expanded(data)
 
 
 def _new_plain(_leaf: Path, _rest: Path, wanted: Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import operator
 from dataclasses import dataclass
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
@@ -15,7 +16,7 @@ from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
-from ..layout import Box, Path, Shape, Tensor, whole
+from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
 from .dtensor import local_part
 from .shard import Shard, check_shard, parts_of
 
@@ -47,8 +48,8 @@ class LocalTensor:
 
     Attributes:
         tensor: the global one.
-        data: the elements, in any strides, on any device.
-        parts: the boxes held, each with its elements, which are a view of ``data``.
+        data: the elements, in any strides, on any device; none when they are in several tensors.
+        parts: the boxes held, each with its elements, which are a view of ``data`` if it has any.
         tie: equal for two names of one memory; None when that cannot be known.
         plain: whether it is an ordinary tensor, of which ranks may hold different versions.
     """
@@ -103,7 +104,7 @@ def _samples(data: torch.Tensor) -> torch.Tensor:
 
 
 def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
-    """Describe a tensor, a DTensor or a `Shard`.
+    """Describe a tensor, a DTensor, a ShardedTensor or a `Shard`.
 
     Raises:
         StateError: it has no plain elements to save (sparse, quantized, nested, meta, partial …),
@@ -111,8 +112,10 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
     """
     if isinstance(value, Shard):
         return _given_shard(value, path)
+    if isinstance(value, ShardedTensor):
+        return _sharded_tensor(value, path)
     _check_dense(value, path)
-    dtype, shape = _dtype_name(value, path), tuple(value.shape)
+    dtype, shape = _dtype_name(value.dtype, path), tuple(value.shape)
     if isinstance(value, DTensor):
         data, boxes, places = local_part(value, path)
         _check_memory(data, path)
@@ -132,9 +135,31 @@ def _given_shard(value: Shard, path: Path) -> LocalTensor:
     _check_dense(value.data, path)
     data = value.data.detach()
     _check_memory(data, path)
-    tensor = _tensor(path, _dtype_name(data, path), tuple(map(operator.index, value.shape)))
+    tensor = _tensor(path, _dtype_name(data.dtype, path), tuple(map(operator.index, value.shape)))
     tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
     return LocalTensor(tensor, data, tuple(parts_of(value)), tie, plain=False)
+
+
+def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
+    """Describe torch's older kind of sharded tensor: it may hold several boxes, each in memory."""
+    form = value.metadata()
+    dtype = _dtype_name(form.tensor_properties.dtype, path)
+    tensor = _tensor(path, dtype, tuple(form.size))
+    parts = []
+    for shard in value.local_shards():
+        _check_dense(shard.tensor, path)
+        data = shard.tensor.detach()
+        _check_memory(data, path)
+        parts.append((data, Box(tuple(shard.metadata.shard_offsets), tuple(data.shape))))
+    if len(parts) > HELD_BOXES_MAX:
+        raise StateError(
+            f"{dotted(path)} is a ShardedTensor of which this rank has {len(parts)} shards, at "
+            f"most {HELD_BOXES_MAX}; give it fewer, larger ones"
+        )
+    keys = tuple(_tie_key(data, tensor, box) for data, box in parts)
+    tie = keys if keys and None not in keys else None
+    data = parts[0][0] if len(parts) == 1 else torch.empty(0, dtype=TORCH_DTYPES[dtype])
+    return LocalTensor(tensor, data, tuple(parts), tie, plain=False)
 
 
 def _check_memory(data: torch.Tensor, path: Path) -> None:
@@ -161,13 +186,13 @@ def mesh_of(value: object) -> dict[str, list[int] | list[str]] | None:
     return {"shape": list(mesh.mesh.shape), "names": list(names)}
 
 
-def _dtype_name(value: torch.Tensor, path: Path) -> str:
-    if value.dtype not in DTYPE_NAMES:
+def _dtype_name(dtype: torch.dtype, path: Path) -> str:
+    if dtype not in DTYPE_NAMES:
         raise StateError(
-            f"{dotted(path)} has dtype {value.dtype}; a checkpoint holds "
+            f"{dotted(path)} has dtype {dtype}; a checkpoint holds "
             f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPE_NAMES)}"
         )
-    return DTYPE_NAMES[value.dtype]
+    return DTYPE_NAMES[dtype]
 
 
 def _check_dense(value: torch.Tensor, path: Path) -> None:
@@ -184,6 +209,12 @@ def _check_dense(value: torch.Tensor, path: Path) -> None:
         fault = f"has {value.ndim} dimensions; at most {DIMENSIONS_MAX}"
     if fault:
         raise StateError(f"{dotted(path)} {fault}")
+
+
+def is_expanded(data: torch.Tensor) -> bool:
+    """Whether several elements are one place in memory, which nothing can fill."""
+    strides = zip(data.shape, data.stride(), strict=True)
+    return any(n > 1 and step == 0 for n, step in strides)
 
 
 def _check_storage(data: torch.Tensor, path: Path) -> None:

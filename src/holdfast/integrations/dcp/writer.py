@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
 )
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -35,6 +34,7 @@ from ...plan.requests import encode_object
 from ...state.tensors import local_tensor
 from ...stores.local import LocalStore
 from ...stores.url import open_store
+from .copy import copy_state
 from .names import PICKLED, path_of
 from .place import Call, Placed
 from .plan import Share, header_of, join, pieces_of
@@ -181,7 +181,7 @@ class HoldfastWriter(Placed, StorageWriter):
 
     def stage(self, state_dict: dict[str, Any]) -> Any:
         """Copy a state to new host memory: a save that is still in flight keeps its own."""
-        return DefaultStager(StagingOptions(False, False, False, False)).stage(state_dict)
+        return copy_state(state_dict)
 
     def synchronize_staging(self) -> None:
         """Return at once: `stage` has waited."""
