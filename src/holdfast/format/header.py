@@ -3,7 +3,6 @@
 What comes out of `decode_header` has passed every check that the header alone can be put to.
 """
 
-import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -178,6 +177,8 @@ def _uncollected() -> Iterator[None]:
 
     Of a million chunks' MANIFEST that took a third of the time, with torch's objects beside.
     """
+    import gc  # only who reads a header needs it
+
     if not gc.isenabled():
         yield
         return
