@@ -5,6 +5,7 @@
 NB_MODULE(_core, module) {
   module.doc() = "Native core of holdfast; see _core.pyi.";
   holdfast::bind_checksum(module);
+  holdfast::bind_excp(module);
   holdfast::bind_lossless(module);
   holdfast::bind_pool(module);
   holdfast::bind_vfs(module);

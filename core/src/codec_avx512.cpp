@@ -1,14 +1,37 @@
 #include "codec_variants.h"
 
 #ifdef __x86_64__
+#include "centre_loops.h"
 #include "plane_loops.h"
 #include "rans_loops.h"
 
 namespace holdfast {
 
-constinit const CodecKernel kAvx512Codecs = {
-    "avx512",      encode,       decode,    split,       merge,   sum_heads, find_residuals,
-    add_residuals, find_classes, pack_bits, unpack_bits, to_bf16, is_bf16};
+constinit const CodecKernel kAvx512Codecs = {"avx512",
+                                             encode,
+                                             decode,
+                                             split,
+                                             merge,
+                                             sum_heads,
+                                             find_residuals,
+                                             add_residuals,
+                                             find_classes,
+                                             pack_bits,
+                                             unpack_bits,
+                                             to_bf16,
+                                             is_bf16,
+                                             sum_up,
+                                             find_distances,
+                                             keep_residuals,
+                                             keep_residuals_by,
+                                             keep_moments,
+                                             keep_where,
+                                             gather,
+                                             find_centres,
+                                             add_centres,
+                                             place_centres,
+                                             find_changed,
+                                             find_nonzero};
 
 }  // namespace holdfast
 #endif

@@ -213,3 +213,84 @@ def lossless_decode(
     target: int,
 ) -> bool:
     """Decode to ``target``; whether the payload was one of ``lossless_encode``, but for mode 0."""
+
+class ExcpRule:
+    """How much the codec "excp" keeps, and how it finds centres; ``cap`` may be infinite."""
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        cap: float,
+        per_element: bool,
+        half_centres: bool,
+        optimal: bool,
+    ) -> None: ...
+
+class ExcpPart:
+    """The same ``count`` elements of the f32 tensors of a unit, by address.
+
+    ``half``: of a bf16 weight whose master ``weight`` is; or 0.
+    """
+
+    def __init__(
+        self, count: int, weight: int, base: int, exp_avg: int, exp_avg_sq: int, half: int = 0
+    ) -> None: ...
+
+class ExcpSurvey:
+    """What holds for all chunks of a unit. Immutable."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether all is finite and no second moment below 0; else the rest means nothing."""
+
+    @property
+    def rounded(self) -> bool:
+        """Whether each half-precision weight is the rounding of its master."""
+
+    @property
+    def median(self) -> float:
+        """Lower median of the residuals' absolute values."""
+
+    @property
+    def threshold(self) -> float:
+        """Above which a residual is kept, unless each element has its own threshold."""
+
+    @property
+    def moment_threshold(self) -> float: ...
+    def centres(self, role: str) -> list[float]:
+        """At most 15, ascending."""
+
+def excp_bytes_max(count: int) -> int:
+    """Room that `excp_encode` needs."""
+
+def excp_survey(parts: list[ExcpPart], rule: ExcpRule) -> ExcpSurvey:
+    """Look at all chunks of a unit, three times."""
+
+def excp_encode(
+    survey: ExcpSurvey,
+    role: str,
+    part: ExcpPart,
+    base: int,
+    weight: int,
+    exp_avg: int,
+    out: int,
+    decoded: int,
+) -> int:
+    """Code one tensor of a chunk; return the bytes written to ``out``, and what a reader will have.
+
+    ``base``, ``weight``, ``exp_avg``: addresses of what a reader has decoded before; 0 if nothing.
+    Returns 0 when it cannot be coded in fewer bytes than it has.
+    """
+
+def excp_decode(
+    role: str,
+    payload: int,
+    payload_bytes: int,
+    count: int,
+    base: int,
+    weight: int,
+    exp_avg: int,
+    target: int,
+) -> bool:
+    """Decode to ``target``, which may be the base; whether it was one of `excp_encode`."""

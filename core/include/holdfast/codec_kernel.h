@@ -25,6 +25,13 @@ struct DecodeTable {
   std::uint32_t slot[kScale];
 };
 
+inline constexpr std::size_t kSumLanes = 16;  // element i of a sum goes to lane i mod 16
+
+// The threshold of the residual of an element: min(cap, alpha / sqrt(square)) * median.
+struct ElementRule {
+  float alpha, cap, median;
+};
+
 struct CodecKernel {
   const char* name;
 
@@ -68,6 +75,34 @@ struct CodecKernel {
 
   void (*to_bf16)(const std::uint32_t* data, std::uint16_t* target, std::size_t count);
   bool (*is_bf16)(const std::uint16_t* data, const std::uint32_t* masters, std::size_t count);
+
+  // What follows keeps the large among f32 and puts zeros for the rest. `sum_up` adds the elements,
+  // the bits outside `mask` cleared, and returns the largest of their bits; `find_distances` has
+  // the bits of |data - base|, and returns the largest.
+  std::uint32_t (*sum_up)(const float* data, std::size_t count, std::uint32_t mask, double* lanes);
+  std::uint32_t (*find_distances)(const float* data, const float* base, std::size_t count,
+                                  std::uint32_t* distances);
+  void (*keep_residuals)(const float* data, const float* base, std::size_t count, float threshold,
+                         float* kept);
+  void (*keep_residuals_by)(const float* data, const float* base, const float* squares,
+                            std::size_t count, const ElementRule* rule, float* kept);
+  void (*keep_moments)(const float* data, const float* residuals, std::size_t count,
+                       float threshold, float* kept);
+  void (*keep_where)(const float* data, const float* others, std::size_t count, float* kept);
+  // Puts what is not zero side by side, touching one element more; returns how many they are.
+  std::size_t (*gather)(const float* kept, std::size_t count, float* found);
+  // 0 for zero; else 1 and how many of 14 limits are below the element.
+  void (*find_centres)(const float* kept, std::size_t count, const float* limits,
+                       std::uint8_t* symbols);
+  // base + centres[symbol], of 16; returns the largest bits of their absolute values.
+  std::uint32_t (*add_centres)(const float* base, const std::uint8_t* symbols, std::size_t count,
+                               const float* centres, float* target);
+  void (*place_centres)(const std::uint8_t* symbols, std::size_t count, const float* centres,
+                        float* target);
+  // 1 where the bits differ; where they are not those of 0 or -0.
+  void (*find_changed)(const std::uint32_t* data, const std::uint32_t* base, std::size_t count,
+                       std::uint8_t* changed);
+  void (*find_nonzero)(const std::uint32_t* data, std::size_t count, std::uint8_t* nonzero);
 };
 
 // Those this machine can run, fastest first. Never empty. All give the same bytes.

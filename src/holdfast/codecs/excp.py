@@ -1,0 +1,174 @@
+"""Weights as pruned steps from a base, moments pruned, both in 15 values a tensor: lossy.
+
+The algorithm of ExCP (Li et al., "ExCP: Extreme LLM Checkpoint Compression via Weight-Momentum
+Joint Shrinking", ICML 2024, arXiv:2406.11257), as its public code has it; docs/codecs.md, "excp".
+A unit is surveyed whole, then coded chunk by chunk: the weight, its first moment, the second.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .._core import (
+    ExcpPart,
+    ExcpRule,
+    ExcpSurvey,
+    copy,
+    excp_bytes_max,
+    excp_decode,
+    excp_encode,
+    excp_survey,
+)
+from ..errors import OptionError
+from . import lossless
+from .base import Block, Payload, Relatives
+
+NAME = "excp"
+FROM_BASE, OF_MOMENT = 13, 14  # modes
+ORDER = ("master", "weight", "exp_avg", "exp_avg_sq")  # of coding
+
+_ROUNDED = 5  # the mode of lossless of which a reader makes a half-precision weight
+
+Part = ExcpPart  # addresses of a chunk's tensors: what they are, the base as a reader has it
+Survey = ExcpSurvey
+
+
+@dataclass(frozen=True, slots=True)
+class Excp:
+    """How much is kept. The defaults are the paper's, but for what loses second moments.
+
+    A weight's residual is kept above ``min(cap, alpha / sqrt(mean(v))) * median(|residual|)``, a
+    moment where its weight's residual is and ``|m| > beta * mean(|m|)``.
+
+    Attributes:
+        cap: the paper's code has 2.5, its text none (None).
+        threshold: "tensor", as the code has it; or "element": v of each element for its mean.
+        codebook: "f32"; or "f16", as the code has it: second moments below 3e-8 become 0.
+        kmeans: "sampled": 25 rounds on 256 elements a centre; or "optimal", on all of them.
+        every: saves from one lossless checkpoint to the next.
+    """
+
+    alpha: float = 5e-5
+    beta: float = 2.0
+    cap: float | None = 2.5
+    threshold: Literal["tensor", "element"] = "tensor"
+    codebook: Literal["f32", "f16"] = "f32"
+    kmeans: Literal["sampled", "optimal"] = "sampled"
+    every: int = 16
+
+    def __post_init__(self) -> None:
+        """Reject what cannot be."""
+        _check_number("alpha", self.alpha)
+        _check_number("beta", self.beta)
+        if self.cap is not None:
+            _check_number("cap", self.cap)
+        _check_choice("threshold", self.threshold, ("tensor", "element"))
+        _check_choice("codebook", self.codebook, ("f32", "f16"))
+        _check_choice("kmeans", self.kmeans, ("sampled", "optimal"))
+        if type(self.every) is not int or self.every < 1:
+            raise OptionError(f"every of Excp is {self.every!r}; it must be an integer from 1")
+
+    def rule(self) -> ExcpRule:
+        """Return what the native code is told."""
+        return ExcpRule(
+            self.alpha,
+            self.beta,
+            math.inf if self.cap is None else self.cap,
+            self.threshold == "element",
+            self.codebook == "f16",
+            self.kmeans == "optimal",
+        )
+
+
+def _check_number(name: str, value: object) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not 0 <= value <= 1e30:  # type: ignore[operator]  # it is a number
+        raise OptionError(f"{name} of Excp is {value!r}; it must be a number from 0 to 1e30")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} of Excp is {value!r}; there are {', '.join(choices)}")
+
+
+def survey(parts: Sequence[Part], options: Excp) -> Survey | None:
+    """Look at all chunks of a unit, three times over; None if it is to be coded without loss.
+
+    Args:
+        parts: all that this rank has of a parameter, in order, as f32. The result is the same
+            however it is cut, but for the last bit of a mean.
+    """
+    found = excp_survey(list(parts), options.rule())
+    return found if found.usable else None
+
+
+def room(block: Block) -> int:
+    """Return the bytes that `encode` may write."""
+    return max(lossless.room(block), excp_bytes_max(block.elements))
+
+
+def encode(
+    block: Block,
+    role: str,
+    survey: Survey | None,
+    part: Part | None,
+    relatives: Relatives,
+    out: int,
+    decoded: int,
+) -> Payload:
+    """Encode a block of a unit, whose tensors come in `ORDER`.
+
+    Args:
+        survey: of the unit; None codes without loss.
+        part: of the chunk.
+        relatives: what a reader has decoded: for a weight or master "base"; for "exp_avg" the
+            weight or master, and as "base" the base of that; for "exp_avg_sq" "exp_avg"; for a
+            half-precision weight its "master".
+        out: address of `room` bytes.
+        decoded: address where the elements are put that a reader will have; not the base's.
+    """
+    if survey is not None and part is not None:
+        if block.dtype == "bf16" and role == "weight" and survey.rounded:
+            payload = Payload(out, 0, _ROUNDED)
+            target = Block(decoded, block.elements, block.dtype, block.row, block.column)
+            if lossless.decode(payload, target, relatives):
+                return payload
+        elif block.dtype == "f32":
+            size = excp_encode(survey, role, part, *_needs(relatives), out, decoded)
+            if size:
+                return Payload(out, size, OF_MOMENT if role.startswith("exp_avg") else FROM_BASE)
+    payload = lossless.encode(block, _exact(relatives), out)
+    copy(decoded, block.address, block.size_bytes)
+    return payload
+
+
+def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
+    """Decode to the block, which may be the base; return whether `encode` writes such a payload.
+
+    Args:
+        relatives: as of `encode`. A moment is a second one if there is an "exp_avg".
+    """
+    if payload.mode not in (FROM_BASE, OF_MOMENT):
+        return lossless.decode(payload, block, relatives)
+    role = "weight"
+    if payload.mode == OF_MOMENT:
+        role = "exp_avg_sq" if "exp_avg" in relatives else "exp_avg"
+    return block.dtype == "f32" and excp_decode(
+        role,
+        payload.address,
+        payload.size_bytes,
+        block.elements,
+        *_needs(relatives),
+        block.address,
+    )
+
+
+def _needs(relatives: Relatives) -> tuple[int, int, int]:
+    weight = relatives.get("master", 0) or relatives.get("weight", 0)
+    return relatives.get("base", 0), weight, relatives.get("exp_avg", 0)
+
+
+def _exact(relatives: Relatives) -> Relatives:
+    """Those by which lossless codes; a reader decodes them before."""
+    return {role: relatives[role] for role in ("master",) if role in relatives}
