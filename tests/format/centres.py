@@ -1,0 +1,29 @@
+"""An independent decoder of modes 13 and 14, written from docs/codecs.md § 6 alone."""
+
+import numpy as np
+
+from .payloads import Bytes, check, symbols
+
+
+def decode(mode, payload, count, base=None, weight=None, exp_avg=None):
+    """The f32 elements of a chunk, as bits; what it refers to is given as bits too."""
+    source = Bytes(payload)
+    (k,) = source.take(1)
+    check(k <= 15, "the number of centres")
+    centres = source.numbers("<f4", k)
+    check(np.isfinite(centres).all(), "a centre")
+    if mode == 13:
+        found = symbols(source, count)
+    else:
+        check(mode == 14, "mode")
+        likely = weight != base if exp_avg is None else (exp_avg & 0x7FFFFFFF) != 0
+        found = np.zeros(count, np.uint8)
+        found[likely] = symbols(source, int(likely.sum()))
+        found[~likely] = symbols(source, int((~likely).sum()))
+    check(source.at == len(payload) and (found <= k).all(), "bytes are left, or a symbol")
+    chosen = np.concatenate([np.zeros(1, "<f4"), centres])[found]
+    if mode == 14:
+        return chosen.view("<u4")
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = (base.view("<f4") + chosen).view("<u4")
+    return np.where(found == 0, base, moved)
