@@ -23,27 +23,23 @@ inline float float_of(std::uint32_t bits) {
   return value;
 }
 
-std::uint32_t sum_up(const float* data, std::size_t count, std::uint32_t mask, double* lanes) {
-  double sums[kSumLanes];
-  std::uint32_t most[kSumLanes] = {};
-  memcpy(sums, lanes, sizeof sums);
+std::uint32_t sum_up(const float* data, std::size_t count, std::uint32_t mask,
+                     double* __restrict lanes) {
+  std::uint32_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = bits_of(data[i]) & mask;
+    most = bits > most ? bits : most;
+  }
   std::size_t i = 0;
   for (; i + kSumLanes <= count; i += kSumLanes) {
     for (std::size_t lane = 0; lane < kSumLanes; ++lane) {
-      const std::uint32_t bits = bits_of(data[i + lane]) & mask;
-      sums[lane] += (double)float_of(bits);
-      most[lane] = bits > most[lane] ? bits : most[lane];
+      lanes[lane] += (double)float_of(bits_of(data[i + lane]) & mask);
     }
   }
   for (std::size_t lane = 0; i < count; ++i, ++lane) {
-    const std::uint32_t bits = bits_of(data[i]) & mask;
-    sums[lane] += (double)float_of(bits);
-    most[lane] = bits > most[lane] ? bits : most[lane];
+    lanes[lane] += (double)float_of(bits_of(data[i]) & mask);
   }
-  memcpy(lanes, sums, sizeof sums);
-  std::uint32_t all = 0;
-  for (std::size_t lane = 0; lane < kSumLanes; ++lane) all = most[lane] > all ? most[lane] : all;
-  return all;
+  return most;
 }
 
 std::uint32_t find_distances(const float* data, const float* base, std::size_t count,
@@ -88,13 +84,56 @@ void keep_where(const float* data, const float* others, std::size_t count, float
   for (std::size_t i = 0; i < count; ++i) kept[i] = others[i] != 0.0f ? data[i] : 0.0f;
 }
 
+// Whether 16 elements, or symbols, are all 0: most are.
+inline bool all_zero(const float* values) {
+  std::uint32_t any = 0;
+  for (std::size_t i = 0; i < 16; ++i) any |= bits_of(values[i]);
+  return any == 0;
+}
+
+inline bool all_zero(const std::uint8_t* values) {
+  std::uint64_t words[2];
+  memcpy(words, values, 16);
+  return (words[0] | words[1]) == 0;
+}
+
 std::size_t gather(const float* kept, std::size_t count, float* __restrict found) {
   std::size_t place = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    found[place] = kept[i];
-    place += kept[i] != 0.0f;
+  for (std::size_t at = 0; at < count; at += 16) {
+    const std::size_t end = count - at < 16 ? count : at + 16;
+    if (end == at + 16 && all_zero(kept + at)) continue;
+    for (std::size_t i = at; i < end; ++i) {
+      found[place] = kept[i];
+      place += kept[i] != 0.0f;
+    }
   }
   return place;
+}
+
+std::size_t gather_where(const std::uint8_t* symbols, const std::uint8_t* likely, std::size_t count,
+                         std::uint8_t* __restrict found) {
+  std::size_t place = 0;
+  for (std::size_t at = 0; at < count; at += 16) {
+    const std::size_t end = count - at < 16 ? count : at + 16;
+    if (end == at + 16 && all_zero(likely + at)) continue;
+    for (std::size_t i = at; i < end; ++i) {
+      found[place] = symbols[i];
+      place += likely[i];
+    }
+  }
+  return place;
+}
+
+void scatter_where(const std::uint8_t* found, const std::uint8_t* likely, std::size_t count,
+                   std::uint8_t* __restrict symbols) {
+  for (std::size_t at = 0; at < count; at += 16) {
+    const std::size_t end = count - at < 16 ? count : at + 16;
+    if (end == at + 16 && all_zero(likely + at)) continue;
+    for (std::size_t i = at; i < end; ++i) {
+      symbols[i] = likely[i] != 0 ? *found : symbols[i];
+      found += likely[i];
+    }
+  }
 }
 
 void find_centres(const float* __restrict kept, std::size_t count, const float* limits,

@@ -343,8 +343,7 @@ std::size_t encode_symbols(const Symbols& symbols, std::uint8_t* out, const Code
   std::uint64_t same = 0;
   for (std::size_t c = 0; c < contexts; ++c) same += histogram.counts[c][symbols.data[0]];
   if (same == count) {
-    out[0] = kRepeated;
-    out[1] = symbols.data[0];
+    put_repeated(out, symbols.data[0]);
     return 2;
   }
   const double expected = estimate_bytes(histogram, contexts);

@@ -161,8 +161,9 @@ void find_all_centres(std::span<const ExcpPart> parts, ExcpSurvey& survey,
 }
 
 struct SymbolMemory;
-struct ClassMemory;
 struct LikelyMemory;
+struct OtherMemory;
+struct PartMemory;
 struct RestMemory;
 
 // Whether each element of a moment is likely to be there: its weight changed, its first moment is
@@ -170,7 +171,7 @@ struct RestMemory;
 const std::uint8_t* find_likely(ExcpRole role, std::size_t count, const ExcpRelatives& relatives,
                                 const CodecKernel& kernel) {
   if (role == ExcpRole::kWeight) return nullptr;
-  auto* likely = scratch<std::uint8_t, ClassMemory>(count);
+  auto* likely = scratch<std::uint8_t, LikelyMemory>(count);
   if (role == ExcpRole::kExpAvg) {
     kernel.find_changed(static_cast<const std::uint32_t*>(relatives.weight),
                         static_cast<const std::uint32_t*>(relatives.base), count, likely);
@@ -180,57 +181,48 @@ const std::uint8_t* find_likely(ExcpRole role, std::size_t count, const ExcpRela
   return likely;
 }
 
-// The symbols of a chunk in two streams: of what is likely to be there, and of the rest.
-struct Streams {
-  explicit Streams(std::size_t count)
-      : likely(scratch<std::uint8_t, LikelyMemory>(count + 1)),
-        rest(scratch<std::uint8_t, RestMemory>(count + 1)) {}
-
-  void split(const std::uint8_t* symbols, const std::uint8_t* classes, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) {
-      likely[likely_count] = rest[rest_count] = symbols[i];
-      likely_count += classes[i];
-      rest_count += classes[i] ^ 1u;
-    }
-  }
-
-  void merge(const std::uint8_t* classes, std::size_t count, std::uint8_t* symbols) const {
-    const std::uint8_t* const sources[2] = {rest, likely};
-    std::size_t places[2] = {};
-    for (std::size_t i = 0; i < count; ++i) {
-      const unsigned which = classes[i];
-      symbols[i] = sources[which][places[which]++];
-    }
-  }
-
-  std::uint8_t* likely;
-  std::uint8_t* rest;
-  std::size_t likely_count = 0;
-  std::size_t rest_count = 0;
-};
-
-std::uint8_t* put_symbols(const std::uint8_t* symbols, const std::uint8_t* classes,
-                          std::size_t count, std::uint8_t* out, const CodecKernel& kernel) {
-  if (classes == nullptr) {
-    return out + encode_symbols({.data = symbols, .count = count}, out, kernel);
-  }
-  Streams streams(count);
-  streams.split(symbols, classes, count);
-  out += encode_symbols({.data = streams.likely, .count = streams.likely_count}, out, kernel);
-  return out + encode_symbols({.data = streams.rest, .count = streams.rest_count}, out, kernel);
+// Whether there is a symbol that is not 0 among those that are not likely.
+bool any_unlikely(const std::uint8_t* symbols, const std::uint8_t* likely, std::size_t count) {
+  unsigned any = 0;
+  for (std::size_t i = 0; i < count; ++i) any |= symbols[i] & (likely[i] - 1u);
+  return any != 0;
 }
 
-bool get_symbols(std::span<const std::uint8_t>& payload, const std::uint8_t* classes,
-                 std::size_t count, std::uint8_t* symbols, const CodecKernel& kernel) {
-  if (classes == nullptr) return decode_symbols(payload, {symbols, count}, nullptr, 1, kernel);
-  Streams streams(count);
-  for (std::size_t i = 0; i < count; ++i) streams.likely_count += classes[i];
-  streams.rest_count = count - streams.likely_count;
-  if (!decode_symbols(payload, {streams.likely, streams.likely_count}, nullptr, 1, kernel) ||
-      !decode_symbols(payload, {streams.rest, streams.rest_count}, nullptr, 1, kernel)) {
-    return false;
+// Where `likely` is 0 and where it is 1, changed places.
+const std::uint8_t* others_of(const std::uint8_t* likely, std::size_t count) {
+  auto* others = scratch<std::uint8_t, OtherMemory>(count);
+  for (std::size_t i = 0; i < count; ++i) others[i] = likely[i] ^ 1;
+  return others;
+}
+
+// Codes the symbols of a chunk; those of a moment in two streams.
+std::uint8_t* put_symbols(const std::uint8_t* symbols, const std::uint8_t* likely,
+                          std::size_t count, std::uint8_t* out, const CodecKernel& kernel) {
+  if (likely == nullptr) {
+    return out + encode_symbols({.data = symbols, .count = count}, out, kernel);
   }
-  streams.merge(classes, count, symbols);
+  auto* part = scratch<std::uint8_t, PartMemory>(count + 1);
+  const std::size_t found = kernel.gather_where(symbols, likely, count, part);
+  out += encode_symbols({.data = part, .count = found}, out, kernel);
+  if (found < count && !any_unlikely(symbols, likely, count)) return put_repeated(out, 0);
+  kernel.gather_where(symbols, others_of(likely, count), count, part);
+  return out + encode_symbols({.data = part, .count = count - found}, out, kernel);
+}
+
+bool get_symbols(std::span<const std::uint8_t>& payload, const std::uint8_t* likely,
+                 std::size_t count, std::uint8_t* symbols, const CodecKernel& kernel) {
+  if (likely == nullptr) return decode_symbols(payload, {symbols, count}, nullptr, 1, kernel);
+  auto* part = scratch<std::uint8_t, PartMemory>(count + 1);
+  auto* rest = scratch<std::uint8_t, RestMemory>(count + 1);
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) found += likely[i];
+  if (!decode_symbols(payload, {part, found}, nullptr, 1, kernel)) return false;
+  if (!decode_symbols(payload, {rest, count - found}, nullptr, 1, kernel)) return false;
+  std::memset(symbols, 0, count);
+  kernel.scatter_where(part, likely, count, symbols);
+  if (std::any_of(rest, rest + (count - found), [](std::uint8_t symbol) { return symbol != 0; })) {
+    kernel.scatter_where(rest, others_of(likely, count), count, symbols);
+  }
   return true;
 }
 
@@ -293,13 +285,13 @@ std::size_t encode_excp(const ExcpSurvey& survey, ExcpRole role, const ExcpPart&
     keep(survey, role, part, at, count, kept, kernel);
     kernel.find_centres(kept.values[static_cast<std::size_t>(role)], count, limits, symbols + at);
   });
-  const std::uint8_t* classes = find_likely(role, part.count, relatives, kernel);
+  const std::uint8_t* likely = find_likely(role, part.count, relatives, kernel);
   if (!place(role, symbols, part.count, centres, relatives.base, decoded, kernel)) return 0;
   std::uint8_t* const begin = out;
   *out++ = static_cast<std::uint8_t>(centres.count);
   std::memcpy(out, centres.values, 4 * centres.count);
   out += 4 * centres.count;
-  out = put_symbols(symbols, classes, part.count, out, kernel);
+  out = put_symbols(symbols, likely, part.count, out, kernel);
   const auto size = static_cast<std::size_t>(out - begin);
   return size < 4 * part.count ? size : 0;
 }
@@ -313,8 +305,8 @@ bool decode_excp(ExcpRole role, std::span<const std::uint8_t> payload, std::size
   if (!all_finite(centres)) return false;
   payload = payload.subspan(1 + 4 * centres.count);
   auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
-  const std::uint8_t* classes = find_likely(role, count, relatives, kernel);
-  if (!get_symbols(payload, classes, count, symbols, kernel) || !payload.empty() ||
+  const std::uint8_t* likely = find_likely(role, count, relatives, kernel);
+  if (!get_symbols(payload, likely, count, symbols, kernel) || !payload.empty() ||
       *std::max_element(symbols, symbols + count) > centres.count) {
     return false;
   }

@@ -91,6 +91,12 @@ struct CodecKernel {
   void (*keep_where)(const float* data, const float* others, std::size_t count, float* kept);
   // Puts what is not zero side by side, touching one element more; returns how many they are.
   std::size_t (*gather)(const float* kept, std::size_t count, float* found);
+  // The same with the symbols where `likely` is 1, not 0; and back, leaving the others. Both may
+  // touch one more of what is found.
+  std::size_t (*gather_where)(const std::uint8_t* symbols, const std::uint8_t* likely,
+                              std::size_t count, std::uint8_t* found);
+  void (*scatter_where)(const std::uint8_t* found, const std::uint8_t* likely, std::size_t count,
+                        std::uint8_t* symbols);
   // 0 for zero; else 1 and how many of 14 limits are below the element.
   void (*find_centres)(const float* kept, std::size_t count, const float* limits,
                        std::uint8_t* symbols);

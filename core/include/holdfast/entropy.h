@@ -59,6 +59,13 @@ inline std::uint8_t* begin_stored(std::uint8_t*& out, std::size_t count) {
   return symbols;
 }
 
+// Writes a stream of one symbol or more, all the same; returns its end.
+inline std::uint8_t* put_repeated(std::uint8_t* out, std::uint8_t symbol) {
+  out[0] = 1;
+  out[1] = symbol;
+  return out + 2;
+}
+
 // Room that encode_symbols needs.
 constexpr std::size_t coded_bytes_max(std::size_t count) {
   return count + 2;
