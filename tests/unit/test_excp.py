@@ -157,6 +157,24 @@ def test_masks_and_symbols_are_those_of_an_independent_port(name: str, size: int
         assert np.array_equal(made.decoded[role].view("u4"), expected.view("u4"))
 
 
+@pytest.mark.parametrize("threshold", ["tensor", "element"])
+def test_what_equals_its_threshold_is_not_kept(threshold: Any) -> None:
+    """Numbers that are exact: alpha / sqrt(v) is 1, the lower median 2, the mean of |m| 1."""
+    steps = np.tile(np.array([1, -1, 2, -2, 2, 3, -3, 4], "f4"), 20)
+    alpha = 2.0**-14
+    moment = np.tile(np.array([1, -1, 1, 1, 1, 0.5, 1.5, -1], "f4"), 20)
+    unit = Unit(steps, np.zeros_like(steps), moment, np.full_like(steps, alpha * alpha))
+    options = Excp(alpha=alpha, beta=1, threshold=threshold)
+    made = coded(unit, options)
+    assert made.survey is not None
+    assert (made.survey.median, made.survey.moment_threshold) == (2, 1)
+    assert np.array_equal(made.decoded["weight"] != 0, np.abs(steps) > 2)
+    assert np.array_equal(made.decoded["exp_avg"], np.where(moment == 1.5, moment, 0))
+    kepts = pruned(unit, options)
+    for role, kept in zip(ROLES, kepts, strict=True):
+        assert np.array_equal(made.decoded[role], kept)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_both_decoders_read_what_was_promised(name: str) -> None:
     unit = unit_of(20011, 2)

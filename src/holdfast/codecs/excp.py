@@ -171,4 +171,4 @@ def _needs(relatives: Relatives) -> tuple[int, int, int]:
 
 def _exact(relatives: Relatives) -> Relatives:
     """Those by which lossless codes; a reader decodes them before."""
-    return {role: relatives[role] for role in ("master",) if role in relatives}
+    return {role: relatives[role] for role in ("exp_avg_sq", "master") if role in relatives}
