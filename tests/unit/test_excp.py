@@ -189,6 +189,24 @@ def test_both_decoders_read_what_was_promised(name: str) -> None:
                 assert np.array_equal(decode(mode, payload, count, relatives), promised)
 
 
+def test_the_nearest_centre_is_told_to_the_last_bit() -> None:
+    """Numbers in the middle of two centres, and next to it."""
+    unit = unit_of(5000, 14)
+    made = coded(unit, Excp(alpha=0))
+    centres = centres_of(made, "weight")
+    middles = ((centres[:-1].astype("f8") + centres[1:]) / 2).astype("f4")
+    values = np.concatenate([middles, *(np.nextafter(middles, np.float32(x)) for x in (-1, 1))])
+    values = np.tile(values, 9)  # so many that they are worth their centres
+    zeros, found = np.zeros_like(values), np.zeros_like(values)
+    part = excp.Part(len(values), *map(address, (values, zeros, zeros, zeros)))
+    block = Block(address(values), len(values), "f32", 1, 0)
+    out = np.zeros(excp.room(block), "u1")
+    base = {"base": address(zeros)}
+    payload = excp.encode(block, "weight", made.survey, part, base, address(out), address(found))
+    assert payload.mode == excp.FROM_BASE
+    assert np.array_equal(found, centres[port.nearest(values, centres)])
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_centres_cost_no_more_than_those_of_the_port(seed: int) -> None:
     """Sampled ones about as much, optimal ones least of all."""
@@ -322,6 +340,24 @@ def test_half_precision_centres_lose_small_second_moments() -> None:
     assert full.decoded["exp_avg_sq"].any() and not half.decoded["exp_avg_sq"].any()
 
 
+@pytest.mark.parametrize("octave", [-40, -25])
+def test_a_second_moment_is_kept_where_the_first_is_rounded_to_nothing(octave: int) -> None:
+    """Unlikely, and still there: all of them, or some."""
+    unit, size = unit_of(9001, 13), 9001
+    unit.exp_avg[:] = np.exp2(octave + 2 * np.random.default_rng(1).standard_normal(size))
+    unit.exp_avg_sq[:] = np.abs(unit.weight)
+    made = coded(unit, Excp(codebook="f16", beta=0.1))
+    kept = pruned(unit, Excp(codebook="f16", beta=0.1))[2]
+    assert np.array_equal(made.decoded["exp_avg_sq"] != 0, kept != 0)
+    rounded_away = (kept != 0) & (made.decoded["exp_avg"] == 0)
+    assert rounded_away.any() and (octave < -30 or not np.array_equal(rounded_away, kept != 0))
+    ((mode, payload),) = made.payloads["exp_avg_sq"]
+    relatives = relatives_of(unit, made, "exp_avg_sq", 0, size)
+    for decode in (decoded, decoded_again):
+        found = decode(mode, payload, size, relatives)
+        assert np.array_equal(found, made.decoded["exp_avg_sq"].view("u4"))
+
+
 @pytest.mark.parametrize("kind", ["rounding", "another"])
 def test_a_half_precision_weight_follows_its_master_if_it_was_its_rounding(kind: str) -> None:
     unit, size = unit_of(6001, 10), 6001
@@ -385,6 +421,37 @@ def test_both_decoders_judge_a_lying_payload_alike(role: str) -> None:
         if one is not None and other is not None:
             assert np.array_equal(one, other)
     assert refused > 200
+
+
+@pytest.mark.parametrize("mode", [excp.FROM_BASE, excp.OF_MOMENT])
+def test_a_symbol_needs_a_centre_and_a_centre_is_a_number(mode: int) -> None:
+    """Payloads put together by hand: k, centres, all symbols the same; and one symbol that is."""
+    base = np.arange(1, 41, dtype="f4").view("u4")
+    relatives = {"base": base} if mode == excp.FROM_BASE else {"exp_avg": base}
+    rest = b"" if mode == excp.FROM_BASE else b"\0"  # all are likely
+
+    def made(centres: list[float], symbols: bytes) -> bytes:
+        return bytes([len(centres)]) + np.array(centres, "<f4").tobytes() + symbols + rest
+
+    one = 40 * bytes([1])
+    cases = {
+        made([0.5], b"\1\1"): True,
+        made([0.5], b"\0" + one): True,
+        made([], b"\1\0"): True,
+        made([], b"\1\1"): False,
+        made([0.5], b"\1\2"): False,
+        made([0.5], b"\1\xff"): False,
+        made([0.5], b"\0" + one[:39] + b"\x10"): False,
+        made([0.5], b"\0" + one[:39]): False,
+        made([np.inf, 0.5], b"\1\2"): False,
+        made([0.5, np.nan], b"\1\1"): False,
+        made(15 * [0.5], b"\1\x0f"): True,
+        made(16 * [0.5], b"\1\1"): False,
+        made([0.5], b"\1\1") + b"\0": False,
+    }
+    for payload, good in cases.items():
+        for decode in (decoded, decoded_again):
+            assert (decode(mode, payload, 40, relatives) is not None) == good, payload
 
 
 def test_what_a_payload_refers_to_has_to_be_there() -> None:
