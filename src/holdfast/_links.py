@@ -79,8 +79,10 @@ def begin_link(agreed: Agreed, rank: int, options: Options) -> Basis | None:
     for unit in units_of(agreed.shards, header.tensors, groups):
         roles = [role for role, _ in unit]
         kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
-    is_base = bool(header.base) and basis.save_id == agreed.base_save_id
-    missing = basis.begin(agreed.shards, kept.__contains__, is_base=is_base)
+    is_kept = bool(header.base) and basis.save_id == agreed.base_save_id
+    missing = basis.begin(
+        agreed.shards, kept.__contains__, is_link=bool(header.base), is_kept=is_kept
+    )
     if header.base and missing:
         _read_base(agreed, basis, missing, options)
     return basis

@@ -1,8 +1,8 @@
-"""An independent decoder of modes 13 and 14, written from docs/codecs.md § 6 alone."""
+"""An independent decoder of modes 13 to 15, written from docs/codecs.md alone, § 9."""
 
 import numpy as np
-
-from .payloads import Bytes, check, symbols
+from chains import check
+from symbols import Bytes, symbols
 
 
 def decode(mode, payload, count, base=None, weight=None, exp_avg=None):
@@ -15,14 +15,14 @@ def decode(mode, payload, count, base=None, weight=None, exp_avg=None):
     if mode == 13:
         found = symbols(source, count)
     else:
-        check(mode == 14, "mode")
-        likely = weight != base if exp_avg is None else (exp_avg & 0x7FFFFFFF) != 0
+        check(mode in (14, 15), "mode")
+        likely = weight != base if mode == 14 else (exp_avg & 0x7FFFFFFF) != 0
         found = np.zeros(count, np.uint8)
         found[likely] = symbols(source, int(likely.sum()))
         found[~likely] = symbols(source, int((~likely).sum()))
     check(source.at == len(payload) and (found <= k).all(), "bytes are left, or a symbol")
     chosen = np.concatenate([np.zeros(1, "<f4"), centres])[found]
-    if mode == 14:
+    if mode != 13:
         return chosen.view("<u4")
     with np.errstate(over="ignore", invalid="ignore"):
         moved = (base.view("<f4") + chosen).view("<u4")

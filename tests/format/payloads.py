@@ -2,6 +2,7 @@
 
 import math
 
+import centres
 import chains
 import numpy as np
 from chains import check, hash128
@@ -15,13 +16,14 @@ FLOATS = {"f64": "<u8", "f32": "<u4", "c64": "<u4", "c128": "<u8"} | dict.fromke
 # § 1. Groups.
 ROLES = {"exp_avg_sq": ("f32",), "exp_avg": ("f32",), "master": ("f32",)}
 ROLES |= {"weight": ("f32", "bf16", "f16")}
-REFERENCES = {4: "exp_avg_sq", 5: "master"}
+REFERENCES = {4: ["exp_avg_sq"], 5: ["master"], 14: ["master", "weight"], 15: ["exp_avg"]}
+MODES = {"raw": {0}, "lossless": set(range(8)), "excp": {*range(8), 13, 14, 15}}
 
 
 def check_codecs(header):
     seen = []
     for codec in header["codecs"]:
-        keys = {"raw": {"name"}, "lossless": {"name", "groups"}}[codec["name"]]
+        keys = {"name"} if codec["name"] == "raw" else {"name", "groups"}
         check(codec.keys() == keys, "keys of a codec")
         groups = codec.get("groups", [])
         check(isinstance(groups, list), "groups")
@@ -50,7 +52,7 @@ def renumbered(codecs, kept):
 
 def check_sizes(codec, chunks, sizes):
     for (_, length, _, mode), size in zip(chunks, sizes, strict=True):
-        known = mode == 0 or (codec == "lossless" and mode <= 7 and length < size)
+        known = mode in MODES[codec] and (mode == 0 or length < size)
         check(known and (length == 0) == (mode == 5), "payload bytes or mode of a chunk")
         check(mode != 0 or length == size, "payload bytes of a chunk")
 
@@ -64,10 +66,11 @@ def references(header, shards, chunks):
     members = {(*place.get(id(s.tensor), (-1, "")), repr(s.box)): s for s in shards}
     for shard in shards:
         for number in range(shard.first_chunk, shard.first_chunk + shard.chunks):
-            role = REFERENCES.get(chunks[number][3])
-            if role is not None:
+            roles = REFERENCES.get(chunks[number][3])
+            if roles is not None:
                 group = place.get(id(shard.tensor), (-1, ""))[0]
-                other = members.get((group, role, repr(shard.box)))
+                others = [members.get((group, role, repr(shard.box))) for role in roles]
+                other = next(filter(None, others), None)
                 check(other is not None, "what a chunk refers to is not in its file")
                 found[number] = other.first_chunk + number - shard.first_chunk
     ranges = []
@@ -191,8 +194,16 @@ def unchanged(source, base):
     return base
 
 
-def decode(mode, payload, dtype, size, item, row, column, reference):
-    """The bytes of the elements of a chunk; ``reference`` has those of the chunk it refers to."""
+def decode(mode, payload, dtype, size, item, row, column, reference, base):
+    """The bytes of the elements of a chunk.
+
+    ``reference`` has those of the chunk it refers to, ``base`` those of the base, of either.
+    """
+    if mode > 12:
+        check(dtype == "f32" and len(payload) < size, "centres of another dtype, or their bytes")
+        known = [reference if mode > 13 else b"", base if mode < 15 else b""]
+        other, below = (np.frombuffer(content, "<u4") for content in known)
+        return centres.decode(mode, payload, size // 4, below, other, other).tobytes()
     source = Bytes(payload)
     words = np.frombuffer(reference if mode in (4, 5) else b"", "<u4")
     check(len(payload) < size and (mode == 5) == (len(payload) == 0), "bytes of a payload")
@@ -208,7 +219,7 @@ def decode(mode, payload, dtype, size, item, row, column, reference):
         found = rounded(words)
     else:
         check(mode == 7 or dtype in FLOATS, "a difference of another dtype")
-        found = difference(source, dtype, reference) if mode == 6 else unchanged(source, reference)
+        found = difference(source, dtype, base) if mode == 6 else unchanged(source, base)
     check(source.at == len(payload) and len(found) == size, "bytes are left of a payload")
     return found
 
@@ -221,19 +232,21 @@ def decode_file(header, file, stored, item_bytes, base):
         mode, dtype = file.chunks[number][3], shard.tensor["dtype"]
         if mode == 0:
             return stored[number]
-        reference = None
+        reference, below = None, shard
         if number in needed:
             owner = next(s for s in file.shards if 0 <= needed[number] - s.first_chunk < s.chunks)
             reference = known.get(needed[number]) or elements(owner, needed[number])
+            below = owner
         sides = chains.lengths(shard.box)
         item, row, most = item_bytes[dtype], math.prod(sides[1:]), header["chunk_elements"]
         most = (most + 1) // 2 if item == 16 else most
         first = (number - shard.first_chunk) * most
         size = min(most, math.prod(sides) - first) * item
-        if mode in (6, 7):
+        under = None
+        if mode in (6, 7, 13, 14):
             check("base" in header, "there is no base")
-            reference = chains.elements_of_base(base, shard, first, size)
-        return decode(mode, stored[number], dtype, size, item, row, first % row, reference)
+            under = chains.elements_of_base(base, below, first, size)
+        return decode(mode, stored[number], dtype, size, item, row, first % row, reference, under)
 
     for shard in file.shards:
         numbers = range(shard.first_chunk, shard.first_chunk + shard.chunks)

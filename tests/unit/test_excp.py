@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from format import centres as second_decoder
-from format.payloads import Corrupt
+from format import reader
 from holdfast.codecs import excp
 from holdfast.codecs.base import Block, Payload
 from holdfast.codecs.excp import Excp
@@ -17,6 +16,8 @@ from holdfast.errors import OptionError
 
 from . import excp_port as port
 from .excp_port import Floats
+
+second_decoder, Corrupt = reader.payloads.centres, reader.Corrupt
 
 Bits = NDArray[np.uint32]
 ROLES = ("weight", "exp_avg", "exp_avg_sq")
@@ -337,7 +338,7 @@ def test_a_sum_that_overflows_is_coded_without_loss() -> None:
     ((mode, payload),) = made.payloads["exp_avg"]
     relatives = relatives_of(unit, made, "exp_avg", 0, 3001)
     promised = made.decoded["exp_avg"].view("u4")
-    assert mode == excp.OF_MOMENT
+    assert mode == excp.OF_FIRST
     assert np.array_equal(decoded(mode, payload, 3001, relatives), promised)
 
 
@@ -434,7 +435,7 @@ def test_both_decoders_judge_a_lying_payload_alike(role: str) -> None:
     assert refused > 200
 
 
-@pytest.mark.parametrize("mode", [excp.FROM_BASE, excp.OF_MOMENT])
+@pytest.mark.parametrize("mode", [excp.FROM_BASE, excp.OF_SECOND])
 def test_a_symbol_needs_a_centre_and_a_centre_is_a_number(mode: int) -> None:
     """Payloads put together by hand: k, centres, all symbols the same; and one symbol that is."""
     base = np.arange(1, 41, dtype="f4").view("u4")
@@ -488,7 +489,7 @@ def test_what_a_payload_refers_to_has_to_be_there() -> None:
         ({"threshold": "row"}, "threshold of Excp is 'row'; there are tensor, element"),
         ({"codebook": "bf16"}, "codebook of Excp is 'bf16'; there are f32, f16"),
         ({"kmeans": 1}, "kmeans of Excp is 1; there are sampled, optimal"),
-        ({"every": 0}, "every of Excp is 0; it must be an integer from 1"),
+        ({"every": 0}, "every is 0; expected an integer from 2"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(wrong: dict[str, Any], text: str) -> None:

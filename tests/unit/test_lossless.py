@@ -15,6 +15,7 @@ import holdfast
 from format.simulated_ranks import cut, pieces, run_ranks, save_pieces
 from holdfast.codecs.base import Payload
 from holdfast.codecs.groups import find_groups
+from holdfast.engine.encode import Coded
 from holdfast.errors import CorruptError, OptionError
 from holdfast.format.manifest import _check_references
 from holdfast.layout import Tensor
@@ -242,10 +243,11 @@ def test_a_payload_that_no_codec_writes_is_refused(
     path = new_path()
     torch.manual_seed(2)
 
-    def wrong(blocks: Any, codec: str, room: Any) -> list[Payload]:
-        noise = room.take(64)
+    def wrong(piece: Any, digests: Any, *others: Any) -> dict[str, Coded]:
+        noise = others[-1].take(64)
         noise[:] = 7
-        return [Payload(noise.data_ptr(), 64, 2) for _ in blocks]
+        payload = Payload(noise.data_ptr(), 64, 2)
+        return {role: Coded(payload, b.address, b"0" * 16) for role, b in piece.blocks.items()}
 
     monkeypatch.setattr("holdfast.engine.ahead.encode", wrong)
     holdfast.save({"w": torch.randn(100, 100)}, path, codec="lossless")

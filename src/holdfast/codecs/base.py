@@ -4,7 +4,7 @@ A codec turns the elements of a chunk into a payload and back. It may look at it
 same elements of other tensors of the parameter, as a reader will have them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +46,21 @@ class Block:
         return self.elements * ITEM_BYTES[self.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The same elements of the tensors of a parameter.
+
+    Attributes:
+        name: of the parameter, as people see it.
+        blocks: by role.
+        bases: by role, the address of the elements that a reader has of the base, where known.
+    """
+
+    name: str
+    blocks: Mapping[str, Block]
+    bases: Mapping[str, int]
+
+
 class Codec(Protocol):
     """How chunks are coded, and how often a checkpoint stands by itself."""
 
@@ -57,8 +72,16 @@ class Codec(Protocol):
     def every(self) -> int:
         """Of so many checkpoints one needs no other; 1: each."""
 
+    @property
+    def is_lossy(self) -> bool:
+        """Whether what is decoded may differ; those that need no other are lossless anyway."""
+
+    @property
+    def order(self) -> Sequence[str]:
+        """The roles of a parameter's tensors, as they are coded one after the other."""
+
     def describe(self) -> dict[str, Any]:
-        """Return its options, as values of JSON: all that `registry.make` needs."""
+        """Return its options, as values of JSON: all that `registry.make_codec` needs."""
 
     def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
         """Whether the elements of the base may help to code a tensor, and are to be kept.
@@ -67,15 +90,26 @@ class Codec(Protocol):
             roles: of the tensors of its group.
         """
 
+    def survey(self, pieces: Sequence[Piece]) -> object:
+        """Look at all chunks of a parameter before the first is coded.
+
+        Returns:
+            what `encode` is to know of it; None where nothing is.
+        """
+
     def room(self, block: Block) -> int:
         """Return the bytes that `encode` may write."""
 
-    def encode(self, block: Block, relatives: Relatives, out: int) -> Payload:
-        """Encode a block; mode 0 is the block itself.
+    def encode(
+        self, role: str, piece: Piece, known: Any, relatives: Relatives, out: int, decoded: int
+    ) -> Payload:
+        """Encode a block of a piece; mode 0 is the block itself.
 
         Args:
-            relatives: of the same unit, coded before, and "base".
+            known: what `survey` returned.
+            relatives: what a reader has: of the roles coded before, and "base".
             out: address of `room` bytes.
+            decoded: where a codec with loss puts what a reader will have.
         """
 
 
@@ -90,14 +124,14 @@ class Decode(Protocol):
         """
 
 
-def check_every(every: object) -> None:
+def check_every(every: object, least: int = 1) -> None:
     """Check how many checkpoints make a chain.
 
     Raises:
         OptionError: so many do not.
     """
-    if type(every) is not int or not 1 <= every <= EVERY_MAX:
+    if type(every) is not int or not least <= every <= EVERY_MAX:
         raise OptionError(
-            f"every is {every!r:.40}; expected an integer from 1 to {EVERY_MAX}: of so many "
+            f"every is {every!r:.40}; expected an integer from {least} to {EVERY_MAX}: of so many "
             "checkpoints one stands by itself"
         )

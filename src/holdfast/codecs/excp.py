@@ -6,9 +6,9 @@ A unit is surveyed whole, then coded chunk by chunk: the weight, its first momen
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 from .._core import (
     ExcpPart,
@@ -22,12 +22,14 @@ from .._core import (
 )
 from ..errors import OptionError
 from . import lossless
-from .base import Block, Payload, Relatives
+from .base import Block, Payload, Piece, Relatives, check_every
 
 NAME = "excp"
-FROM_BASE, OF_MOMENT = 13, 14  # modes
+FROM_BASE, OF_FIRST, OF_SECOND = 13, 14, 15  # modes
 ORDER = ("master", "weight", "exp_avg", "exp_avg_sq")  # of coding
 
+_MODES = {"exp_avg": OF_FIRST, "exp_avg_sq": OF_SECOND}
+_ROLES = {FROM_BASE: "weight", OF_FIRST: "exp_avg", OF_SECOND: "exp_avg_sq"}
 _ROUNDED = 5  # the mode of lossless of which a reader makes a half-precision weight
 
 Part = ExcpPart  # addresses of a chunk's tensors: what they are, the base as a reader has it
@@ -46,7 +48,7 @@ class Excp:
         threshold: "tensor", as the code has it; or "element": v of each element for its mean.
         codebook: "f32"; or "f16", as the code has it: second moments below 3e-8 become 0.
         kmeans: "sampled": 25 rounds on 256 elements a centre; or "optimal", on all of them.
-        every: saves from one lossless checkpoint to the next.
+        every: of so many checkpoints one is lossless, and stands by itself.
     """
 
     alpha: float = 5e-5
@@ -56,6 +58,8 @@ class Excp:
     codebook: Literal["f32", "f16"] = "f32"
     kmeans: Literal["sampled", "optimal"] = "sampled"
     every: int = 16
+    is_lossy: ClassVar[bool] = True
+    order: ClassVar[tuple[str, ...]] = ORDER
 
     def __post_init__(self) -> None:
         """Reject what cannot be."""
@@ -66,8 +70,45 @@ class Excp:
         _check_choice("threshold", self.threshold, ("tensor", "element"))
         _check_choice("codebook", self.codebook, ("f32", "f16"))
         _check_choice("kmeans", self.kmeans, ("sampled", "optimal"))
-        if type(self.every) is not int or self.every < 1:
-            raise OptionError(f"every of Excp is {self.every!r}; it must be an integer from 1")
+        check_every(self.every, 2)
+
+    @property
+    def name(self) -> str:
+        """As it stands in a checkpoint."""
+        return NAME
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options."""
+        return asdict(self)
+
+    def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
+        """Weights, which are coded as steps from their base."""
+        return lossless.Delta().keeps(role, dtype, roles)
+
+    def survey(self, pieces: Sequence[Piece]) -> Survey | None:
+        """Find what is kept of a parameter; None where it is to be coded without loss."""
+        parts = [part for part in map(_part, pieces) if part is not None]
+        return survey(parts, self) if len(parts) == len(pieces) else None
+
+    def room(self, block: Block) -> int:
+        """Return the bytes that `encode` may write."""
+        return room(block)
+
+    def encode(
+        self,
+        role: str,
+        piece: Piece,
+        known: Survey | None,
+        relatives: Relatives,
+        out: int,
+        decoded: int,
+    ) -> Payload:
+        """Encode what is kept."""
+        block = piece.blocks[role]
+        if role == "exp_avg":
+            relatives = {**relatives, "base": piece.bases.get(_full(piece), 0)}
+        part = _part(piece) if known is not None else None
+        return encode(block, role, known, part, relatives, out, decoded)
 
     def rule(self) -> ExcpRule:
         """Return what the native code is told."""
@@ -79,6 +120,23 @@ class Excp:
             self.codebook == "f16",
             self.kmeans == "optimal",
         )
+
+
+def _full(piece: Piece) -> str:
+    return "master" if "master" in piece.blocks else "weight"
+
+
+def _part(piece: Piece) -> Part | None:
+    """Return the addresses of a chunk's tensors; None where one is not there, or not of f32."""
+    full, blocks = _full(piece), piece.blocks
+    base = piece.bases.get(full, 0)
+    found = [blocks[role] for role in (full, "exp_avg", "exp_avg_sq") if role in blocks]
+    if not base or len(found) < 3 or any(block.dtype != "f32" for block in found):
+        return None
+    weight, first, second = (block.address for block in found)
+    half = blocks.get("weight") if full == "master" else None
+    rounded = half.address if half is not None and half.dtype == "bf16" else 0
+    return Part(found[0].elements, weight, base, first, second, rounded)
 
 
 def _check_number(name: str, value: object) -> None:
@@ -137,8 +195,8 @@ def encode(
         elif block.dtype == "f32":
             size = excp_encode(survey, role, part, *_needs(relatives), out, decoded)
             if size:
-                return Payload(out, size, OF_MOMENT if role.startswith("exp_avg") else FROM_BASE)
-    payload = lossless.encode(block, _exact(relatives), out)
+                return Payload(out, size, _MODES.get(role, FROM_BASE))
+    payload = lossless.encode(block, _exact(role, relatives), out)
     copy(decoded, block.address, block.size_bytes)
     return payload
 
@@ -147,13 +205,11 @@ def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
     """Decode to the block, which may be the base; return whether `encode` writes such a payload.
 
     Args:
-        relatives: as of `encode`. A moment is a second one if there is an "exp_avg".
+        relatives: as of `encode`.
     """
-    if payload.mode not in (FROM_BASE, OF_MOMENT):
+    role = _ROLES.get(payload.mode)
+    if role is None:
         return lossless.decode(payload, block, relatives)
-    role = "weight"
-    if payload.mode == OF_MOMENT:
-        role = "exp_avg_sq" if "exp_avg" in relatives else "exp_avg"
     return block.dtype == "f32" and excp_decode(
         role,
         payload.address,
@@ -169,6 +225,7 @@ def _needs(relatives: Relatives) -> tuple[int, int, int]:
     return relatives.get("base", 0), weight, relatives.get("exp_avg", 0)
 
 
-def _exact(relatives: Relatives) -> Relatives:
+def _exact(role: str, relatives: Relatives) -> Relatives:
     """Those by which lossless codes; a reader decodes them before."""
-    return {role: relatives[role] for role in ("exp_avg_sq", "master") if role in relatives}
+    known = ("exp_avg_sq", "master", *(() if role == "exp_avg" else ("base",)))
+    return {other: relatives[other] for other in known if other in relatives}

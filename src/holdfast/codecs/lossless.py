@@ -4,21 +4,19 @@ Exponents are entropy-coded, those of an optimizer's moments after their rows' a
 a half-precision weight that is the rounding of its master takes nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .._core import Elements, lossless_bytes_max, lossless_decode, lossless_encode
-from ..layout import ITEM_BYTES
-from .base import Block, Payload, Relatives, check_every
+from ..layout import ITEM_BYTES, ROLES
+from .base import Block, Payload, Piece, Relatives, check_every
 
 NAME = "lossless"
 
 _FLOATS = {"f32", "f64", "c32", "c64", "c128"}
 _KINDS = dict.fromkeys(_FLOATS, "float") | {"bf16": "bf16", "f16": "f16"}
 _PARTS = {"c32": 2, "c64": 2, "c128": 2}
-
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _HAVE_DIFFERENCE = ("f32", "bf16", "f16", "c32", "c64")
 
@@ -36,6 +34,8 @@ class Delta:
     """
 
     every: int = 16
+    is_lossy: ClassVar[bool] = False
+    order: ClassVar[tuple[str, ...]] = ROLES
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -61,18 +61,33 @@ class Delta:
 
     def room(self, block: Block) -> int:
         """Return the bytes that `encode` may write."""
-        return lossless_bytes_max(_elements(block))
+        return room(block)
 
-    def encode(self, block: Block, relatives: Relatives, out: int) -> Payload:
-        """Encode in the mode that a sample of the elements favours.
+    def survey(self, pieces: Sequence[Piece]) -> None:
+        """Look at nothing: each chunk says enough of itself."""
 
-        Args:
-            relatives: of f32: the second moment helps a first one, a master a half-precision
-                weight; the base one that has changed little.
-            out: address of `room` bytes.
-        """
-        mode, size = lossless_encode(_elements(block), block.address, *_needs(relatives), out)
-        return Payload(out if mode else block.address, size, mode)
+    def encode(
+        self, role: str, piece: Piece, known: object, relatives: Relatives, out: int, decoded: int
+    ) -> Payload:
+        """Encode without loss."""
+        return encode(piece.blocks[role], relatives, out)
+
+
+def room(block: Block) -> int:
+    """Return the bytes that `encode` may write."""
+    return lossless_bytes_max(_elements(block))
+
+
+def encode(block: Block, relatives: Relatives, out: int) -> Payload:
+    """Encode in the mode that a sample of the elements favours.
+
+    Args:
+        relatives: of f32: the second moment helps a first one, a master a half-precision weight;
+            the base one that has changed little.
+        out: address of `room` bytes.
+    """
+    mode, size = lossless_encode(_elements(block), block.address, *_needs(relatives), out)
+    return Payload(out if mode else block.address, size, mode)
 
 
 def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:

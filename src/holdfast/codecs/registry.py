@@ -3,14 +3,16 @@
 from typing import Any
 
 from ..errors import OptionError
-from . import lossless
+from . import excp, lossless
 from .base import Codec, Decode
+from .excp import Excp
 from .lossless import Delta
 
 RAW = "raw"
-DECODE: dict[str, Decode] = {lossless.NAME: lossless.decode}
-_NAMED: dict[str, Codec] = {"lossless": Delta(every=1), "delta": Delta()}
-_CLASSES = {lossless.NAME: Delta}
+LOSSLESS: Codec = Delta(every=1)
+DECODE: dict[str, Decode] = {lossless.NAME: lossless.decode, excp.NAME: excp.decode}
+_NAMED: dict[str, Codec] = {"lossless": LOSSLESS, "delta": Delta(), "excp": Excp()}
+_CLASSES = {lossless.NAME: Delta, excp.NAME: Excp}
 
 
 def find_codec(codec: str | Codec) -> Codec | None:
@@ -19,7 +21,7 @@ def find_codec(codec: str | Codec) -> Codec | None:
     Raises:
         OptionError: there is none; the text lists those that there are.
     """
-    if isinstance(codec, Delta):
+    if isinstance(codec, (Delta, Excp)):
         return codec
     if codec == RAW:
         return None

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 
 import torch
 
-from ..codecs.base import Codec, Payload
+from ..codecs.base import Codec, Payload, Piece
 from ..codecs.groups import Unit
+from ..codecs.registry import LOSSLESS
 from ..errors import CorruptError
 from ..format import spec
 from ..format.manifest import Manifest
@@ -22,8 +24,8 @@ from ..layout import Chunk, Shard, chunks_of
 from ..plan.runs import ChunkRead, Run
 from .basis import Basis
 from .decode import decode
-from .encode import Task, encode
-from .stage import Part, seal, stage
+from .encode import encode
+from .stage import Part, Staged, seal, stage, whole_of
 from .workspace import Threads, Workspace, block_at, borrow, give_back
 
 AHEAD = 2  # encoded, and waiting to be written, besides what the threads are at
@@ -46,6 +48,31 @@ class Encoded:
     encode_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A unit to encode.
+
+    Attributes:
+        columns: of each of its shards, the chunks.
+        parts: of each of its shards, what is held of it, or where its chunks stand.
+    """
+
+    unit: Unit
+    columns: Sequence[Sequence[Chunk]]
+    parts: Sequence[Part | list[int]]
+    codec: Codec
+    basis: Basis | None
+
+    def piece(self, number: int, addresses: Sequence[int]) -> Piece:
+        """Describe chunk ``number`` of each shard, at these addresses."""
+        blocks, bases = {}, {}
+        for (role, _), column, address in zip(self.unit, self.columns, addresses, strict=True):
+            blocks[role] = block_at(column[number], address)
+            if self.basis and (base := self.basis.address(column[number])):
+                bases[role] = base
+        return Piece(dotted(self.unit[-1][1].tensor.path), blocks, bases)
+
+
 def encode_ahead(
     units: Sequence[Unit], find: Find, codec: Codec, chunk_elements: int, basis: Basis | None
 ) -> Iterator[Encoded]:
@@ -60,14 +87,12 @@ def encode_ahead(
     ahead: deque[tuple[Workspace, Future[Encoded]]] = deque()
     try:
         for unit in units:
-            parts = [find(shard) for _, shard in unit]
             columns = [list(chunks_of(shard, chunk_elements)) for _, shard in unit]
-            for number, chunks in enumerate(zip(*columns, strict=True)):
-                room, is_last = borrow(), number + 1 == len(columns[0])
-                task = threads.submit(
-                    _encode_chunks, unit, number, is_last, chunks, parts, codec, room, basis
-                )
-                ahead.append((room, task))
+            work = _Work(unit, columns, [find(shard) for _, shard in unit], codec, basis)
+            survey = threads.submit(_survey, work)
+            for number in range(len(columns[0])):
+                room = borrow()
+                ahead.append((room, threads.submit(_encode_chunks, work, number, survey, room)))
                 if len(ahead) > threads.count + AHEAD:
                     yield from _first(ahead)
         while ahead:
@@ -83,42 +108,66 @@ def _first(ahead: deque[tuple[Workspace, "Future[Encoded]"]]) -> Iterator[Encode
     give_back(ahead.popleft()[0])
 
 
-def _encode_chunks(
-    unit: Unit,
-    number: int,
-    is_last: bool,
-    chunks: Sequence[Chunk],
-    parts: Sequence[Part | list[int]],
-    codec: Codec,
-    room: Workspace,
-    basis: Basis | None,
-) -> Encoded:
-    started = time.perf_counter()
-    tasks: list[Task] = []
-    for (role, _), chunk, part in zip(unit, chunks, parts, strict=True):
+def _survey(work: _Work) -> object:
+    """Let the codec look at all of a unit, where it is going to; what is not in one is copied."""
+    if not (work.codec.is_lossy and work.basis and work.basis.is_base):
+        return None
+    rows: list[list[int]] = []
+    kept: list[torch.Tensor] = []
+    for column, part in zip(work.columns, work.parts, strict=True):
         if isinstance(part, list):
-            staged = seal(part[number], chunk.size_bytes, 0)
+            rows.append(part)
+            continue
+        memory = whole_of(*part, column)
+        kept.append(memory)
+        sizes = [0, *accumulate(chunk.size_bytes for chunk in column)]
+        rows.append([memory.data_ptr() + size for size in sizes[:-1]])
+    pieces = [work.piece(n, addresses) for n, addresses in enumerate(zip(*rows, strict=True))]
+    return work.codec.survey(pieces)
+
+
+def _encode_chunks(work: _Work, number: int, survey: "Future[object]", room: Workspace) -> Encoded:
+    started = time.perf_counter()
+    chunks = [column[number] for column in work.columns]
+    staged: list[Staged] = []
+    for chunk, part in zip(chunks, work.parts, strict=True):
+        if isinstance(part, list):
+            staged.append(seal(part[number], chunk.size_bytes, 0))
         else:
-            staged = stage(*part, chunk, room.take(chunk.size_bytes), 0)
-        base = basis.address(chunk) if basis else 0
-        base_digest = basis.digest(chunk, number) if basis else b""
-        block = block_at(chunk, staged.address)
-        tasks.append(Task(role, block, staged.digest, base, base_digest))
+            staged.append(stage(*part, chunk, room.take(chunk.size_bytes), 0))
+    known = survey.result()
     between = time.perf_counter()
-    payloads = encode(tasks, codec, room)
-    for chunk, task in zip(chunks, tasks, strict=True):
-        if basis:
-            basis.replace(chunk, number, task.digest, task.block.address)
+    piece = work.piece(number, [one.address for one in staged])
+    digests = {role: one.digest for (role, _), one in zip(work.unit, staged, strict=True)}
+    made = encode(piece, digests, _same(work, chunks, number), _codec(work), known, room)
+    coded = [made[role] for role, _ in work.unit]
+    for chunk, one in zip(chunks, coded, strict=True):
+        if work.basis:
+            work.basis.replace(chunk, number, one.digest, one.decoded)
     return Encoded(
-        tuple(shard for _, shard in unit),
+        tuple(shard for _, shard in work.unit),
         number,
-        is_last,
-        payloads,
-        [task.digest for task in tasks],
+        number + 1 == len(work.columns[0]),
+        [one.payload for one in coded],
+        [one.digest for one in coded],
         sum(chunk.size_bytes for chunk in chunks),
         between - started,
         time.perf_counter() - between,
     )
+
+
+def _codec(work: _Work) -> Codec:
+    """What stands by itself is stored without loss."""
+    is_link = work.basis is not None and work.basis.is_base
+    return work.codec if is_link or not work.codec.is_lossy else LOSSLESS
+
+
+def _same(work: _Work, chunks: Sequence[Chunk], number: int) -> dict[str, bytes]:
+    """Return, by role, the digests of the base's elements that are known."""
+    if not work.basis:
+        return {}
+    known = zip(work.unit, chunks, strict=True)
+    return {role: work.basis.digest(chunk, number) for (role, _), chunk in known}
 
 
 def is_raw(manifest: Manifest) -> bool:
@@ -174,16 +223,7 @@ class Decoder:
             self._room.clear()
         chunk, codec = read.chunk, self._manifest.codec_at(read.row)
         target = self._room.take(chunk.size_bytes)
-        relatives = {}
-        for role in spec.MODES[codec].get(payload.mode, ()):
-            if role == spec.BASE:
-                relatives[role] = self._bases[read.row]
-                continue
-            row = int(self._manifest.references[read.row])
-            relatives[role] = self._known[row]
-            self._pending[row] -= 1
-            if not self._pending[row]:
-                del self._known[row]
+        relatives = self._relatives(read.row, spec.MODES[codec].get(payload.mode, ()))
         if not decode(payload, block_at(chunk, target.data_ptr()), codec, relatives):
             raise CorruptError(
                 f"a payload of {dotted(chunk.shard.tensor.path)}, elements {chunk.first} to "
@@ -192,6 +232,21 @@ class Decoder:
                 "was written so. Use another checkpoint"
             )
         return target
+
+    def _relatives(self, row: int, roles: Sequence[str]) -> dict[str, int]:
+        """Return what a payload refers to; of what has a base, that too."""
+        relatives, others = {}, [role for role in roles if role != spec.BASE]
+        if row in self._bases:
+            relatives[spec.BASE] = self._bases[row]
+        if others:
+            other = int(self._manifest.references[row])
+            relatives[others[0]] = self._known[other]
+            if other in self._bases:
+                relatives.setdefault(spec.BASE, self._bases[other])
+            self._pending[other] -= 1
+            if not self._pending[other]:
+                del self._known[other]
+        return relatives
 
 
 class SlotThreads:

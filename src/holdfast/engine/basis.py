@@ -32,32 +32,37 @@ class Basis:
     Attributes:
         location: of the checkpoint; empty: of none, or of one half of which is replaced.
         save_id: of the checkpoint.
+        is_base: whether what is being written is a link, made from this.
     """
 
     chunk_elements: int
     location: str = ""
     save_id: str = ""
+    is_base: bool = False
     _shards: dict[Shard, _Kept] = field(default_factory=dict)
 
-    def begin(self, shards: Iterable[Shard], keeps: Keeps, *, is_base: bool) -> list[Shard]:
+    def begin(
+        self, shards: Iterable[Shard], keeps: Keeps, *, is_link: bool, is_kept: bool
+    ) -> list[Shard]:
         """Make room for what a rank is about to write, and let go of everything else.
 
         Args:
-            is_base: what is kept is what the link is made from.
+            is_link: what is written is made from a base.
+            is_kept: what is kept is that base.
 
         Returns:
             Shards whose elements it is made from, and that have to be read: `fill` them.
         """
         before, self._shards = self._shards, {}
-        self.location = self.save_id = ""
+        self.location, self.save_id, self.is_base = "", "", is_link
         for shard in shards:
             kept = before.get(shard)
             if kept is None or (kept.memory is None) == keeps(shard):
                 room = torch.empty(shard.size_bytes, dtype=torch.uint8) if keeps(shard) else None
                 kept = _Kept([], room)
-            if not is_base:
+            if not is_kept:
                 kept.is_filled = False
-            if not (is_base and kept.digests):
+            if not (is_kept and kept.digests):
                 kept.digests = [b""] * chunk_count(shard, self.chunk_elements)
             self._shards[shard] = kept
         return [s for s, k in self._shards.items() if k.memory is not None and not k.is_filled]
@@ -74,6 +79,7 @@ class Basis:
 
     def forget(self) -> None:
         """Let nothing be a base any more: half of it may be of the link already."""
+        self.is_base = False
         for kept in self._shards.values():
             kept.is_filled = False
             kept.digests = [b""] * len(kept.digests)

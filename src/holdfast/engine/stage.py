@@ -58,6 +58,25 @@ def stage(source: torch.Tensor, box: Box, chunk: Chunk, target: torch.Tensor, se
     return Staged(address, size, checksum, digest)
 
 
+def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.Tensor:
+    """Return all elements of a shard behind each other in host memory; copied where they are not.
+
+    Args:
+        source, box: as `stage` takes them.
+        chunks: all of the shard.
+    """
+    inner = chunks[0].shard.box.relative_to(box.offset)
+    held = source[inner.slices()] if inner.shape != tuple(source.shape) else source
+    if held.device.type == "cpu" and _is_plain(held):
+        return held
+    memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8)
+    at = 0
+    for chunk in chunks:
+        _copy_elements(held, chunk, memory[at : at + chunk.size_bytes])
+        at += chunk.size_bytes
+    return memory
+
+
 def part_with(sources: Sources, shard: Shard) -> Part:
     """Return that part of what is held of a tensor which has the elements of a shard."""
     parts = sources[shard.tensor.path]

@@ -28,13 +28,15 @@ def find_references(table: Table, box_start: I64, first_row: I64) -> I64:
         CorruptError: there is no such shard.
     """
     modes = table.chunk_size_mode >> np.uint32(24)
-    wanted = _wanted_roles(table, modes)
+    wanted, other = _wanted_roles(table, modes)
     rows = np.flatnonzero(wanted != NONE)
     if not len(rows):
         return np.zeros(0, np.int64)
     shard = np.repeat(np.arange(len(first_row)), table.shard_chunks)[rows]
     unit, members = _units(table, box_start)
     needed = members[unit[shard] * len(ROLES) + wanted[rows]]
+    second = members[unit[shard] * len(ROLES) + other[rows]]
+    needed = np.where(needed == NONE, second, needed)
     if np.any(needed == NONE):
         raise CorruptError("a chunk refers to a shard that is not in its file")
     references = np.full(len(modes), NONE, np.int64)
@@ -61,14 +63,16 @@ def find_based(table: Table) -> Bools:
     return based
 
 
-def _wanted_roles(table: Table, modes: U32) -> I64:
-    """Return, for each chunk, the place in ROLES of what its mode refers to."""
-    lookup = np.full((len(table.header.codecs), 256), NONE, np.int64)
+def _wanted_roles(table: Table, modes: U32) -> tuple[I64, I64]:
+    """Return, for each chunk, the places in ROLES of what its mode refers to: one, or another."""
+    first = np.full((len(table.header.codecs), 256), NONE, np.int64)
+    second = first.copy()
     for number, codec in enumerate(table.header.codecs):
         for mode, roles in spec.MODES[codec.name].items():
-            for role in set(roles) - {spec.BASE}:
-                lookup[number, mode] = ROLES.index(role)
-    return _look_up(lookup, table, modes)
+            places = [ROLES.index(role) for role in roles if role != spec.BASE]
+            if places:
+                first[number, mode], second[number, mode] = places[0], places[-1]
+    return _look_up(first, table, modes), _look_up(second, table, modes)
 
 
 def _look_up(lookup: I64, table: Table, modes: U32) -> I64:

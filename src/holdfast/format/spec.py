@@ -15,10 +15,18 @@ PAYLOAD_BYTES_MAX = (1 << 24) - 1  # 24 bits of chunk.size_mode
 MODE_RAW = 0
 CODEC_RAW = "raw"
 CODEC_LOSSLESS = "lossless"
+CODEC_EXCP = "excp"
 BASE = "base"  # the same tensor in the checkpoint that a link was made from
 _LOSSLESS = {1: (), 2: (), 3: (), 4: ("exp_avg_sq",), 5: ("master",), 6: (BASE,), 7: (BASE,)}
-# Modes besides 0, and what a chunk of that mode refers to: the role of a tensor, the base.
-MODES: dict[str, dict[int, tuple[str, ...]]] = {CODEC_RAW: {}, CODEC_LOSSLESS: _LOSSLESS}
+_EXCP = {13: (BASE,), 14: ("master", "weight"), 15: ("exp_avg",)}
+# Modes besides 0, and what a chunk of that mode refers to: the base, and the first of these roles
+# that the group has.
+MODES: dict[str, dict[int, tuple[str, ...]]] = {
+    CODEC_RAW: {},
+    CODEC_LOSSLESS: _LOSSLESS,
+    CODEC_EXCP: _LOSSLESS | _EXCP,
+}
+BASED = {mode for modes in MODES.values() for mode, roles in modes.items() if BASE in roles}
 MODE_ROUNDED = 5  # the one whose payload is empty
 MODE_UNCHANGED = 7  # the one whose payload is a digest
 REFERENCE_BYTES_MAX = 15 << 20  # from a payload to the end of one that refers to it, or back

@@ -1,0 +1,153 @@
+"""Codecs with loss in a run: what a reader has is what the next link is made from."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from format import reader
+from format.simulated_ranks import run_ranks
+from holdfast.codecs import Excp
+from holdfast.engine.basis import forget_bases
+from holdfast.options import Options
+
+from .test_chains import at, links, modes, stepped
+from .test_lossless import same, stored, trained
+
+NewPath = Callable[[], Path]
+OPTIONS = Options(chunk_elements=5000)
+CODECS: dict[str, Any] = {"excp": Excp(every=4)}
+LOSSLESS_MODES = set(range(8))
+
+
+@pytest.fixture(autouse=True)
+def _no_bases() -> Iterator[None]:
+    forget_bases()
+    yield
+    forget_bases()
+
+
+def read(path: Path) -> Any:
+    """What is at a path: the same for both readers."""
+    found = reader.read(path)["tensors"]
+    with holdfast.open(path) as checkpoint:
+        state = checkpoint.state()
+        assert not checkpoint.verify()
+    for place, tensors in (("master", state["master"]), ("model", state["model"])):
+        for name, tensor in tensors.items():
+            content = found[f'["{place}","{name}"]'][2]
+            assert tensor.view(torch.uint8).numpy().tobytes() == content
+    for name, moments in state["optimizer"]["state"].items():
+        for key, tensor in moments.items():
+            content = found[f'["optimizer","state","{name}","{key}"]'][2]
+            assert tensor.reshape(-1).view(torch.uint8).numpy().tobytes() == content
+    return state
+
+
+def error(found: Any, state: Any, base: Any) -> float:
+    """Squared error of the masters over the energy of their steps."""
+    lost = moved = 0.0
+    for name, master in state["master"].items():
+        lost += float((found["master"][name] - master).double().square().sum())
+        moved += float((master - base["master"][name]).double().square().sum())
+    return lost / moved
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("verb", ["save", "eager", "forgotten"])
+def test_a_run_of_links(new_path: NewPath, name: str, verb: str) -> None:
+    """Keys are exact; links are small, near, and made from what a reader has."""
+    root, state, before = new_path(), trained(3), trained(3)
+    for step in range(6):
+        state = stepped(state, step)
+        if verb == "eager":
+            path = at(root, step)
+            holdfast.save_async(state, path, codec=CODECS[name], options=OPTIONS).result()
+        else:
+            holdfast.save(state, at(root, step), codec=CODECS[name], options=OPTIONS)
+        if verb == "forgotten":
+            forget_bases()
+        found = read(at(root, step))
+        assert same(found["rng"], state["rng"])
+        if step % 4 == 0:
+            assert links(at(root, step)) == 0 and modes(at(root, step)) <= LOSSLESS_MODES
+            assert same(found, state)
+        else:
+            assert modes(at(root, step)) - LOSSLESS_MODES
+            assert 0 < error(found, state, before) < 1
+            with holdfast.open(at(root, step)) as link:
+                assert stored(link, *link.names()) < 0.2
+        for key, master in found["master"].items():  # the weight is still its master's rounding
+            assert torch.equal(found["model"][key], master.bfloat16())
+        before = found
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_memory_and_the_disk_say_the_same_of_a_base(new_path: NewPath, name: str) -> None:
+    """Links from what is kept and from what is read back are the same files but for the save."""
+    one, other = new_path(), new_path()
+    state = trained(3)
+    for step in range(4):
+        state = stepped(state, step)
+        for root in (one, other):
+            holdfast.save(state, at(root, step), codec=CODECS[name], options=OPTIONS)
+        forget_bases() if step % 2 else None
+    for step in range(4):
+        with holdfast.open(at(one, step)) as a, holdfast.open(at(other, step)) as b:
+            assert same(a.state(), b.state())
+            assert a.file_bytes == b.file_bytes
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_shares_of_several_ranks(new_path: NewPath, name: str) -> None:
+    """Replicas write whole parameters; each rank has what it wrote, whoever wrote it before."""
+    root, state, before = new_path(), trained(3), trained(3)
+    for step in range(3):
+        state = stepped(state, step)
+        if step == 2:
+            forget_bases()
+
+        def save(group: Any, state: Any = state, step: int = step) -> None:
+            path = at(root, step)
+            holdfast.save(state, path, codec=CODECS[name], group=group, options=OPTIONS)
+
+        run_ranks(step + 1, save)
+        found = read(at(root, step))
+        if step:
+            assert 0 < error(found, state, before) < 1
+        before = found
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_part_of_a_moment_is_read_alone(new_path: NewPath, name: str) -> None:
+    """A second moment needs the first, that the weight, and that its base."""
+    root, state = new_path(), trained(3)
+    for step in range(3):
+        state = stepped(state, step)
+        holdfast.save(state, at(root, step), codec=CODECS[name], options=OPTIONS)
+    whole = read(at(root, 2))
+    with holdfast.open(at(root, 2)) as checkpoint:
+        for kind in ("exp_avg", "exp_avg_sq"):
+            box = ((17, 5), (100, 31))
+            part = checkpoint.tensor(f"optimizer.state.up.weight.{kind}", box)
+            assert torch.equal(part, whole["optimizer"]["state"]["up.weight"][kind][17:117, 5:36])
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_nan_and_inf_are_kept(new_path: NewPath, name: str) -> None:
+    root, state = new_path(), trained(3)
+    holdfast.save(state, at(root, 0), codec=CODECS[name], options=OPTIONS)
+    later = stepped(state, 1)
+    moments = later["optimizer"]["state"]["up.weight"]
+    moments["exp_avg"][3, 4], moments["exp_avg_sq"][5, 6] = float("nan"), float("inf")
+    later["master"]["down.weight"][7, 8] = float("-inf")
+    later["model"]["down.weight"] = later["master"]["down.weight"].bfloat16()
+    holdfast.save(later, at(root, 1), codec=CODECS[name], options=OPTIONS)
+    found = read(at(root, 1))
+    assert same(found["optimizer"]["state"]["up.weight"], moments)
+    assert torch.equal(found["master"]["down.weight"], later["master"]["down.weight"])
