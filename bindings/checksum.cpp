@@ -44,8 +44,8 @@ void bind_checksum(nb::module_& module) {
       "hash_samples",
       [](std::uintptr_t address, std::size_t size, std::size_t item, std::size_t count,
          std::size_t run) {
-        return to_bytes(without_gil(
-            [&] { return hash_samples(memory_at(address), size, item, count, run); }));
+        return to_bytes(
+            without_gil([&] { return hash_samples(memory_at(address), size, item, count, run); }));
       },
       "address"_a, "size"_a, "item"_a, "count"_a, "run"_a);
   module.def(

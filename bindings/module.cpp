@@ -7,6 +7,7 @@ NB_MODULE(_core, module) {
   holdfast::bind_checksum(module);
   holdfast::bind_excp(module);
   holdfast::bind_lossless(module);
+  holdfast::bind_compact(module);
   holdfast::bind_pool(module);
   holdfast::bind_vfs(module);
   holdfast::bind_queue(module);

@@ -4,6 +4,7 @@
 #include "centre_loops.h"
 #include "plane_loops.h"
 #include "rans_loops.h"
+#include "step_loops.h"
 
 namespace holdfast {
 
@@ -33,7 +34,18 @@ constinit const CodecKernel kAvx512Codecs = {"avx512",
                                              add_centres,
                                              place_centres,
                                              find_changed,
-                                             find_nonzero};
+                                             find_nonzero,
+                                             largest_word,
+                                             sum_values,
+                                             make_squares,
+                                             find_rests,
+                                             find_scales,
+                                             find_contexts,
+                                             sum_squares,
+                                             subtract,
+                                             quantise,
+                                             add_steps,
+                                             sum_errors};
 
 }  // namespace holdfast
 #endif

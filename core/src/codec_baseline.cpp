@@ -2,6 +2,7 @@
 #include "codec_variants.h"
 #include "plane_loops.h"
 #include "rans_loops.h"
+#include "step_loops.h"
 
 namespace holdfast {
 
@@ -31,6 +32,17 @@ constinit const CodecKernel kBaselineCodecs = {"baseline",
                                                add_centres,
                                                place_centres,
                                                find_changed,
-                                               find_nonzero};
+                                               find_nonzero,
+                                               largest_word,
+                                               sum_values,
+                                               make_squares,
+                                               find_rests,
+                                               find_scales,
+                                               find_contexts,
+                                               sum_squares,
+                                               subtract,
+                                               quantise,
+                                               add_steps,
+                                               sum_errors};
 
 }  // namespace holdfast

@@ -16,7 +16,7 @@ constexpr std::size_t kRareShare = 1000;    // of the exponents one in so many i
 constexpr std::size_t kTopSamples = 65536;  // by which the top is found
 constexpr std::size_t kRun = 256;           // elements that are looked at together in an estimate
 constexpr std::size_t kRuns = 64;
-constexpr std::size_t kSlackBytes = 8;      // that bits touch behind their end
+constexpr std::size_t kSlackBytes = 8;  // that bits touch behind their end
 
 struct SymbolMemory;
 struct ContextMemory;

@@ -71,7 +71,8 @@ void find_grid(const Elements& elements, const std::uint32_t* data, GridShape sh
   }
 }
 
-// A vector of means: differences, zigzag, as two planes of coded symbols.
+}  // namespace
+
 std::uint8_t* put_means(const std::int16_t* means, std::size_t count, std::uint8_t* out,
                         const CodecKernel& kernel) {
   std::vector<std::uint8_t> low(count), high(count);
@@ -101,6 +102,8 @@ bool get_means(std::span<const std::uint8_t>& coded, std::int16_t* means, std::s
   }
   return true;
 }
+
+namespace {
 
 // The residual class of each second moment, computed alike by who encodes and who decodes.
 const std::uint8_t* moment_classes(const Elements& elements, const void* second_moment,

@@ -30,6 +30,12 @@ struct Rows {
   std::size_t row_, column_, count_;
 };
 
+// A vector of means ⇄ differences, zigzag, as two planes of coded symbols.
+std::uint8_t* put_means(const std::int16_t* means, std::size_t count, std::uint8_t* out,
+                        const CodecKernel& kernel);
+bool get_means(std::span<const std::uint8_t>& coded, std::int16_t* means, std::size_t count,
+               const CodecKernel& kernel);
+
 // Whether elements are of a dtype and shape that a grid can be laid over.
 bool has_grid(const Elements& elements);
 

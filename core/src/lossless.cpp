@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::size_t kSampleCount = 16 << 10;  // elements by which a mode is chosen
 constexpr std::size_t kSampleRow = 64;
-constexpr double kMeanBytes = 0.75;  // of a column mean
+constexpr std::size_t kConstantRun = 4096;  // bytes, of whole elements, that are copied at once
+constexpr double kMeanBytes = 0.75;         // of a column mean
 
 bool is_float(const Elements& elements) {
   return elements.kind != Kind::kInteger;
@@ -58,8 +59,12 @@ bool decode_constant(std::span<const std::uint8_t> payload, const Elements& elem
                      void* target) {
   if (payload.size() != elements.item_bytes) return false;
   auto* bytes = static_cast<std::uint8_t*>(target);
-  for (std::size_t i = 0; i < elements.count; ++i) {
-    std::memcpy(bytes + i * elements.item_bytes, payload.data(), elements.item_bytes);
+  const std::size_t size = elements.size_bytes();
+  std::size_t done = payload.size();
+  std::memcpy(bytes, payload.data(), done);
+  for (std::size_t more; done < size; done += more) {
+    more = std::min({done, size - done, kConstantRun});
+    std::memcpy(bytes + done, bytes, more);
   }
   return true;
 }
@@ -213,7 +218,7 @@ bool decode_lossless(Mode mode, std::span<const std::uint8_t> payload, const Ele
     case Mode::kDifference:
       return has_difference(elements) && relatives.base != nullptr &&
              decode_difference(payload, elements, relatives.base, target, kernel);
-    case Mode::kRaw:
+    default:
       break;
   }
   return false;

@@ -294,3 +294,62 @@ def excp_decode(
     target: int,
 ) -> bool:
     """Decode to ``target``, which may be the base; whether it was one of `excp_encode`."""
+
+def compact_bytes_max(elements: Elements) -> int:
+    """Room that `compact_means`, `compact_moment` and `compact_steps` need."""
+
+def compact_means(
+    elements: Elements, data: int, rests: bool, out: int, decoded: int
+) -> tuple[int, int, float, float, float]:
+    """Code second moments; put what decoding gives at ``decoded``.
+
+    Returns (mode, bytes written to ``out``, squared error, largest error, energy): the error's sum
+    of squares, and that of what was coded. Under mode 0 the elements are the payload.
+
+    Args:
+        rests: each element within an octave of its own, besides the means of row and column.
+    """
+
+def compact_moment(
+    elements: Elements, data: int, step: float, second_moment: int, out: int, decoded: int
+) -> tuple[int, int, float, float, float]:
+    """Code first moments in units of the roots of second ones; returns as `compact_means`.
+
+    Args:
+        step: in root mean squares of those units.
+        second_moment: address of the decoded second moments.
+    """
+
+def compact_steps(
+    elements: Elements,
+    data: int,
+    step: float,
+    bound: str,
+    limit: float,
+    base: int,
+    second_moment: int,
+    master: int,
+    exact_master: int,
+    out: int,
+    decoded: int,
+) -> tuple[int, int, float, float, float]:
+    """Code weights as steps from a base; returns as `compact_means`, the energy the residual's.
+
+    Args:
+        step: in root mean squares of the scaled residual.
+        bound: "", "rel", "abs" or "bits", and with one its ``limit`` in place of the step.
+        base, second_moment, master: addresses of decoded f32 elements, or 0.
+        exact_master: of the master before it was coded, or 0.
+    """
+
+def compact_decode(
+    mode: int,
+    payload: int,
+    payload_bytes: int,
+    elements: Elements,
+    base: int,
+    second_moment: int,
+    master: int,
+    target: int,
+) -> bool:
+    """Decode to ``target``; whether the payload was one of the codec, but for mode 0."""

@@ -5,8 +5,9 @@ import math
 import centres
 import chains
 import numpy as np
+import steps
 from chains import check, hash128
-from symbols import Bytes, symbols
+from symbols import Bytes, means, symbols
 
 FLOATS = {"f64": "<u8", "f32": "<u4", "c64": "<u4", "c128": "<u8"} | dict.fromkeys(
     ("f16", "bf16", "c32"), "<u2"
@@ -16,8 +17,10 @@ FLOATS = {"f64": "<u8", "f32": "<u4", "c64": "<u4", "c128": "<u8"} | dict.fromke
 # § 1. Groups.
 ROLES = {"exp_avg_sq": ("f32",), "exp_avg": ("f32",), "master": ("f32",)}
 ROLES |= {"weight": ("f32", "bf16", "f16")}
-REFERENCES = {4: ["exp_avg_sq"], 5: ["master"], 14: ["master", "weight"], 15: ["exp_avg"]}
+REFERENCES = {4: ["exp_avg_sq"], 5: ["master"], 10: ["exp_avg_sq"], 12: ["exp_avg_sq"]}
+REFERENCES |= {14: ["master", "weight"], 15: ["exp_avg"]}
 MODES = {"raw": {0}, "lossless": set(range(8)), "excp": {*range(8), 13, 14, 15}}
+MODES |= {"compact": {*range(8), 8, 10, 11, 12}}
 
 
 def check_codecs(header):
@@ -104,12 +107,6 @@ def planes(source, dtype, size, item):
 
 
 # § 4. Grid.
-def means(source, count):
-    zigzag = symbols(source, count) + 256 * symbols(source, count).astype(np.int64)
-    steps = np.where(zigzag % 2, -(zigzag + 1) // 2, zigzag // 2)
-    return np.cumsum(steps).astype(np.int16).astype(np.int64)
-
-
 def eighths(heads, places, count):
     sums, counts = (
         np.bincount(places, heads, count).astype(np.int64),
@@ -204,8 +201,12 @@ def decode(mode, payload, dtype, size, item, row, column, reference, base):
         known = [reference if mode > 13 else b"", base if mode < 15 else b""]
         other, below = (np.frombuffer(content, "<u4") for content in known)
         return centres.decode(mode, payload, size // 4, below, other, other).tobytes()
+    words = np.frombuffer(reference or b"", "<u4")
+    if mode in (8, 10, 11, 12):
+        check(len(payload) < size, "bytes of a payload")
+        below = np.frombuffer(base or b"", FLOATS.get(dtype, "u1"))
+        return steps.decode(mode, payload, dtype, size // item, column, below, words).tobytes()
     source = Bytes(payload)
-    words = np.frombuffer(reference if mode in (4, 5) else b"", "<u4")
     check(len(payload) < size and (mode == 5) == (len(payload) == 0), "bytes of a payload")
     if mode == 1:
         found = source.take(item) * (size // item)
@@ -236,14 +237,14 @@ def decode_file(header, file, stored, item_bytes, base):
         if number in needed:
             owner = next(s for s in file.shards if 0 <= needed[number] - s.first_chunk < s.chunks)
             reference = known.get(needed[number]) or elements(owner, needed[number])
-            below = owner
+            below = owner if mode == 14 else shard
         sides = chains.lengths(shard.box)
         item, row, most = item_bytes[dtype], math.prod(sides[1:]), header["chunk_elements"]
         most = (most + 1) // 2 if item == 16 else most
         first = (number - shard.first_chunk) * most
         size = min(most, math.prod(sides) - first) * item
         under = None
-        if mode in (6, 7, 13, 14):
+        if mode in (6, 7, 11, 12, 13, 14):
             check("base" in header, "there is no base")
             under = chains.elements_of_base(base, below, first, size)
         return decode(mode, stored[number], dtype, size, item, row, first % row, reference, under)

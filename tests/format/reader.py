@@ -191,7 +191,7 @@ def read_header(content):
         json.dumps(header, ensure_ascii=False).encode()  # Raises on a lone surrogate.
     except ValueError as error:
         raise Corrupt(f"JSON header: {error}") from None
-    for name, known in ("features", ("base",)), ("codecs", ("raw", "lossless", "excp")):
+    for name, known in ("features", ("base",)), ("codecs", ("raw", "lossless", "excp", "compact")):
         check(fits(header, dict) and fits(header.get(name), SCHEMA[name]), name)
         check(all(fits(entry.get("name"), str) for entry in header[name]), name)
         if any(entry["name"] not in known for entry in header[name]):

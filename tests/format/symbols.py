@@ -1,4 +1,4 @@
-"""Coded symbols, for the independent reader: written from docs/codecs.md alone, § 2."""
+"""Coded symbols, and means, for the independent reader: docs/codecs.md alone, § 2 and 4."""
 
 import struct
 
@@ -69,3 +69,9 @@ def symbols(source, count, contexts=None, kinds=1):
         states[: len(context)], found[begin : begin + lanes] = x, symbol
     check(used == len(words) and np.all(states == 1 << 15), "words or states are left")
     return found
+
+
+def means(source, count):
+    zigzag = symbols(source, count) + 256 * symbols(source, count).astype(np.int64)
+    steps = np.where(zigzag % 2, -(zigzag + 1) // 2, zigzag // 2)
+    return np.cumsum(steps).astype(np.int16).astype(np.int64)

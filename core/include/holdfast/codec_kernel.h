@@ -32,6 +32,22 @@ struct ElementRule {
   float alpha, cap, median;
 };
 
+// Logarithms of the codec compact: the bits of a float without sign, shifted right by kLogShift;
+// eighths of octaves, as between two octaves a parabola says.
+inline constexpr unsigned kLogShift = 20;
+inline constexpr int kLogMin = 8;  // the smallest normal float
+inline constexpr int kLogMax = 2031;
+inline constexpr int kParabola = 45000;     // 2^(x/8) within 0.4 %
+inline constexpr unsigned kClassShift = 5;  // classes are half octaves
+inline constexpr int kEscapeLevel = 127;
+inline constexpr int kEscapeSymbol = 253;
+
+// How logarithms are put together: means in units of 2^unit, rests in units of 2^rest.
+struct LogShape {
+  unsigned unit, rest;
+  int floor;  // from kLogMin to kLogMax; no logarithm is less
+};
+
 struct CodecKernel {
   const char* name;
 
@@ -109,6 +125,27 @@ struct CodecKernel {
   void (*find_changed)(const std::uint32_t* data, const std::uint32_t* base, std::size_t count,
                        std::uint8_t* changed);
   void (*find_nonzero)(const std::uint32_t* data, std::size_t count, std::uint8_t* nonzero);
+
+  // The loops of the codec compact; what they do stands in step_loops.h.
+  std::uint32_t (*largest_word)(const std::uint32_t* data, std::size_t count, std::uint32_t mask);
+  double (*sum_values)(const float* data, std::size_t count, double* columns);
+  void (*make_squares)(std::uint32_t* target, std::size_t count, const std::int16_t* columns,
+                       int row, const LogShape& shape, const std::uint8_t* symbols);
+  void (*find_rests)(const std::uint32_t* data, std::size_t count, const std::int16_t* columns,
+                     int row, const LogShape& shape, std::uint8_t* symbols);
+  void (*find_scales)(const std::int16_t* columns, std::size_t count, int row, int radius,
+                      std::uint8_t* classes);
+  void (*find_contexts)(const std::uint8_t* classes, std::size_t count, const std::uint8_t* limits,
+                        std::size_t limit_count, std::uint8_t first, std::uint8_t* contexts);
+  void (*sum_squares)(const float* residuals, const std::uint8_t* classes, std::size_t count,
+                      const float* scales, double* sums);
+  void (*subtract)(const float* data, const float* base, std::size_t count, float* residuals);
+  std::uint8_t (*quantise)(const float* residuals, const std::uint8_t* classes, std::size_t count,
+                           const float* scales, float rounding, std::uint8_t* symbols);
+  void (*add_steps)(const float* base, const std::uint8_t* classes, const std::uint8_t* symbols,
+                    std::size_t count, const float* steps, std::size_t stride, float* target);
+  double (*sum_errors)(const float* data, const float* decoded, std::size_t count,
+                       std::uint32_t* largest);
 };
 
 // Those this machine can run, fastest first. Never empty. All give the same bytes.

@@ -39,6 +39,11 @@ enum class Mode : std::uint8_t {
   kGridOfMoment = 4,  // the same, in the contexts of the second moment
   kRounded = 5,       // nothing: the elements are the roundings of their masters
   kDifference = 6,    // how far floats of 2 or 4 bytes are from the base's
+  // Those of compact.h:
+  kMeans = 8,
+  kMoment = 10,
+  kSteps = 11,
+  kStepsInClasses = 12,
 };
 
 struct Encoded {

@@ -1,6 +1,7 @@
 """Bytes ⇄ bytes, pure. A codec knows chunks and their context; no files, no ranks."""
 
+from .compact import Compact
 from .excp import Excp
 from .lossless import Delta
 
-__all__ = ["Delta", "Excp"]
+__all__ = ["Compact", "Delta", "Excp"]

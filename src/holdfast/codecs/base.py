@@ -17,12 +17,29 @@ Relatives = Mapping[str, int]  # role (as in `groups`) → address of the decode
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """What decoding loses.
+
+    Attributes:
+        squared_error: sum of the squares of the errors.
+        largest_error: of any element.
+        energy: sum of the squares of what was coded: the difference from the base, or the moments.
+            0 where nothing is lost.
+    """
+
+    squared_error: float = 0.0
+    largest_error: float = 0.0
+    energy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """An encoded chunk in memory: ``size_bytes`` at ``address``, stored under ``mode``."""
 
     address: int
     size_bytes: int
     mode: int
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class Delta:
 
 def room(block: Block) -> int:
     """Return the bytes that `encode` may write."""
-    return lossless_bytes_max(_elements(block))
+    return lossless_bytes_max(elements_of(block))
 
 
 def encode(block: Block, relatives: Relatives, out: int) -> Payload:
@@ -86,7 +86,7 @@ def encode(block: Block, relatives: Relatives, out: int) -> Payload:
             the base one that has changed little.
         out: address of `room` bytes.
     """
-    mode, size = lossless_encode(_elements(block), block.address, *_needs(relatives), out)
+    mode, size = lossless_encode(elements_of(block), block.address, *_needs(relatives), out)
     return Payload(out if mode else block.address, size, mode)
 
 
@@ -96,7 +96,7 @@ def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
         payload.mode,
         payload.address,
         payload.size_bytes,
-        _elements(block),
+        elements_of(block),
         *_needs(relatives),
         block.address,
     )
@@ -106,7 +106,8 @@ def _needs(relatives: Relatives) -> tuple[int, int, int]:
     return relatives.get("master", 0), relatives.get("exp_avg_sq", 0), relatives.get("base", 0)
 
 
-def _elements(block: Block) -> Elements:
+def elements_of(block: Block) -> Elements:
+    """Describe a block's elements; complex numbers are two elements of their parts."""
     parts = _PARTS.get(block.dtype, 1)
     item_bytes, kind = ITEM_BYTES[block.dtype] // parts, _KINDS.get(block.dtype, "")
     return Elements(

@@ -3,16 +3,26 @@
 from typing import Any
 
 from ..errors import OptionError
-from . import excp, lossless
+from . import compact, excp, lossless
 from .base import Codec, Decode
+from .compact import Compact
 from .excp import Excp
 from .lossless import Delta
 
 RAW = "raw"
 LOSSLESS: Codec = Delta(every=1)
-DECODE: dict[str, Decode] = {lossless.NAME: lossless.decode, excp.NAME: excp.decode}
-_NAMED: dict[str, Codec] = {"lossless": LOSSLESS, "delta": Delta(), "excp": Excp()}
-_CLASSES = {lossless.NAME: Delta, excp.NAME: Excp}
+DECODE: dict[str, Decode] = {
+    lossless.NAME: lossless.decode,
+    excp.NAME: excp.decode,
+    compact.NAME: compact.decode,
+}
+_NAMED: dict[str, Codec] = {
+    "lossless": LOSSLESS,
+    "delta": Delta(),
+    "excp": Excp(),
+    "compact": Compact(),
+}
+_CLASSES = {lossless.NAME: Delta, excp.NAME: Excp, compact.NAME: Compact}
 
 
 def find_codec(codec: str | Codec) -> Codec | None:
@@ -21,7 +31,7 @@ def find_codec(codec: str | Codec) -> Codec | None:
     Raises:
         OptionError: there is none; the text lists those that there are.
     """
-    if isinstance(codec, (Delta, Excp)):
+    if isinstance(codec, (Compact, Delta, Excp)):
         return codec
     if codec == RAW:
         return None

@@ -1,0 +1,208 @@
+"""Lossy: weights as steps from a base, AdamW's moments by their means (docs/codecs.md, "compact").
+
+Pure; knows no chain of checkpoints: what a block refers to is handed in, decoded.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal, get_args
+
+from .._core import (
+    compact_bytes_max,
+    compact_decode,
+    compact_means,
+    compact_moment,
+    compact_steps,
+    copy,
+)
+from ..errors import OptionError
+from ..layout import ROLES
+from . import lossless
+from .base import Block, Loss, Payload, Piece, Relatives, check_every
+from .lossless import elements_of
+
+NAME = "compact"
+LOSSLESS = "lossless"
+MODES = (8, 10, 11, 12)
+
+Quality = Literal["high", "balanced", "small", "tiny"]
+
+# In root mean squares of the scaled residual; the first moment of those without a step is dropped.
+_WEIGHT_STEPS = {"high": 0.8, "balanced": 1.6, "small": 2.0, "tiny": 2.5}
+_MOMENT_STEPS = {"high": 1.5}
+_DROPPED = 0.0
+_LARGEST = 3.4e38  # of f32
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """What may be lost.
+
+    At most one of ``rel``, ``abs``, ``bits`` bounds the weights in place of ``quality``; a chunk
+    that cannot keep its bound is stored without loss.
+
+    Attributes:
+        quality: of weights and moments, which become some 23, 83, 113 and 173 times smaller than
+            in f32. All but "high" drop the first moment: keep the step counter.
+        rel: squared error over the energy of the difference from the base, above 0, below 1.
+        abs: largest error of an element, above 0.
+        bits: of an element, about, above 0, at most 16.
+        residual: the second moment within an octave, element by element; None: in "high" alone.
+            Long memories of it (beta2 of 0.99 and more) want it.
+        overrides: a quality, or "lossless", for parameters whose name fits a pattern, such as
+            ``{"*.norm.*": "lossless"}``; of several the first.
+        every: of so many checkpoints one is lossless, and stands by itself.
+
+    Raises:
+        OptionError: one of them cannot be.
+    """
+
+    quality: Quality = "balanced"
+    rel: float | None = None
+    abs: float | None = None
+    bits: float | None = None
+    residual: bool | None = None
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    every: int = 16
+    is_lossy: ClassVar[bool] = True
+    order: ClassVar[tuple[str, ...]] = ROLES
+
+    def __post_init__(self) -> None:
+        """Reject what cannot be."""
+        if self.quality not in get_args(Quality):
+            known = ", ".join(get_args(Quality))
+            raise OptionError(f"quality is {self.quality!r}; there are {known}")
+        given = [name for name in ("rel", "abs", "bits") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise OptionError(f"{' and '.join(given)} are given; expected one of them at most")
+        for name, most in (("rel", 1.0), ("abs", _LARGEST), ("bits", 16.0)):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0 < value <= most):
+                raise OptionError(
+                    f"{name} is {value!r}; expected a number above 0, at most {most:g}"
+                )
+        for pattern, choice in self.overrides.items():
+            if choice not in (LOSSLESS, *get_args(Quality)):
+                known = ", ".join((LOSSLESS, *get_args(Quality)))
+                raise OptionError(f"overrides[{pattern!r}] is {choice!r}; there are {known}")
+        check_every(self.every, 2)
+
+    @property
+    def name(self) -> str:
+        """As it stands in a checkpoint."""
+        return NAME
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options."""
+        return {**asdict(self), "overrides": dict(self.overrides)}
+
+    def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
+        """Weights, which are coded as steps from their base."""
+        return lossless.Delta().keeps(role, dtype, roles)
+
+    def survey(self, pieces: Sequence[Piece]) -> None:
+        """Look at nothing: each chunk says enough of itself."""
+
+    def room(self, block: Block) -> int:
+        """Return the bytes that `encode` may write."""
+        return max(room(block), lossless.room(block))
+
+    def encode(
+        self, role: str, piece: Piece, known: object, relatives: Relatives, out: int, decoded: int
+    ) -> Payload:
+        """Encode what belongs to a parameter with moments; all else without loss."""
+        block, quality = piece.blocks[role], self._quality(piece.name)
+        rounds = role == "weight" and "master" in piece.blocks
+        coded = "exp_avg_sq" in piece.blocks and block.dtype in ("f32", "bf16", "f16")
+        if quality == LOSSLESS or not coded:
+            copy(decoded, block.address, block.size_bytes)
+            return lossless.encode(block, relatives, out)
+        near = dict(relatives)
+        if rounds:
+            near["exact_master"] = piece.blocks["master"].address
+        chosen = replace(self, quality=quality)
+        payload, loss = encode(block, near, out, decoded, role=role, options=chosen)
+        return replace(payload, loss=loss)
+
+    def _quality(self, name: str) -> Any:
+        fits = (choice for pattern, choice in self.overrides.items() if fnmatchcase(name, pattern))
+        return next(fits, self.quality)
+
+    @property
+    def bound(self) -> tuple[str, float]:
+        """The name of the bound and its limit; "" where there is none."""
+        for name in ("rel", "abs", "bits"):
+            value = getattr(self, name)
+            if value is not None:
+                return name, value
+        return "", 0.0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def room(block: Block) -> int:
+    """Return the bytes that `encode` may write."""
+    return compact_bytes_max(elements_of(block))
+
+
+def encode(
+    block: Block,
+    relatives: Relatives,
+    out: int,
+    decoded: int,
+    *,
+    role: str,
+    options: Compact,
+) -> tuple[Payload, Loss]:
+    """Encode a block by its role; without loss where it cannot be coded otherwise.
+
+    Args:
+        relatives: decoded elements: "exp_avg_sq", "master" of the same unit, coded before; "base"
+            of the same tensor in the base. And "exact_master", the master as it was: a bf16
+            weight that is its rounding becomes the rounding of the decoded master.
+        out: address of `room` bytes.
+        decoded: address with room for the block; gets what `decode` will give.
+        role: as in `groups`; of any other the elements are stored without loss.
+    """
+    elements, data = elements_of(block), block.address
+    square = relatives.get("exp_avg_sq", 0)
+    if role == "exp_avg_sq":
+        rests = options.quality == "high" if options.residual is None else options.residual
+        made = compact_means(elements, data, rests, out, decoded)
+    elif role == "exp_avg" and square:
+        step = _MOMENT_STEPS.get(options.quality, _DROPPED)
+        made = compact_moment(elements, data, step, square, out, decoded)
+    else:
+        made = compact_steps(
+            elements,
+            data,
+            _WEIGHT_STEPS[options.quality],
+            *options.bound,
+            base=relatives.get("base", 0) if role in ("master", "weight") else 0,
+            second_moment=square,
+            master=relatives.get("master", 0),
+            exact_master=relatives.get("exact_master", 0),
+            out=out,
+            decoded=decoded,
+        )
+    mode, size, *loss = made
+    return Payload(out if mode else data, size, mode), Loss(*loss)
+
+
+def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
+    """Decode to the block; return whether the payload is one that `encode` writes."""
+    if payload.mode not in MODES:
+        return lossless.decode(payload, block, relatives)
+    return compact_decode(
+        payload.mode,
+        payload.address,
+        payload.size_bytes,
+        elements_of(block),
+        relatives.get("base", 0),
+        relatives.get("exp_avg_sq", 0),
+        relatives.get("master", 0),
+        block.address,
+    )
