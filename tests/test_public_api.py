@@ -18,9 +18,12 @@ NAMES = [
     "SaveHandle",
     "Shard",
     "__version__",
+    "codecs",
     "errors",
     "load",
     "open",
+    "rebase",
+    "recompress",
     "save",
     "save_async",
 ]

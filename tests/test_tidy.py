@@ -35,6 +35,7 @@ LAYERS = [
     }
     | {
         "_links",
+        "_recode",
         "_saver",
         "_schedule",
         "_signals",
@@ -55,9 +56,10 @@ CORRIDOR, PUBLIC, EDGE = 5, 6, 7
 # Who may import torch, and which engine modules may know the group.
 TORCH_ROOMS = {"state", "integrations", "tools"}
 TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/pipeline.py"}
-TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/chain.py", "engine/workspace.py"}
+TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/chain.py", "engine/deep.py"}
+TORCH_FILES |= {"engine/workspace.py"}
 TORCH_FILES |= {"group/torch.py", "_checkpoint.py", "_save.py", "_load.py", "_checkpointer.py"}
-TORCH_FILES |= {"_random.py", "_data.py"}
+TORCH_FILES |= {"_random.py", "_data.py", "_recode.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {"format", "stores", "errors", "options", "layout", "integrations"},

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors
+    from . import codecs, errors
     from ._checkpoint import Checkpoint, open
     from ._checkpointer import Checkpointer
     from ._data import DataState
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._keep import Keep
     from ._load import LoadReport, load
     from ._random import RandomState
+    from ._recode import rebase, recompress
     from ._save import save, save_async
     from .engine.pipeline import Progress
     from .options import Options
@@ -31,9 +32,12 @@ __all__ = [
     "SaveHandle",
     "Shard",
     "__version__",
+    "codecs",
     "errors",
     "load",
     "open",
+    "rebase",
+    "recompress",
     "save",
     "save_async",
 ]
@@ -49,9 +53,12 @@ _HOME = {
     "RandomState": "_random",
     "SaveHandle": "_handle",
     "Shard": "state.shard",
+    "codecs": "codecs",
     "errors": "errors",
     "load": "_load",
     "open": "_checkpoint",
+    "rebase": "_recode",
+    "recompress": "_recode",
     "save": "_save",
     "save_async": "_save",
 }

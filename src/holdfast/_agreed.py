@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from ._links import Link
 from ._wanted import check_room
 from .codecs.base import Codec
 from .codecs.registry import make_codec
@@ -61,6 +62,11 @@ class Agreed:
     objects: dict[Path, bytes]
     size_bytes: int
     base_save_id: str
+
+    def link(self, rank: int) -> Link:
+        """Return what there is to know of its base."""
+        header = self.files.header
+        return Link(self.store, header, self.shards, self.codec, self.base_save_id, rank)
 
     @property
     def shards(self) -> tuple[Shard, ...]:

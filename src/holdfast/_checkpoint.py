@@ -233,11 +233,15 @@ class Checkpoint:
         result: dict[Any, Any] = rebuild(leaves | self._objects) if leaves or self._objects else {}
         return result
 
-    def verify(self, report: Callable[[int], None] = lambda _: None) -> list[Damage]:
+    def verify(
+        self, report: Callable[[int], None] = lambda _: None, *, deep: bool = False
+    ) -> list[Damage]:
         """Check every byte under the checkpoint's directory; return all faults, none if whole.
 
         Args:
             report: called with the number of payload bytes checked since the last call.
+            deep: also decode everything, through the bases of links, and compare it with the
+                digests of what was saved.
 
         Raises:
             StoreError: the disk or the network failed, which says nothing about the checkpoint.
@@ -259,7 +263,26 @@ class Checkpoint:
                 for read, fault in reader.scan(runs.get(file, ()), report):
                     tensor = self._names[read.chunk.shard.tensor.path] if read else None
                     found.append(Damage(where, str(fault), tensor))
-        return found
+        return found if found or not deep else self._verify_deep()
+
+    def _verify_deep(self) -> list[Damage]:
+        from .engine.deep import check_digests
+
+        found = _attempt(self.location, self._open_chain)
+        if found:
+            return found
+        with lease(self._store.vfs, self.location, self._options) as leased:
+            faults = check_digests(self._open_chain(), leased, lambda _: None)
+            return [
+                Damage(self.location, str(fault), self._names[shard.tensor.path])
+                for shard, fault in faults
+            ]
+
+    def _open_chain(self) -> "Chain":
+        from .engine.chain import open_chain
+
+        self._chain = self._chain or open_chain(self._store, self._manifest)
+        return self._chain
 
     def _path(self, name: str) -> Path:
         path = self._paths.get(name)
@@ -275,7 +298,7 @@ class Checkpoint:
     def _read(self, parts: "dict[Path, Box]") -> "dict[Path, torch.Tensor]":
         import torch
 
-        from .engine.chain import open_chain, read_chain
+        from .engine.chain import read_chain
         from .state.tensors import TORCH_DTYPES
 
         header = self._manifest.table.header
@@ -289,12 +312,11 @@ class Checkpoint:
         targets = {path: [(tensor, parts[path])] for path, tensor in result.items()}
         runs = plan_load(self._manifest, wanted, SLOT_BYTES)
         with lease(self._store.vfs, self.location, self._options) as leased:
-            self._chain = self._chain or open_chain(self._store, self._manifest)
-            read_chain(self._chain, leased, runs, targets)
+            read_chain(self._open_chain(), leased, runs, targets)
         return result
 
 
-def _attempt(where: str, check: Callable[[], None]) -> list[Damage]:
+def _attempt(where: str, check: Callable[[], object]) -> list[Damage]:
     try:
         check()
     except (CorruptError, VersionError) as error:

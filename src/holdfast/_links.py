@@ -5,21 +5,20 @@ The coordinator chooses; each rank has in memory what it wrote last, or reads it
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._agreed import Agreed
 from .codecs.groups import units_of
 from .engine.basis import Basis, keep_basis, last_link, take_basis
-from .engine.chain import open_chain, read_chain
+from .engine.chain import Chain, open_chain, read_parts
 from .engine.pool import lease
 from .errors import CorruptError, NotCommittedError, VersionError
 from .format import spec
+from .format.header import Header
 from .format.manifest import content_digest
 from .format.names import step_of
 from .layout import Shard
-from .options import SLOT_BYTES, Options
-from .plan.load_plan import plan_load
-from .state.tensors import TORCH_DTYPES
+from .options import Options
 
 if TYPE_CHECKING:
     from .codecs.base import Codec
@@ -67,48 +66,59 @@ def _step_before(store: "LocalStore") -> str:
     return ""
 
 
-def begin_link(agreed: Agreed, rank: int, options: Options) -> Basis | None:
-    """Find, or read, what this rank's shards are made from; None where there are no links."""
-    codec, header = agreed.codec, agreed.files.header
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one rank writes of a checkpoint that may be a link.
+
+    Attributes:
+        base_save_id: of the base, if the header has one.
+    """
+
+    store: "LocalStore"
+    header: Header
+    shards: tuple[Shard, ...]
+    codec: "Codec | None"
+    base_save_id: str
+    rank: int
+
+    @property
+    def run(self) -> str:
+        """The directory that the chain is in."""
+        return os.path.dirname(self.store.location)
+
+
+def begin_link(link: Link, options: Options) -> Basis | None:
+    """Find, or read, what the shards are made from; None where there are no links."""
+    codec, header = link.codec, link.header
     if codec is None or codec.every == 1:
         return None
-    run = os.path.dirname(agreed.store.location)
-    basis = take_basis(run, rank, header.chunk_elements)
+    basis = take_basis(link.run, link.rank, header.chunk_elements)
     groups = [group for coding in header.codecs for group in coding.groups]
     kept: set[Shard] = set()
-    for unit in units_of(agreed.shards, header.tensors, groups):
+    for unit in units_of(link.shards, header.tensors, groups):
         roles = [role for role, _ in unit]
         kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
-    is_kept = bool(header.base) and basis.save_id == agreed.base_save_id
-    missing = basis.begin(
-        agreed.shards, kept.__contains__, is_link=bool(header.base), is_kept=is_kept
-    )
+    is_link = header.base is not None
+    is_kept = is_link and basis.save_id == link.base_save_id
+    missing = basis.begin(link.shards, kept.__contains__, is_link=is_link, is_kept=is_kept)
     if header.base and missing:
-        _read_base(agreed, basis, missing, options)
+        chain = open_chain(link.store.sibling(header.base.name))
+        _read_base(chain, basis, missing, options)
     return basis
 
 
-def _read_base(agreed: Agreed, basis: Basis, shards: list[Shard], options: Options) -> None:
-    base = agreed.files.header.base
-    assert base is not None  # the caller has looked
-    chain = open_chain(agreed.store.sibling(base.name))
-    manifest = chain[-1].manifest
-    index = {tensor: number for number, tensor in enumerate(manifest.table.header.tensors)}
-    there = [shard for shard in shards if shard.tensor in index]
-    wanted, targets = {}, {}
-    for shard in there:
-        values = basis.room(shard).view(TORCH_DTYPES[shard.tensor.dtype]).view(shard.box.shape)
-        key = (*shard.tensor.path, str(shard.box))
-        wanted[key] = (index[shard.tensor], [shard.box])
-        targets[key] = [(values, shard.box)]
-    with lease(agreed.store.vfs, agreed.store.location, options) as leased:
-        read_chain(chain, leased, plan_load(manifest, wanted, SLOT_BYTES), targets)
+def _read_base(chain: Chain, basis: Basis, shards: list[Shard], options: Options) -> None:
+    manifest, store = chain[-1].manifest, chain[-1].store
+    known = set(manifest.table.header.tensors)
+    there = [shard for shard in shards if shard.tensor in known]
+    with lease(store.vfs, store.location, options) as leased:
+        read_parts(chain, leased, {shard: basis.room(shard) for shard in there})
     for shard in there:
         basis.fill(shard)
 
 
-def end_link(agreed: Agreed, rank: int, basis: Basis | None) -> None:
+def end_link(link: Link, basis: Basis | None) -> None:
     """Keep what was written, now committed, for the next link."""
     if basis is not None:
-        basis.settle(agreed.store.location, agreed.files.header.save_id)
-        keep_basis(os.path.dirname(agreed.store.location), rank, basis)
+        basis.settle(link.store.location, link.header.save_id)
+        keep_basis(link.run, link.rank, basis)

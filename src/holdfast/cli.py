@@ -68,7 +68,7 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return USAGE
     verbs = {"inspect": _inspect, "verify": _verify, "diff": _diff, "bench": _bench}
-    verbs["convert"] = _convert
+    verbs |= {"convert": _convert, "recompress": _recompress, "rebase": _rebase}
     return verbs[chosen.verb](chosen)
 
 
@@ -87,6 +87,9 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     verify = verbs.add_parser("verify", help="check every byte of a checkpoint or a run")
     verify.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
+    verify.add_argument(
+        "--deep", action="store_true", help="decode everything too, through the bases of links"
+    )
     diff = verbs.add_parser("diff", help="compare two checkpoints, element by element")
     diff.add_argument("a", metavar="A", help="directory of a checkpoint")
     diff.add_argument("b", metavar="B", help="directory of another")
@@ -97,12 +100,20 @@ def _make_parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--pickled", action="store_true", help="keep DCP's values that are not JSON-like as pickles"
     )
+    recompress = verbs.add_parser("recompress", help="write it again under another codec")
+    recompress.add_argument("source", metavar="SOURCE", help="directory of a checkpoint or a run")
+    recompress.add_argument("target", metavar="TARGET", help="new directory")
+    recompress.add_argument(
+        "--codec", default="lossless", help="raw, lossless, delta, excp, compact:small, …"
+    )
+    rebase = verbs.add_parser("rebase", help="make a link of a chain need no other checkpoint")
+    rebase.add_argument("path", metavar="PATH", help="directory of a checkpoint")
     bench = verbs.add_parser("bench", help="which settings are fastest on a disk")
     bench.add_argument("path", metavar="DIR", help="directory on it; what is written is removed")
     bench.add_argument("--gib", type=float, default=1.0, help="size of the state; default: 1")
     bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
     verbs.add_parser("demo", help="a training run that is killed and goes on", add_help=False)
-    for verb in (inspect, verify, diff, convert, bench):
+    for verb in (inspect, verify, diff, convert, recompress, rebase, bench):
         verb.add_argument("--json", action="store_true", help="for machines, with full names")
     return parser
 
@@ -123,7 +134,7 @@ def _verify(chosen: argparse.Namespace) -> int:
     from .tools import verify
     from .tools.text import write_json, write_lines
 
-    document = verify.verify(chosen.path)
+    document = verify.verify(chosen.path, deep=chosen.deep)
     if chosen.json:
         write_json(document)
     else:
@@ -156,6 +167,30 @@ def _convert(chosen: argparse.Namespace) -> int:
         write_json(document)
     else:
         write_lines(convert.render(document))
+    return GOOD
+
+
+def _recompress(chosen: argparse.Namespace) -> int:
+    from .tools import recompress
+    from .tools.text import write_json, write_lines
+
+    document = recompress.recompress_all(chosen.source, chosen.target, chosen.codec)
+    if chosen.json:
+        write_json(document)
+    else:
+        write_lines(recompress.render_recompress(document))
+    return GOOD
+
+
+def _rebase(chosen: argparse.Namespace) -> int:
+    from .tools import recompress
+    from .tools.text import write_json, write_lines
+
+    document = recompress.rebase_one(chosen.path)
+    if chosen.json:
+        write_json(document)
+    else:
+        write_lines(recompress.render_rebase(document))
     return GOOD
 
 

@@ -1,11 +1,11 @@
 """Which codecs there are, besides storing chunks as they are."""
 
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import OptionError
 from . import compact, excp, lossless
 from .base import Codec, Decode
-from .compact import Compact
+from .compact import Compact, Quality
 from .excp import Excp
 from .lossless import Delta
 
@@ -19,8 +19,9 @@ DECODE: dict[str, Decode] = {
 _NAMED: dict[str, Codec] = {
     "lossless": LOSSLESS,
     "delta": Delta(),
-    "excp": Excp(),
     "compact": Compact(),
+    **{f"compact:{quality}": Compact(quality) for quality in get_args(Quality)},
+    "excp": Excp(),
 }
 _CLASSES = {lossless.NAME: Delta, excp.NAME: Excp, compact.NAME: Compact}
 

@@ -14,7 +14,7 @@ from ..errors import CorruptError, NotCommittedError
 from ..format.header import Base
 from ..format.manifest import Manifest, content_digest
 from ..format.names import dotted
-from ..layout import Box, Path, boxes_of_range
+from ..layout import Box, Path, Shard, boxes_of_range
 from ..options import SLOT_BYTES
 from ..plan.load_plan import plan_load
 from ..plan.runs import ChunkRead, Run
@@ -115,6 +115,23 @@ def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources
             done = read_shards(top.store, lease, top.manifest, batch, targets, bases=bases)
             read_bytes += done.read_bytes
     return Done(read_bytes)
+
+
+def read_parts(chain: Chain, lease: Lease, parts: Mapping[Shard, torch.Tensor]) -> None:
+    """Read boxes of tensors into memory.
+
+    Args:
+        parts: by the box, of a tensor of the checkpoint, as many bytes of host memory.
+    """
+    manifest = chain[-1].manifest
+    index = {tensor: number for number, tensor in enumerate(manifest.table.header.tensors)}
+    wanted: dict[Path, tuple[int, list[Box]]] = {}
+    targets: dict[Path, list[tuple[torch.Tensor, Box]]] = {}
+    for number, (shard, memory) in enumerate(parts.items()):
+        values = memory.view(TORCH_DTYPES[shard.tensor.dtype]).view(shard.box.shape)
+        wanted[number,] = (index[shard.tensor], [shard.box])
+        targets[number,] = [(values, shard.box)]
+    read_chain(chain, lease, plan_load(manifest, wanted, SLOT_BYTES), targets)
 
 
 def _batches(runs: Sequence[Run], bytes_max: int) -> Iterator[list[Run]]:

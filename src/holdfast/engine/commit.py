@@ -31,7 +31,13 @@ from ..errors import (
 )
 from ..format import spec
 from ..format.header import Header
-from ..format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
+from ..format.manifest import (
+    Manifest,
+    check_tiling,
+    content_digest,
+    decode_manifest,
+    encode_manifest,
+)
 from ..format.rows import Planned, join_written
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
@@ -75,6 +81,25 @@ def commit(
                 "whole and loads, but whether it survives a power cut is not known"
             )
         raise
+
+
+def commit_again(
+    store: Store, header: Header, planned: Planned, written: Sequence[bytes], digest: str
+) -> None:
+    """Replace the manifest of a checkpoint by one of the same content, whose files are durable.
+
+    Raises:
+        StateError: the content is another; nothing was replaced.
+    """
+    data = _manifest_of(store, header, planned, written)
+    found = content_digest(decode_manifest(data, spec.MANIFEST_NAME).table)
+    if found != digest:
+        raise StateError(
+            f"what was read of {store.location} is not what its MANIFEST says; the checkpoint was "
+            "left as it is. 'holdfast verify --deep' says more"
+        )
+    pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
+    store.replace(spec.MANIFEST_NAME, pending, data)
 
 
 def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:

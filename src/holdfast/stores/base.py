@@ -57,6 +57,9 @@ class Store(Protocol):
         ``pending_name`` may exist for a moment, and after a crash.
         """
 
+    def replace(self, name: str, pending_name: str, data: bytes) -> None:
+        """Give ``name`` new contents in one atomic, durable step."""
+
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name."""
 

@@ -108,7 +108,7 @@ class LocalStore:
                 self.vfs.unlink(pending)
 
     def replace(self, name: str, pending_name: str, data: bytes) -> None:
-        """Give ``name`` new contents atomically: for hints, never for what a manifest names."""
+        """Give ``name`` new contents in one atomic, durable step."""
         pending = self._path(pending_name)
         try:
             self._write_durably(pending, data)

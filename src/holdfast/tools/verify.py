@@ -14,8 +14,11 @@ from .text import printable, show_bytes, show_count
 Document = dict[str, Any]
 
 
-def verify(path: str | os.PathLike[str]) -> Document:
+def verify(path: str | os.PathLike[str], *, deep: bool = False) -> Document:
     """Check every byte of the checkpoint at ``path``, or of each committed step of a run.
+
+    Args:
+        deep: also decode everything, and compare it with the digests of what was saved.
 
     What one step of a run suffers from does not keep the others from being checked.
 
@@ -27,7 +30,7 @@ def verify(path: str | os.PathLike[str]) -> Document:
     if run is None:
         store = open_store(path)
         with Progress("verify", disk_bytes(store, "")) as progress:
-            found = [_verify_one(store.location, progress)]
+            found = [_verify_one(store.location, progress, deep=deep)]
         return _document(store.location, found)
     if not run.committed:
         raise NotCommittedError(
@@ -38,7 +41,7 @@ def verify(path: str | os.PathLike[str]) -> Document:
     with Progress("verify", sum(step.disk_bytes for step in run.committed)) as progress:
         for step in run.committed:
             try:
-                found.append(_verify_one(step.location, progress))
+                found.append(_verify_one(step.location, progress, deep=deep))
             except HoldfastError as error:
                 found.append(_result(step.location) | {"error": str(error)})
     return _document(run.location, found)
@@ -67,14 +70,14 @@ def render(document: Document) -> list[str]:
     return lines
 
 
-def _verify_one(location: str, progress: Progress) -> Document:
+def _verify_one(location: str, progress: Progress, *, deep: bool) -> Document:
     found = _result(location)
     try:
         checkpoint = open_checkpoint(location)
     except CorruptError as error:
         where = f"{location}/{spec.MANIFEST_NAME}"
         return found | {"damage": [{"where": where, "tensor": None, "what": str(error)}]}
-    faults = dict.fromkeys(checkpoint.verify(progress.advance))  # a missing file is found twice
+    faults = dict.fromkeys(checkpoint.verify(progress.advance, deep=deep))  # one may be found twice
     damage = [{"where": f.where, "tensor": f.tensor, "what": f.what} for f in faults]
     return found | {
         "good": not damage,

@@ -1,0 +1,185 @@
+"""A checkpoint written again, shard by shard, under another codec: aside, or in its own place.
+
+Memory is bounded by the largest parameter of a rank, not by the checkpoint.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ._links import Link, begin_link, choose_base, end_link
+from .boxes import unflatten
+from .codecs.base import Codec
+from .codecs.groups import find_groups, units_of
+from .codecs.registry import LOSSLESS, find_codec
+from .engine.basis import Basis
+from .engine.chain import Chain, open_chain, read_parts
+from .engine.commit import check_absent, commit, commit_again, remove_files
+from .engine.pipeline import Ledger, write_shards
+from .engine.pool import lease
+from .engine.write import WriterPlan
+from .format.header import RAW, Base, Coding, Header
+from .format.manifest import Manifest, content_digest
+from .format.rows import Planned, encode_written
+from .layout import Box, Shard, size_of
+from .options import SLOT_BYTES, STREAM_BYTES, Options
+from .state.tensors import TORCH_DTYPES
+from .stores.local import LocalStore
+from .stores.url import open_store
+
+AHEAD_BYTES = 256 << 20  # of shards read at once, if no single one is larger
+Report = Callable[[int], None]  # called with the bytes of elements done since the last call
+
+
+def recompress(
+    source: "str | os.PathLike[str]",
+    target: "str | os.PathLike[str]",
+    *,
+    codec: str | Codec,
+    options: Options | None = None,
+    report: Report = lambda _: None,
+) -> None:
+    """Write a checkpoint again at another place; as a link, where the codec makes links.
+
+    Args:
+        source, target: directories of checkpoints, an old and a new one.
+        codec: as `save` takes it.
+        report: called with the bytes of elements read since the last call.
+
+    Raises:
+        NotCommittedError: there is none at ``source``.
+        AlreadyCommittedError: there is one at ``target``.
+        CorruptError: the source, or something below it, fails a check.
+    """
+    chosen, there = find_codec(codec), open_store(target)
+    chain = open_chain(open_store(source))
+    check_absent(there)
+    word = choose_base(there, chosen, 0)
+    base = Base(word["name"], word["digest"], word["links"]) if word else None
+    header = _header(chain[-1].manifest, chosen, base)
+    link = _link(there, header, chain, chosen, word["save_id"] if word else "")
+    made = _write(chain, link, options or Options(), report)
+    commit(there, header, *made.told, lambda: None)
+    end_link(link, made.basis)
+
+
+def rebase(
+    path: "str | os.PathLike[str]",
+    *,
+    options: Options | None = None,
+    report: Report = lambda _: None,
+) -> bool:
+    """Make a link need no other checkpoint, in its place; return False when it needs none.
+
+    What it holds stays the same to the bit, so links that are made from it stay good. The old files
+    go when the new ones are durable: a load that is under way at that time fails.
+
+    Args:
+        path: directory of the checkpoint.
+        report: called with the bytes of elements read since the last call.
+
+    Raises:
+        NotCommittedError: there is no checkpoint.
+        CorruptError: it, or something below it, fails a check; nothing was changed.
+    """
+    store = open_store(path)
+    chain = open_chain(store)
+    manifest = chain[-1].manifest
+    old = manifest.table.header
+    if old.base is None:
+        return False
+    header = _header(manifest, LOSSLESS, None)
+    link = _link(store, header, chain, LOSSLESS, "")
+    try:
+        made = _write(chain, link, options or Options(), report)
+        commit_again(store, header, *made.told, content_digest(manifest.table))
+    except BaseException:
+        remove_files(store, header.save_id)
+        raise
+    remove_files(store, old.save_id)
+    return True
+
+
+def _header(manifest: Manifest, codec: Codec | None, base: Base | None) -> Header:
+    old = manifest.table.header
+    coding = RAW if codec is None else Coding(codec.name, find_groups(old.tensors))
+    save_id = secrets.token_hex(16)
+    return replace(old, save_id=save_id, codecs=(coding,), codec_of=(), base=base)
+
+
+def _link(
+    store: LocalStore, header: Header, chain: Chain, codec: Codec | None, base_save_id: str
+) -> Link:
+    manifest = chain[-1].manifest
+    count = len(manifest.table.shard_tensor)
+    shards = [manifest.shard(index) for index in range(count)]
+    groups = [group for coding in header.codecs for group in coding.groups]
+    ordered = tuple(s for unit in units_of(shards, header.tensors, groups) for _, s in unit)
+    return Link(store, header, ordered, codec, base_save_id, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What was written: as `commit` takes it, and what the next link is made from."""
+
+    told: tuple[Planned, list[bytes]]
+    basis: Basis | None
+
+
+def _write(chain: Chain, link: Link, options: Options, report: Report) -> _Made:
+    """Write all shards as the first rank, durably."""
+    header, store = link.header, link.store
+    files = WriterPlan(header, 0, 0, size_of(link.shards), options.file_bytes)
+    basis = begin_link(link, options)
+    source = _Source(chain, link.shards, options, report)
+    with lease(store.vfs, store.location, options) as leased:
+        tables = write_shards(
+            store, leased, files, link.shards, source, link.codec, basis, Ledger()
+        )
+    index = {tensor: number for number, tensor in enumerate(header.tensors)}
+    owner = np.array([index[shard.tensor] for shard in link.shards], np.int64)
+    ndim = np.array([len(shard.box.shape) for shard in link.shards], np.int64)
+    flat = [n for shard in link.shards for n in (*shard.box.offset, *shard.box.shape)]
+    numbers = np.array(flat, np.int64)
+    boxes = unflatten(numbers, np.cumsum(2 * ndim) - 2 * ndim, ndim)
+    first = np.array([0, *[len(link.shards)] * header.world_size], np.int64)
+    nothing = [encode_written([])] * (header.world_size - 1)
+    return _Made((Planned(owner, boxes, first), [encode_written(tables), *nothing]), basis)
+
+
+class _Source:
+    """Reads the shards that are asked for one after the other, some ahead."""
+
+    def __init__(
+        self, chain: Chain, shards: Sequence[Shard], options: Options, report: Report
+    ) -> None:
+        self._chain, self._shards, self._report = chain, shards, report
+        self._place = {shard: number for number, shard in enumerate(shards)}
+        # A pool of another size than the one that is written from, which is in use.
+        size = (options.pool_bytes or STREAM_BYTES) + SLOT_BYTES
+        self._options = replace(options, pool_bytes=size)
+        self._held: dict[Shard, torch.Tensor] = {}
+
+    def __call__(self, shard: Shard) -> tuple[torch.Tensor, Box]:
+        if shard not in self._held:
+            self._held = self._read(self._place[shard])
+        memory = self._held.pop(shard)
+        self._report(memory.nbytes)
+        return memory.view(TORCH_DTYPES[shard.tensor.dtype]).view(shard.box.shape), shard.box
+
+    def _read(self, number: int) -> dict[Shard, torch.Tensor]:
+        parts: dict[Shard, torch.Tensor] = {}
+        size = 0
+        for shard in self._shards[number:]:
+            if parts and size + shard.size_bytes > AHEAD_BYTES:
+                break
+            parts[shard] = torch.empty(shard.size_bytes, dtype=torch.uint8)
+            size += shard.size_bytes
+        store = self._chain[-1].store
+        with lease(store.vfs, store.location, self._options) as leased:
+            read_parts(self._chain, leased, parts)
+        return parts

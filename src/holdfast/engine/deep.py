@@ -1,0 +1,68 @@
+"""Elements → the digests that were taken of them when they were saved. Knows chains; no names.
+
+What checksums cannot tell: whether a codec, or a layout, gives back what it was given.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from .._core import xxh3_128
+from ..errors import CorruptError
+from ..format.names import dotted
+from ..layout import Shard, chunks_of
+from .chain import Chain, read_parts
+from .pool import Lease
+
+BATCH_BYTES = 256 << 20  # of shards in memory at once, if no single one is larger
+
+
+def check_digests(
+    chain: Chain, lease: Lease, report: Callable[[int], None]
+) -> Iterator[tuple[Shard, CorruptError]]:
+    """Decode every shard of a checkpoint, and yield each that is not what was saved.
+
+    Args:
+        report: called with the bytes of elements checked since the last call.
+    """
+    manifest = chain[-1].manifest
+    shards = [manifest.shard(index) for index in range(len(manifest.table.shard_tensor))]
+    batch: dict[int, Shard] = {}
+    size = 0
+    for index, shard in enumerate(shards):
+        if batch and size + shard.size_bytes > BATCH_BYTES:
+            yield from _check(chain, lease, batch)
+            report(size)
+            batch, size = {}, 0
+        batch[index] = shard
+        size += shard.size_bytes
+    yield from _check(chain, lease, batch)
+    report(size)
+
+
+def _check(
+    chain: Chain, lease: Lease, batch: dict[int, Shard]
+) -> Iterator[tuple[Shard, CorruptError]]:
+    table = chain[-1].manifest.table
+    parts = {s: torch.empty(s.size_bytes, dtype=torch.uint8) for s in batch.values()}
+    try:
+        read_parts(chain, lease, parts)
+    except CorruptError as error:
+        if len(batch) == 1:
+            yield next(iter(batch.values())), error
+            return
+        for index, shard in batch.items():  # one by one: the others may be good
+            yield from _check(chain, lease, {index: shard})
+        return
+    for index, shard in batch.items():
+        digests, at = [], 0
+        for chunk in chunks_of(shard, table.header.chunk_elements):
+            digests.append(xxh3_128(parts[shard][at : at + chunk.size_bytes].numpy()))
+            at += chunk.size_bytes
+        if xxh3_128(b"".join(digests)) != table.shard_digest[index].tobytes():
+            fault = (
+                f"{chain[-1].store.location}: the box {shard.box} of "
+                f"{dotted(shard.tensor.path)} does not decode to what was saved; every checksum "
+                "of it may be right. Use another checkpoint, and report this"
+            )
+            yield shard, CorruptError(fault)
