@@ -36,6 +36,15 @@ nb::tuple result_of(const Lossy& made) {
 }  // namespace
 
 void bind_compact(nb::module_& module) {
+  module.def(
+      "measure_loss",
+      [](std::uintptr_t data, std::uintptr_t decoded, std::uintptr_t base, std::size_t count) {
+        const Loss loss = without_gil([&] {
+          return measure_loss(floats_at(data), floats_at(decoded), floats_at(base), count);
+        });
+        return nb::make_tuple(loss.squared_error, loss.largest_error, loss.energy);
+      },
+      "data"_a, "decoded"_a, "base"_a, "count"_a);
   module.def("compact_bytes_max", &compact_bytes_max, "elements"_a);
   module.def(
       "compact_means",

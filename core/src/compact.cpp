@@ -123,6 +123,16 @@ bool is_rounding(const Elements& elements, const void* data, const Reference& re
 
 }  // namespace
 
+Loss measure_loss(const float* data, const float* decoded, const float* base, std::size_t count,
+                  const CodecKernel& kernel) {
+  Loss loss;
+  measure(data, decoded, count, loss, kernel);
+  std::uint32_t largest = 0;
+  loss.energy = base == nullptr ? energy_of(data, count, kernel)
+                                : kernel.sum_errors(data, base, count, &largest);
+  return loss;
+}
+
 Elements viewed(const Elements& elements, std::uint32_t width) {
   Elements view = {elements.count, 4, Kind::kFloat, width, 0};
   if (width == 0) view.row = elements.count;

@@ -295,6 +295,12 @@ def excp_decode(
 ) -> bool:
     """Decode to ``target``, which may be the base; whether it was one of `excp_encode`."""
 
+def measure_loss(data: int, decoded: int, base: int, count: int) -> tuple[float, float, float]:
+    """Squared error and largest error of f32, and the energy of their difference from a base, or 0.
+
+    ``base``: an address, or 0: the energy is that of the elements.
+    """
+
 def compact_bytes_max(elements: Elements) -> int:
     """Room that `compact_means`, `compact_moment` and `compact_steps` need."""
 

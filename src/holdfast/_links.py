@@ -3,11 +3,14 @@
 The coordinator chooses; each rank has in memory what it wrote last, or reads it back.
 """
 
+import json
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
+from .codecs.base import Loss
 from .codecs.groups import units_of
 from .engine.basis import Basis, keep_basis, last_link, take_basis
 from .engine.chain import Chain, open_chain, read_parts
@@ -15,6 +18,7 @@ from .engine.pool import lease
 from .errors import CorruptError, NotCommittedError, VersionError
 from .format import spec
 from .format.header import Header
+from .format.links import TensorLoss
 from .format.manifest import content_digest
 from .format.names import step_of
 from .layout import Shard
@@ -122,3 +126,19 @@ def end_link(link: Link, basis: Basis | None) -> None:
     if basis is not None:
         basis.settle(link.store.location, link.header.save_id)
         keep_basis(link.run, link.rank, basis)
+
+
+def encode_losses(basis: Basis | None, header: Header) -> bytes:
+    """Write what a rank's share of the tensors has lost, for the coordinator."""
+    index = {tensor.path: number for number, tensor in enumerate(header.tensors)}
+    losses = basis.losses.items() if basis is not None else ()
+    return json.dumps([(index[path], *astuple(loss)) for path, loss in losses]).encode()
+
+
+def join_losses(told: Sequence[bytes]) -> tuple[TensorLoss, ...]:
+    """Add up what all ranks have lost."""
+    found: dict[int, Loss] = {}
+    for text in told:
+        for index, *numbers in json.loads(text):
+            found[index] = found.get(index, Loss()) + Loss(*numbers)
+    return tuple(TensorLoss(index, *astuple(found[index])) for index in sorted(found))

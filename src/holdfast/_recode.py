@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ._links import Link, begin_link, choose_base, end_link
+from ._links import Link, begin_link, choose_base, encode_losses, end_link, join_losses
 from .boxes import unflatten
 from .codecs.base import Codec
 from .codecs.groups import find_groups, units_of
@@ -22,7 +22,8 @@ from .engine.commit import check_absent, commit, commit_again, remove_files
 from .engine.pipeline import Ledger, write_shards
 from .engine.pool import lease
 from .engine.write import WriterPlan
-from .format.header import RAW, Base, Coding, Header
+from .format.header import RAW, Coding, Header
+from .format.links import Base
 from .format.manifest import Manifest, content_digest
 from .format.rows import Planned, encode_written
 from .layout import Box, Shard, size_of
@@ -63,7 +64,7 @@ def recompress(
     header = _header(chain[-1].manifest, chosen, base)
     link = _link(there, header, chain, chosen, word["save_id"] if word else "")
     made = _write(chain, link, options or Options(), report)
-    commit(there, header, *made.told, lambda: None)
+    commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
     end_link(link, made.basis)
 
 
@@ -102,6 +103,11 @@ def rebase(
         raise
     remove_files(store, old.save_id)
     return True
+
+
+def _with_losses(header: Header, basis: Basis | None) -> Header:
+    """Note what was lost now; else what had been lost before."""
+    return replace(header, losses=join_losses([encode_losses(basis, header)]) or header.losses)
 
 
 def _header(manifest: Manifest, codec: Codec | None, base: Base | None) -> Header:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import __version__
 from ._agreed import Agreed, Described, agree, first_line, request_for
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
-from ._links import begin_link, choose_base, end_link
+from ._links import begin_link, choose_base, encode_losses, end_link, join_losses
 from ._wanted import Wanted, check_background, check_wanted
 from .codecs.registry import describe_codec, find_codec
 from .engine.basis import Basis
@@ -296,19 +296,21 @@ def _finish(
             ledger.close()
             record = json.dumps({"rank": ranks.rank, **ledger.record()}).encode()
             objects = encode_objects(agreed.made.plan, ranks.rank, agreed.objects)
-            written.answer = b"\n".join([record, objects, encode_written(tables)])
+            losses = encode_losses(basis, header)
+            written.answer = b"\n".join([record, objects, losses, encode_written(tables)])
     except BaseException as error:
         discard(store, header.save_id, ranks.rank, written, error)
         raise
-    records, told = [], [answer.split(b"\n", 2) for answer in written.answers]
+    records, told = [], [answer.split(b"\n", 3) for answer in written.answers]
     with Outcome(ranks), ledger.timed("commit"):
         if ranks.rank == COORDINATOR:
             plan = agreed.made.plan
-            values = decode_objects(plan, [objects for _, objects, _ in told])
+            values = decode_objects(plan, [objects for _, objects, _, _ in told])
             planned = Planned(plan.tensor, plan.boxes, plan.first)
-            header = replace(header, objects=values)
-            commit(store, header, planned, [written for _, _, written in told], ledger.check)
-            records = [json.loads(record) for record, _, _ in told]
+            lost = join_losses([losses for _, _, losses, _ in told])
+            header = replace(header, objects=values, losses=lost)
+            commit(store, header, planned, [written for *_, written in told], ledger.check)
+            records = [json.loads(record) for record, *_ in told]
     known.remember(agreed.made)
     end_link(agreed.link(ranks.rank), basis)
     if ranks.rank == COORDINATOR:

@@ -22,10 +22,37 @@ def check(condition, rule):
         raise Corrupt(rule)
 
 
+KNOWN = {"features": ("base", "losses"), "codecs": ("raw", "lossless", "compact", "excp")}
+
+
+def check_further(header):
+    check_base(header)
+    check_losses(header)
+
+
 def schema(header):
     """What the JSON header has besides."""
-    check(len(header["features"]) < 2, "a feature stands twice")
-    return {"base": {"name": str, "digest": str, "links": int}} if header["features"] else {}
+    loss = {"tensor": int} | dict.fromkeys(("squared_error", "largest_error", "energy"), float)
+    known = {"base": {"name": str, "digest": str, "links": int}, "losses": [loss]}
+    names = [feature["name"] for feature in header["features"]]
+    check(len(set(names)) == len(names), "a feature stands twice")
+    return {name: known[name] for name in names}
+
+
+def check_losses(header):
+    losses = header.get("losses", [{"tensor": -1}])
+    last = -1
+    for loss in losses if "losses" in header else ():
+        numbers = [loss[key] for key in ("squared_error", "largest_error", "energy")]
+        check(last < loss["tensor"] < len(header["tensors"]), "the tensor of a loss")
+        check(all(0 <= number < math.inf for number in numbers), "a loss")
+        last = loss["tensor"]
+    check(losses, "no losses")
+
+
+def without_losses(header):
+    features = [feature for feature in header["features"] if feature["name"] != "losses"]
+    return {key: header[key] for key in header if key != "losses"} | {"features": features}
 
 
 def check_base(header):

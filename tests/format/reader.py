@@ -99,8 +99,8 @@ def read_data_file(path, header, file, base):
     kept = [index for index, tensor in enumerate(header["tensors"]) if id(tensor) in own]
     tensors, ties = [header["tensors"][index] for index in kept], header["ties"]
     ties = [tie | {"tensor": kept.index(tie["tensor"])} for tie in ties if tie["tensor"] in kept]
-    codecs = payloads.renumbered(header["codecs"], kept)
-    changed = header | {"tensors": tensors, "ties": ties, "objects": [], "codecs": codecs}
+    changed = chains.without_losses(header) | {"tensors": tensors, "ties": ties, "objects": []}
+    changed["codecs"] = payloads.renumbered(header["codecs"], kept)
     check(footer_header == changed, "JSON headers of footer and MANIFEST")
     stored, end, chunks = {}, 64, enumerate(file.chunks)
     for number, (checksum, length, start, _) in sorted(chunks, key=lambda pair: pair[1][2]):
@@ -191,13 +191,13 @@ def read_header(content):
         json.dumps(header, ensure_ascii=False).encode()  # Raises on a lone surrogate.
     except ValueError as error:
         raise Corrupt(f"JSON header: {error}") from None
-    for name, known in ("features", ("base",)), ("codecs", ("raw", "lossless", "excp", "compact")):
+    for name, known in chains.KNOWN.items():
         check(fits(header, dict) and fits(header.get(name), SCHEMA[name]), name)
         check(all(fits(entry.get("name"), str) for entry in header[name]), name)
         if any(entry["name"] not in known for entry in header[name]):
             raise Newer(f"{name}: {header[name]}")
     check(fits(header, SCHEMA | chains.schema(header)), "keys or types of the JSON header")
-    chains.check_base(header)
+    chains.check_further(header)
     check(re.fullmatch("[0-9a-f]{32}", header["save_id"]), "save_id")
     check(header["step"] is None or (fits(header["step"], int) and header["step"] >= 0), "step")
     check(1 <= header["world_size"] < 2**32 and (header["step"] or 0) < 2**53, "integers")

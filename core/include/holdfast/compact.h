@@ -35,6 +35,11 @@ struct Loss {
   double energy = 0;  // sum of the squares of what was coded: a residual, or the elements
 };
 
+// What `decoded` has lost of f32 elements; the energy is that of their difference from `base`, or
+// of themselves where it is null.
+Loss measure_loss(const float* data, const float* decoded, const float* base, std::size_t count,
+                  const CodecKernel& kernel = best_codec_kernel());
+
 struct Lossy {
   Mode mode;
   std::size_t size_bytes;  // for kRaw: nothing was written, the elements are the payload

@@ -31,6 +31,14 @@ class Loss:
     largest_error: float = 0.0
     energy: float = 0.0
 
+    def __add__(self, other: "Loss") -> "Loss":
+        """Return the loss of the elements of both."""
+        return Loss(
+            self.squared_error + other.squared_error,
+            max(self.largest_error, other.largest_error),
+            self.energy + other.energy,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:

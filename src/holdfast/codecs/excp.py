@@ -19,10 +19,11 @@ from .._core import (
     excp_decode,
     excp_encode,
     excp_survey,
+    measure_loss,
 )
 from ..errors import OptionError
 from . import lossless
-from .base import Block, Payload, Piece, Relatives, check_every
+from .base import Block, Loss, Payload, Piece, Relatives, check_every
 
 NAME = "excp"
 FROM_BASE, OF_FIRST, OF_SECOND = 13, 14, 15  # modes
@@ -195,7 +196,9 @@ def encode(
         elif block.dtype == "f32":
             size = excp_encode(survey, role, part, *_needs(relatives), out, decoded)
             if size:
-                return Payload(out, size, _MODES.get(role, FROM_BASE))
+                base = 0 if role in _MODES else relatives.get("base", 0)
+                loss = Loss(*measure_loss(block.address, decoded, base, block.elements))
+                return Payload(out, size, _MODES.get(role, FROM_BASE), loss)
     payload = lossless.encode(block, _exact(role, relatives), out)
     copy(decoded, block.address, block.size_bytes)
     return payload

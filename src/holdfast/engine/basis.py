@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .._core import copy
-from ..layout import Chunk, Shard, chunk_count
+from ..codecs.base import Loss
+from ..layout import Chunk, Path, Shard, chunk_count
 
 # Whether the elements of a shard are kept, besides the digests of its chunks.
 Keeps = Callable[[Shard], bool]
@@ -33,12 +34,14 @@ class Basis:
         location: of the checkpoint; empty: of none, or of one half of which is replaced.
         save_id: of the checkpoint.
         is_base: whether what is being written is a link, made from this.
+        losses: of each tensor of the link that is not what it was.
     """
 
     chunk_elements: int
     location: str = ""
     save_id: str = ""
     is_base: bool = False
+    losses: dict[Path, Loss] = field(default_factory=dict)
     _shards: dict[Shard, _Kept] = field(default_factory=dict)
 
     def begin(
@@ -55,6 +58,7 @@ class Basis:
         """
         before, self._shards = self._shards, {}
         self.location, self.save_id, self.is_base = "", "", is_link
+        self.losses = {}
         for shard in shards:
             kept = before.get(shard)
             if kept is None or (kept.memory is None) == keeps(shard):
@@ -79,7 +83,7 @@ class Basis:
 
     def forget(self) -> None:
         """Let nothing be a base any more: half of it may be of the link already."""
-        self.is_base = False
+        self.is_base, self.losses = False, {}
         for kept in self._shards.values():
             kept.is_filled = False
             kept.digests = [b""] * len(kept.digests)
@@ -101,6 +105,10 @@ class Basis:
         kept.digests[number] = digest
         if kept.memory is not None:
             copy(kept.memory.data_ptr() + self._offset(chunk), address, chunk.size_bytes)
+
+    def lose(self, path: Path, loss: Loss) -> None:
+        """Add what was lost of some elements of a tensor."""
+        self.losses[path] = self.losses.get(path, Loss()) + loss
 
     def settle(self, location: str, save_id: str) -> None:
         """Note that the link is committed: it is what the next one is made from."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import CorruptError, NotCommittedError
-from ..format.header import Base
+from ..format.links import Base
 from ..format.manifest import Manifest, content_digest
 from ..format.names import dotted
 from ..layout import Box, Path, Shard, boxes_of_range

@@ -248,9 +248,11 @@ def _write_encoded(
         if made.number == 0:
             rows = writer.begin(*made.shards)
             digests = [[] for _ in made.shards]
-        for row, payload, known, digest in zip(
-            rows, made.payloads, digests, made.digests, strict=True
+        for shard, row, payload, known, digest in zip(
+            made.shards, rows, made.payloads, digests, made.digests, strict=True
         ):
+            if basis is not None and payload.loss is not None:
+                basis.lose(shard.tensor.path, payload.loss)
             size, here = payload.size_bytes, row + made.number
             if size == 0:
                 writer.append_empty(here, payload.mode)

@@ -13,10 +13,15 @@ from typing import Any
 from ..errors import CorruptError, VersionError
 from ..layout import ITEM_BYTES, ROLES, Group, Path, Shape, Tensor
 from . import spec
+from .fields import count, entries, hex_digits, keys, text
+from .links import Base, TensorLoss, decode_base, decode_losses
 from .values import decode_path, decode_value, encode_path, encode_value, parse_json
 
 _TOO_DEEP = f"its JSON header is nested deeper than {spec.JSON_DEPTH_MAX} levels"
-_FEATURES = {spec.FEATURE_BASE: {"base"}}  # the keys that a header of each has besides
+_FEATURES = {
+    spec.FEATURE_BASE: {"base"},
+    spec.FEATURE_LOSSES: {"losses"},
+}  # the keys that a header of each has besides
 _SINCE = {"since": "0.1.0"}
 _TENSOR_KEYS = {"path", "dtype", "shape", "codec"}
 _KEYS = {
@@ -50,21 +55,6 @@ RAW = Coding(spec.CODEC_RAW)
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """The checkpoint that a link was made from: it stands beside it, in the same directory.
-
-    Attributes:
-        name: of its directory.
-        digest: of what it holds (`content_digest`), 32 hexadecimal digits.
-        links: at most so many checkpoints are below the link; of its base there are fewer.
-    """
-
-    name: str
-    digest: str
-    links: int
-
-
-@dataclass(frozen=True, slots=True)
 class Header:
     """What the JSON header of a table says.
 
@@ -76,6 +66,7 @@ class Header:
         objects: (path, decoded value).
         codec_of: place in ``codecs`` of each tensor's; empty: all have the first.
         base: what chunks may refer to.
+        losses: of tensors that are not what was saved.
     """
 
     save_id: str
@@ -91,13 +82,14 @@ class Header:
     codecs: tuple[Coding, ...] = (RAW,)
     codec_of: tuple[int, ...] = ()
     base: Base | None = None
+    losses: tuple[TensorLoss, ...] = ()
 
     def codec(self, tensor: int) -> Coding:
         """Return how the chunks of a tensor are stored."""
         return self.codecs[self.codec_of[tensor] if self.codec_of else 0]
 
     def part(self, kept: Sequence[int]) -> "Header":
-        """Return the header of some tensors, ascending: numbered anew, without objects."""
+        """Return the header of some tensors, ascending: numbered anew, no objects, no losses."""
         anew = {index: number for number, index in enumerate(kept)}
         codecs = tuple(Coding(codec.name, _renumbered(codec.groups, anew)) for codec in self.codecs)
         return replace(
@@ -105,6 +97,7 @@ class Header:
             tensors=tuple(self.tensors[index] for index in kept),
             ties=tuple((path, anew[index]) for path, index in self.ties if index in anew),
             objects=(),
+            losses=(),
             codecs=codecs,
             codec_of=tuple(self.codec_of[index] for index in kept) if self.codec_of else (),
         )
@@ -122,8 +115,12 @@ def encode_header_values(header: Header) -> dict[str, Any]:
         {"path": encode_path(t.path), "dtype": t.dtype, "shape": list(t.shape), "codec": codec}
         for t, codec in zip(header.tensors, codec_of, strict=True)
     ]
-    features = [{"name": spec.FEATURE_BASE} | _SINCE] if header.base else []
-    base = {"base": asdict(header.base)} if header.base else {}
+    further: dict[str, Any] = {}
+    if header.base:
+        further["base"] = asdict(header.base)
+    if header.losses:
+        further["losses"] = [asdict(loss) for loss in header.losses]
+    features = [{"name": name} | _SINCE for name in further]  # the names are those of their keys
     return {
         "save_id": header.save_id,
         "step": header.step,
@@ -133,7 +130,7 @@ def encode_header_values(header: Header) -> dict[str, Any]:
         "written_by": header.written_by,
         "chunk_elements": header.chunk_elements,
         "features": features,
-        **base,
+        **further,
         "codecs": [_codec_values(codec) for codec in header.codecs],
         "tensors": tensors,
         "ties": [{"path": encode_path(path), "tensor": i} for path, i in header.ties],
@@ -203,48 +200,36 @@ def _decode_header(values: Any) -> Header:
     features = _check_known(values)
     if set(values) != _KEYS.union(*(_FEATURES[name] for name in features)):
         raise CorruptError("its JSON header does not have the keys of version 1")
-    tensors, codec_of = _decode_tensors(_entries(values, "tensors"), values["codecs"])
-    ties = tuple(_decode_tie(entry, len(tensors)) for entry in _entries(values, "ties"))
-    objects = tuple(_decode_object(entry) for entry in _entries(values, "objects"))
+    tensors, codec_of = _decode_tensors(entries(values, "tensors"), values["codecs"])
+    ties = tuple(_decode_tie(entry, len(tensors)) for entry in entries(values, "ties"))
+    objects = tuple(_decode_object(entry) for entry in entries(values, "objects"))
     paths = [tensor.path for tensor in tensors]
     paths += [path for path, _ in ties] + [path for path, _ in objects]
     # True == 1 in Python, but no key of a path is a bool.
     if len(set(paths)) != len(paths):
         raise CorruptError("its JSON header names a path twice")
     return Header(
-        save_id=_hex(values["save_id"], "save_id"),
-        step=None if values["step"] is None else _count(values["step"], 0, "step", 1 << 53),
-        world_size=_count(values["world_size"], 1, "world_size", 1 << 32),
+        save_id=hex_digits(values["save_id"], "save_id"),
+        step=None if values["step"] is None else count(values["step"], 0, "step", 1 << 53),
+        world_size=count(values["world_size"], 1, "world_size", 1 << 32),
         mesh=_mesh(values["mesh"]),
         metrics=_metrics(values["metrics"]),
-        written_by=_text(values["written_by"], "written_by"),
+        written_by=text(values["written_by"], "written_by"),
         chunk_elements=_chunk_elements(values["chunk_elements"]),
         tensors=tensors,
         ties=ties,
         objects=objects,
         codecs=tuple(_decode_codec(codec, tensors) for codec in values["codecs"]),
         codec_of=codec_of if any(codec_of) else (),
-        base=_decode_base(values["base"]) if "base" in values else None,
+        base=decode_base(values["base"]) if "base" in values else None,
+        losses=decode_losses(values, len(tensors)) if "losses" in values else (),
     )
-
-
-def _decode_base(entry: Any) -> Base:
-    if not isinstance(entry, dict):
-        raise CorruptError("the base of its JSON header is not an object")
-    _keys(entry, {"name", "digest", "links"}, "base")
-    name = _text(entry["name"], "the name of the base")
-    # A name of a directory, and of no other place: what is read lies beside the checkpoint.
-    bad = not name or name in (".", "..") or "/" in name or "\0" in name
-    if bad or len(name.encode()) > spec.BASE_NAME_BYTES_MAX:
-        raise CorruptError(f"the name of the base is {name!r:.80}; expected that of a directory")
-    links = _count(entry["links"], 1, "links", spec.CHAIN_LINKS_MAX + 1)
-    return Base(name, _hex(entry["digest"], "digest"), links)
 
 
 def _decode_codec(values: dict[str, Any], tensors: Sequence[Tensor]) -> Coding:
     if values["name"] == spec.CODEC_RAW:
         return RAW
-    groups = tuple(_decode_group(entry, tensors) for entry in _entries(values, "groups"))
+    groups = tuple(_decode_group(entry, tensors) for entry in entries(values, "groups"))
     members = [index for group in groups for index in group.values()]
     if len(set(members)) != len(members):
         raise CorruptError("a tensor is in two groups of a codec")
@@ -255,7 +240,7 @@ def _decode_group(entry: dict[str, Any], tensors: Sequence[Tensor]) -> Group:
     if len(entry) < 2 or not set(entry) <= set(ROLES):
         raise CorruptError(f"a group of a codec has the roles {sorted(entry)!r:.80}")
     for role, index in entry.items():
-        if _count(index, 0, role) >= len(tensors):
+        if count(index, 0, role) >= len(tensors):
             raise CorruptError(f"a group of a codec names tensor {index} of {len(tensors)}")
         dtypes = ("f32", "bf16", "f16") if role == "weight" else ("f32",)
         if tensors[index].dtype not in dtypes:
@@ -268,9 +253,9 @@ def _decode_group(entry: dict[str, Any], tensors: Sequence[Tensor]) -> Group:
 def _check_known(values: dict[str, Any]) -> set[str]:
     """Tell a newer checkpoint from a damaged one; return the features it uses."""
     found: set[str] = set()
-    for feature in _entries(values, "features"):
-        _keys(feature, {"name", "since"}, "feature")
-        name, since = (_text(feature[key], f"{key} of a feature") for key in ("name", "since"))
+    for feature in entries(values, "features"):
+        keys(feature, {"name", "since"}, "feature")
+        name, since = (text(feature[key], f"{key} of a feature") for key in ("name", "since"))
         if name not in _FEATURES:
             raise VersionError(
                 f"it uses the feature {name!r:.80}, which holdfast {since:.80} and newer read. "
@@ -279,13 +264,13 @@ def _check_known(values: dict[str, Any]) -> set[str]:
         if name in found:
             raise CorruptError(f"its JSON header names the feature {name!r} twice")
         found.add(name)
-    for codec in _entries(values, "codecs"):
-        if (name := _text(codec.get("name"), "the name of a codec")) not in spec.MODES:
+    for codec in entries(values, "codecs"):
+        if (name := text(codec.get("name"), "the name of a codec")) not in spec.MODES:
             raise VersionError(
                 f"it uses the codec {name!r:.80}, which this holdfast does not know. "
                 f"It was written by {values.get('written_by')!r:.80}; upgrade holdfast"
             )
-        _keys(codec, {"name"} if name == spec.CODEC_RAW else {"name", "groups"}, "codec")
+        keys(codec, {"name"} if name == spec.CODEC_RAW else {"name", "groups"}, "codec")
     return found
 
 
@@ -299,7 +284,7 @@ def _decode_tensors(
     known: dict[str, Shape] = {}
     tensors, codec_of = [], []
     for entry in entries:
-        _keys(entry, _TENSOR_KEYS, "tensor")
+        keys(entry, _TENSOR_KEYS, "tensor")
         dtype, shape, codec = entry["dtype"], entry["shape"], entry["codec"]
         alike = f"{dtype!r}{shape!r}{codec!r}"  # of 1 and True, which are equal, texts differ
         if alike not in known:
@@ -315,7 +300,7 @@ def _tensor_shape(dtype: Any, shape: Any, codec: Any, codecs: int) -> Shape:
         raise CorruptError(f"the dtype {dtype!r:.40} is unknown")
     if not isinstance(shape, list) or len(shape) > spec.DIMENSIONS_MAX:
         raise CorruptError(f"the shape {shape!r:.80} is not a list of at most 64 dimensions")
-    if _count(codec, 0, "codec") >= codecs:
+    if count(codec, 0, "codec") >= codecs:
         raise CorruptError(f"codec {codec} is not in the table of {codecs}")
     found = _shape(shape)
     # An empty tensor may not be of a shape either that nobody could hold in memory.
@@ -325,53 +310,23 @@ def _tensor_shape(dtype: Any, shape: Any, codec: Any, codecs: int) -> Shape:
 
 
 def _decode_tie(entry: dict[str, Any], tensors: int) -> tuple[Path, int]:
-    _keys(entry, {"path", "tensor"}, "tie")
-    if _count(entry["tensor"], 0, "tie") >= tensors:
+    keys(entry, {"path", "tensor"}, "tie")
+    if count(entry["tensor"], 0, "tie") >= tensors:
         raise CorruptError(f"a tie names tensor {entry['tensor']} of {tensors}")
     return decode_path(entry["path"]), entry["tensor"]
 
 
 def _decode_object(entry: dict[str, Any]) -> tuple[Path, Any]:
-    _keys(entry, {"path", "value"}, "object")
+    keys(entry, {"path", "value"}, "object")
     return decode_path(entry["path"]), decode_value(entry["value"])
 
 
-def _entries(values: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    entries = values.get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CorruptError(f"{key!r} of its JSON header is not a list of objects")
-    return entries
-
-
-def _keys(entry: dict[str, Any], keys: set[str], what: str) -> None:
-    if entry.keys() != keys:
-        raise CorruptError(f"a {what} of its JSON header has the keys {sorted(entry)!r:.80}")
-
-
-def _count(value: Any, low: int, what: str, end: int = 1 << 63) -> int:
-    if type(value) is not int or not low <= value < end:
-        raise CorruptError(f"{what} is {value!r:.40}; expected an integer from {low} below {end}")
-    return value
-
-
 def _shape(values: list[Any]) -> Shape:
-    return tuple([_count(n, 0, "a dimension") for n in values])
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise CorruptError(f"{what} is {value!r:.40}; expected text")
-    return value
-
-
-def _hex(value: Any, what: str) -> str:
-    if not isinstance(value, str) or len(value) != 32 or not set(value) <= set("0123456789abcdef"):
-        raise CorruptError(f"{what} is {value!r:.40}; expected 32 hexadecimal digits")
-    return value
+    return tuple([count(n, 0, "a dimension") for n in values])
 
 
 def _chunk_elements(value: Any) -> int:
-    if _count(value, 1, "chunk_elements") > spec.CHUNK_ELEMENTS_MAX:
+    if count(value, 1, "chunk_elements") > spec.CHUNK_ELEMENTS_MAX:
         raise CorruptError(f"chunk_elements is {value}; at most {spec.CHUNK_ELEMENTS_MAX}")
     return int(value)
 
@@ -384,7 +339,7 @@ def _mesh(value: Any) -> dict[str, Any] | None:
     shape, names = value["shape"], value["names"]
     if not isinstance(shape, list) or not isinstance(names, list) or len(shape) != len(names):
         raise CorruptError("the mesh's shape and names are not lists of one length")
-    return {"shape": list(_shape(shape)), "names": [_text(name, "a mesh name") for name in names]}
+    return {"shape": list(_shape(shape)), "names": [text(name, "a mesh name") for name in names]}
 
 
 def _metrics(value: Any) -> dict[str, float]:

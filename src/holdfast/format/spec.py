@@ -35,6 +35,7 @@ MODE_UNCHANGED = 7  # the one whose payload is a digest
 REFERENCE_BYTES_MAX = 15 << 20  # from a payload to the end of one that refers to it, or back
 REFERENCE_DEPTH_MAX = 2
 FEATURE_BASE = "base"
+FEATURE_LOSSES = "losses"
 CHAIN_LINKS_MAX = 64  # checkpoints below one
 BASE_NAME_BYTES_MAX = 255
 

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import xxh3_128
-from ..format.header import Base, Header
+from ..format.header import Header
+from ..format.links import Base
 from ..format.values import decode_value, encode_path, parse_json
 from ..layout import Path, Shard
 from .requests import Request, distinct
