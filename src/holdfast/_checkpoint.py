@@ -3,12 +3,13 @@
 import difflib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .codecs.base import Loss
 from .engine.check import check_files, check_names, read_manifest
 from .engine.pool import lease
 from .engine.read import DataFileReader
@@ -39,6 +40,7 @@ class TensorInfo:
         codec: how its chunks are stored.
         shards: (offset, shape) of each stored box.
         tied_to: the name it shares its elements with, or None.
+        loss: what it has lost against what was saved; None: nothing.
     """
 
     name: str
@@ -49,6 +51,7 @@ class TensorInfo:
     codec: str
     shards: tuple[tuple[Shape, Shape], ...]
     tied_to: str | None
+    loss: Loss | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class Checkpoint:
         self._options = options or Options()
         self._manifest = read_manifest(self._store)
         self._chain: Chain = ()  # opened when something is read
+        losses = self._manifest.table.header.losses
+        self._losses = {n.tensor: Loss(*astuple(n)[1:]) for n in losses}
         header = self._manifest.table.header
         self._tensors: dict[Path, int] = {t.path: i for i, t in enumerate(header.tensors)}
         self._tensors |= dict(header.ties)
@@ -113,6 +118,12 @@ class Checkpoint:
     def world_size(self) -> int:
         """Number of ranks that wrote it."""
         return self._manifest.table.header.world_size
+
+    @property
+    def base(self) -> str | None:
+        """Name of the checkpoint beside it that it was made from, if it needs one."""
+        base = self._manifest.table.header.base
+        return base.name if base else None
 
     @property
     def mesh(self) -> dict[str, Any] | None:
@@ -187,6 +198,7 @@ class Checkpoint:
             codec=manifest.table.header.codec(index).name,
             shards=tuple((box.offset, box.shape) for box in boxes),
             tied_to=None if tensor.path == path else self._names[tensor.path],
+            loss=self._losses.get(index),
         )
 
     def tensor(self, name: str, box: "tuple[Shape, Shape] | None" = None) -> "torch.Tensor":

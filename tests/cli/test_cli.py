@@ -103,7 +103,7 @@ def test_interruption(
 ) -> None:
     import holdfast.tools.verify
 
-    def interrupted(path: str) -> None:
+    def interrupted(path: str, **_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(holdfast.tools.verify, "verify", interrupted)

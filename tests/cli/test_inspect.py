@@ -87,6 +87,7 @@ def test_json_says_all_of_it(path: Path, holdfast_command: Command) -> None:
         "codec": "raw",
         "shards": 1,
         "tied_to": None,
+        "loss": None,
     }
     assert document["objects"][1] == {
         "name": "betas",

@@ -3,6 +3,7 @@
 import os
 import reprlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from .. import Checkpoint
@@ -54,11 +55,14 @@ def render(document: Document, *, everything: bool = False) -> list[str]:
     room = max(lines - FRAME_ROWS - len(heading), TREE_ROWS_MIN)
     root = grow(_leaves(document), join=not everything)
     rows = rows_of(root, None if everything else room)
-    coded = any(tensor["codec"] != "raw" for tensor in document["tensors"])
-    table = [("name", "type", "shape", "size", "stored", "shards"), *map(_cells, rows)]
-    if not coded:
-        table = [(*cells[:4], *cells[5:]) for cells in table]
-    body = columns(table, right=(3, 4, 5), width=width)
+    table = [("name", "type", "shape", "size", "stored", "lost", "shards"), *map(_cells, rows)]
+    hidden = set()
+    if all(tensor["codec"] == "raw" for tensor in document["tensors"]):
+        hidden.add(4)
+    if all(tensor["loss"] is None for tensor in document["tensors"]):
+        hidden.add(5)
+    table = [tuple(c for n, c in enumerate(cells) if n not in hidden) for cells in table]
+    body = columns(table, right=(3, 4, 5, 6), width=width)
     return [*heading, "", *body, "", *_totals(document, width)]
 
 
@@ -78,6 +82,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
         "step": checkpoint.step,
         "world_size": checkpoint.world_size,
         "mesh": checkpoint.mesh,
+        "base": checkpoint.base,
         "metrics": encode_value(checkpoint.metrics, ("metrics",)),
         "save_id": checkpoint.save_id,
         "written_by": checkpoint.written_by,
@@ -118,6 +123,7 @@ def _tensors(checkpoint: Checkpoint, *, boxes: bool) -> Iterator[Document]:
             "codec": info.codec,
             "shards": len(info.shards),
             "tied_to": info.tied_to,
+            "loss": None if info.loss is None else asdict(info.loss),
         }
         if boxes:
             entry["boxes"] = [
@@ -137,6 +143,8 @@ def _heading(document: Document, width: int) -> list[str]:
         f"save {document['save_id']}",
         f"by {cut(printable(document['written_by']), FIGURE_WIDTH)}",
     ]
+    if document["base"] is not None:
+        parts.append(f"made from {cut(printable(document['base']), FIGURE_WIDTH)}")
     lines = [printable(document["path"]), *_wrapped(parts, width)]
     if document["metrics"]:
         lines += _wrapped(list(_metrics(document["metrics"])), width)[:3]
@@ -175,6 +183,8 @@ def _leaves(document: Document) -> Iterator[tuple[str, Leaf]]:
                 size_bytes=tensor["size_bytes"],
                 stored_bytes=tensor["stored_bytes"],
                 shards=tensor["shards"],
+                lost=tensor["loss"]["squared_error"] if tensor["loss"] else 0.0,
+                energy=tensor["loss"]["energy"] if tensor["loss"] else 0.0,
             ),
         )
     for entry in document["objects"]:
@@ -185,7 +195,7 @@ def _leaves(document: Document) -> Iterator[tuple[str, Leaf]]:
 def _cells(row: Row) -> tuple[str, ...]:
     indent = "  " * row.depth
     if row.hidden:
-        return (f"{indent}… {row.hidden:,} more; --all shows them", "", "", "", "", "")
+        return (f"{indent}… {row.hidden:,} more; --all shows them", "", "", "", "", "", "")
     node = row.node
     leaves = list(node.leaves())
     size = sum(leaf.size_bytes for leaf in leaves)
@@ -195,7 +205,9 @@ def _cells(row: Row) -> tuple[str, ...]:
     if node.alike > 1:
         label += f" (x{node.alike:,})"
     share = f"{100 * sum(leaf.stored_bytes for leaf in leaves) / size:.1f} %" if size else ""
-    figures = (show_bytes(size), share, f"{shards:,}") if tensors else ("", "", "")
+    energy = sum(leaf.energy for leaf in leaves)
+    lost = f"{100 * sum(leaf.lost for leaf in leaves) / energy:.3g} %" if energy else ""
+    figures = (show_bytes(size), share, lost, f"{shards:,}") if tensors else ("", "", "", "")
     if node.leaf is not None and not node.children:
         return (label, node.leaf.kind, node.leaf.form, *figures)
     if row.is_open:

@@ -26,6 +26,7 @@ class Leaf:
         tensors, objects: how many it stands for.
         size_bytes, stored_bytes: of all of them, as elements and in the files.
         shards: of all of them.
+        lost, energy: squared errors of all of them, and the energy of what was coded.
     """
 
     kind: str
@@ -35,6 +36,8 @@ class Leaf:
     size_bytes: int = 0
     stored_bytes: int = 0
     shards: int = 0
+    lost: float = 0.0
+    energy: float = 0.0
 
 
 @dataclass(slots=True)
@@ -143,6 +146,8 @@ def _sum(leaves: list[Leaf]) -> Leaf:
         sum(leaf.size_bytes for leaf in leaves),
         sum(leaf.stored_bytes for leaf in leaves),
         sum(leaf.shards for leaf in leaves),
+        sum(leaf.lost for leaf in leaves),
+        sum(leaf.energy for leaf in leaves),
     )
 
 

@@ -1,0 +1,90 @@
+"""`holdfast recompress`, `rebase`, `verify --deep`, and what `inspect` says of links."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.engine.basis import forget_bases
+
+NewPath = Callable[[], Path]
+Command = Any
+
+
+@pytest.fixture(autouse=True)
+def _no_bases() -> Iterator[None]:
+    forget_bases()
+    yield
+    forget_bases()
+
+
+@pytest.fixture
+def run(new_path: NewPath) -> Path:
+    """Three raw steps of a parameter and its moments."""
+    root = new_path()
+    torch.manual_seed(1)
+    weight = torch.randn(128, 160) / 50
+    for step in range(3):
+        weight = weight + 1e-4 * torch.randn(128, 160)
+        square = torch.rand(128, 1) * torch.rand(160) * 1e-8
+        moments = {"exp_avg": square.sqrt() * torch.randn(128, 160), "exp_avg_sq": square}
+        state = {"model": {"w": weight}, "optimizer": {"w": moments}, "n": step}
+        holdfast.save(state, root / f"step-{step:08d}", step=step)
+    return root
+
+
+def bits(path: Path) -> dict[str, bytes]:
+    with holdfast.open(path) as checkpoint:
+        return {n: checkpoint.tensor(n).numpy().tobytes() for n in checkpoint.names()}
+
+
+def test_a_run_is_recompressed_and_its_links_rebased(
+    run: Path, new_path: NewPath, holdfast_command: Command
+) -> None:
+    other, names = new_path(), [f"step-{step:08d}" for step in range(3)]
+    answer = holdfast_command("recompress", run, other, "--codec", "delta")
+    assert answer.code == 0 and "smaller than the elements" in answer.out
+    assert [bits(other / name) for name in names] == [bits(run / name) for name in names]
+    answer = holdfast_command("inspect", other / names[2])
+    assert "made from step-00000001" in answer.out and "lost" not in answer.out
+    answer = holdfast_command("verify", "--deep", other)
+    assert answer.code == 0 and answer.out.count("good") == 3
+    answer = holdfast_command("rebase", other / names[2])
+    assert answer.code == 0 and "needs no other checkpoint now" in answer.out
+    (other / names[1]).rename(other / "away")
+    assert bits(other / names[2]) == bits(run / names[2])
+    answer = holdfast_command("rebase", other / names[2], "--json")
+    assert answer.code == 0 and json.loads(answer.out)["changed"] is False
+    (other / "away").rename(other / names[1])
+    (other / names[0]).rename(other / "away")
+    assert holdfast_command("verify", other / names[1]).code == 0
+    answer = holdfast_command("verify", "--deep", other / names[1])
+    assert answer.code == 1 and "made from step-00000000" in answer.out
+
+
+def test_what_is_lost_is_shown(run: Path, new_path: NewPath, holdfast_command: Command) -> None:
+    other = new_path()
+    answer = holdfast_command("recompress", run, other, "--codec", "compact:small", "--json")
+    sizes = [found["to_bytes"] for found in json.loads(answer.out)["checkpoints"]]
+    assert max(sizes[1:]) < sizes[0] / 10
+    answer = holdfast_command("inspect", other / "step-00000002")
+    assert "lost" in answer.out and "100 %" in answer.out  # first moments are
+    answer = holdfast_command("inspect", other / "step-00000002", "--json")
+    losses = {t["name"]: t["loss"] for t in json.loads(answer.out)["tensors"]}
+    weight = losses["model.w"]
+    assert 0.1 < weight["squared_error"] / weight["energy"] < 0.7
+    answer = holdfast_command("inspect", other / "step-00000000", "--json")
+    assert {t["loss"] for t in json.loads(answer.out)["tensors"]} == {None}
+
+
+def test_what_cannot_be(run: Path, new_path: NewPath, holdfast_command: Command) -> None:
+    answer = holdfast_command("recompress", run, new_path(), "--codec", "zip")
+    assert answer.code == 2 and "there are raw, lossless, delta, compact" in answer.err
+    answer = holdfast_command("recompress", run / "none", new_path())
+    assert answer.code == 2 and "does not exist" in answer.err
+    assert holdfast_command("recompress", run, run).code == 2
+    assert holdfast_command("rebase", run).code == 2
