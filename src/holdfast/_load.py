@@ -20,7 +20,7 @@ from .group.torch import find_group
 from .options import SLOT_BYTES, Options
 from .plan.load_plan import find_chunks
 from .plan.share_plan import encode_rows, share_out
-from .state.target import bind
+from .state.target import bind, check_into
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def load_from(
         strangers: let be what is in the directory and does not belong to the checkpoint.
     """
     with Phase(ranks) as prepared:
+        check_into(into)
         store = open_store(path)
         manifest = read_manifest(store)
         chain = open_chain(store, manifest) if len(manifest.based) else ()

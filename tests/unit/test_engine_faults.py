@@ -45,7 +45,9 @@ class Loses(SingleGroup):
         if self.rounds == 0:
             raise KeyboardInterrupt
         self.rounds -= 1
-        word = b'"word": {"save_id": "%s", "step": null, "metrics": {}}' % (b"ab" * 16)
+        word = b'"word": {"save_id": "%s", "step": null, "metrics": {}, "base": null}' % (
+            b"ab" * 16
+        )
         return [data.replace(b'"word": {}', word), data]
 
 

@@ -77,6 +77,16 @@ class Target:
             action()
 
 
+def check_into(into: object) -> None:
+    """Check that a target is a dict.
+
+    Raises:
+        StateError: it is something else.
+    """
+    if not isinstance(into, Mapping):
+        raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
+
+
 def bind(into: Mapping[Any, Any], source: Source) -> Target:
     """Match a target with what a checkpoint offers.
 
@@ -84,10 +94,8 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
     DTensor placements), with the checkpoint's dtype; no optimizer step is taken for it.
 
     Raises:
-        StateError: the target holds something that no checkpoint could, or is no dict.
+        StateError: the target holds something that no checkpoint could.
     """
-    if not isinstance(into, Mapping):
-        raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
     target = Target()
     _Bind(target, source, parameter_names(dict(find_modules(into)))).visit(into, (), _no_setter)
     return target
