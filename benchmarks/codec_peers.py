@@ -13,8 +13,8 @@ class Peer:
     """A codec for elements of one size: 4 bytes (f32) or 2 (bf16)."""
 
     name: str
-    encode: Callable[[Bytes], bytes]
-    decode: Callable[[bytes], Bytes]
+    encode: Callable[[Bytes], Bytes]
+    decode: Callable[[Bytes], Bytes]
 
 
 def peers(item_bytes: int) -> Iterator[Peer | str]:
@@ -66,7 +66,7 @@ def _openzl(item_bytes: int) -> Peer:
         found: bytes = context.compress([zl.Input(zl.Type.Serial, numpy.frombuffer(data, "u1"))])
         return found
 
-    def decode(data: bytes) -> bytes:
+    def decode(data: Bytes) -> bytes:
         (output,) = zl.DCtx().decompress(data)
         return bytes(output.content.as_bytes())
 

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from ._links import Link
+from ._links import Writing
 from ._wanted import check_room
 from .codecs.base import Codec
 from .codecs.registry import make_codec
@@ -63,10 +63,10 @@ class Agreed:
     size_bytes: int
     base_save_id: str
 
-    def link(self, rank: int) -> Link:
+    def writing(self, rank: int) -> Writing:
         """Return what there is to know of its base."""
         header = self.files.header
-        return Link(self.store, header, self.shards, self.codec, self.base_save_id, rank)
+        return Writing(self.store, header, self.shards, self.codec, self.base_save_id, rank)
 
     @property
     def shards(self) -> tuple[Shard, ...]:

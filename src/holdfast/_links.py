@@ -71,7 +71,7 @@ def _step_before(store: "LocalStore") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Writing:
     """What one rank writes of a checkpoint that may be a link.
 
     Attributes:
@@ -91,22 +91,22 @@ class Link:
         return os.path.dirname(self.store.location)
 
 
-def begin_link(link: Link, options: Options) -> Basis | None:
+def begin_link(writing: Writing, options: Options) -> Basis | None:
     """Find, or read, what the shards are made from; None where there are no links."""
-    codec, header = link.codec, link.header
+    codec, header = writing.codec, writing.header
     if codec is None or codec.every == 1:
         return None
-    basis = take_basis(link.run, link.rank, header.chunk_elements)
+    basis = take_basis(writing.run, writing.rank, header.chunk_elements)
     groups = [group for coding in header.codecs for group in coding.groups]
     kept: set[Shard] = set()
-    for unit in units_of(link.shards, header.tensors, groups):
+    for unit in units_of(writing.shards, header.tensors, groups):
         roles = [role for role, _ in unit]
         kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
     is_link = header.base is not None
-    is_kept = is_link and basis.save_id == link.base_save_id
-    missing = basis.begin(link.shards, kept.__contains__, is_link=is_link, is_kept=is_kept)
+    is_kept = is_link and basis.save_id == writing.base_save_id
+    missing = basis.begin(writing.shards, kept.__contains__, is_link=is_link, is_kept=is_kept)
     if header.base and missing:
-        chain = open_chain(link.store.sibling(header.base.name))
+        chain = open_chain(writing.store.sibling(header.base.name))
         _read_base(chain, basis, missing, options)
     return basis
 
@@ -121,11 +121,11 @@ def _read_base(chain: Chain, basis: Basis, shards: list[Shard], options: Options
         basis.fill(shard)
 
 
-def end_link(link: Link, basis: Basis | None) -> None:
+def end_link(writing: Writing, basis: Basis | None) -> None:
     """Keep what was written, now committed, for the next link."""
     if basis is not None:
-        basis.settle(link.store.location, link.header.save_id)
-        keep_basis(link.run, link.rank, basis)
+        basis.settle(writing.store.location, writing.header.save_id)
+        keep_basis(writing.run, writing.rank, basis)
 
 
 def encode_losses(basis: Basis | None, header: Header) -> bytes:

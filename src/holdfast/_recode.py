@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ._links import Link, begin_link, choose_base, encode_losses, end_link, join_losses
+from ._links import Writing, begin_link, choose_base, encode_losses, end_link, join_losses
 from .boxes import unflatten
 from .codecs.base import Codec
 from .codecs.groups import find_groups, units_of
@@ -62,10 +62,10 @@ def recompress(
     word = choose_base(there, chosen, 0)
     base = Base(word["name"], word["digest"], word["links"]) if word else None
     header = _header(chain[-1].manifest, chosen, base)
-    link = _link(there, header, chain, chosen, word["save_id"] if word else "")
-    made = _write(chain, link, options or Options(), report)
+    writing = _writing(there, header, chain, chosen, word["save_id"] if word else "")
+    made = _write(chain, writing, options or Options(), report)
     commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
-    end_link(link, made.basis)
+    end_link(writing, made.basis)
 
 
 def rebase(
@@ -94,9 +94,9 @@ def rebase(
     if old.base is None:
         return False
     header = _header(manifest, LOSSLESS, None)
-    link = _link(store, header, chain, LOSSLESS, "")
+    writing = _writing(store, header, chain, LOSSLESS, "")
     try:
-        made = _write(chain, link, options or Options(), report)
+        made = _write(chain, writing, options or Options(), report)
         commit_again(store, header, *made.told, content_digest(manifest.table))
     except BaseException:
         remove_files(store, header.save_id)
@@ -117,15 +117,15 @@ def _header(manifest: Manifest, codec: Codec | None, base: Base | None) -> Heade
     return replace(old, save_id=save_id, codecs=(coding,), codec_of=(), base=base)
 
 
-def _link(
+def _writing(
     store: LocalStore, header: Header, chain: Chain, codec: Codec | None, base_save_id: str
-) -> Link:
+) -> Writing:
     manifest = chain[-1].manifest
     count = len(manifest.table.shard_tensor)
     shards = [manifest.shard(index) for index in range(count)]
     groups = [group for coding in header.codecs for group in coding.groups]
     ordered = tuple(s for unit in units_of(shards, header.tensors, groups) for _, s in unit)
-    return Link(store, header, ordered, codec, base_save_id, 0)
+    return Writing(store, header, ordered, codec, base_save_id, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +136,23 @@ class _Made:
     basis: Basis | None
 
 
-def _write(chain: Chain, link: Link, options: Options, report: Report) -> _Made:
+def _write(chain: Chain, writing: Writing, options: Options, report: Report) -> _Made:
     """Write all shards as the first rank, durably."""
-    header, store = link.header, link.store
-    files = WriterPlan(header, 0, 0, size_of(link.shards), options.file_bytes)
-    basis = begin_link(link, options)
-    source = _Source(chain, link.shards, options, report)
+    header, store = writing.header, writing.store
+    files = WriterPlan(header, 0, 0, size_of(writing.shards), options.file_bytes)
+    basis = begin_link(writing, options)
+    source = _Source(chain, writing.shards, options, report)
     with lease(store.vfs, store.location, options) as leased:
         tables = write_shards(
-            store, leased, files, link.shards, source, link.codec, basis, Ledger()
+            store, leased, files, writing.shards, source, writing.codec, basis, Ledger()
         )
     index = {tensor: number for number, tensor in enumerate(header.tensors)}
-    owner = np.array([index[shard.tensor] for shard in link.shards], np.int64)
-    ndim = np.array([len(shard.box.shape) for shard in link.shards], np.int64)
-    flat = [n for shard in link.shards for n in (*shard.box.offset, *shard.box.shape)]
+    owner = np.array([index[shard.tensor] for shard in writing.shards], np.int64)
+    ndim = np.array([len(shard.box.shape) for shard in writing.shards], np.int64)
+    flat = [n for shard in writing.shards for n in (*shard.box.offset, *shard.box.shape)]
     numbers = np.array(flat, np.int64)
     boxes = unflatten(numbers, np.cumsum(2 * ndim) - 2 * ndim, ndim)
-    first = np.array([0, *[len(link.shards)] * header.world_size], np.int64)
+    first = np.array([0, *[len(writing.shards)] * header.world_size], np.int64)
     nothing = [encode_written([])] * (header.world_size - 1)
     return _Made((Planned(owner, boxes, first), [encode_written(tables), *nothing]), basis)
 

@@ -147,7 +147,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
 
     def write() -> Written:
         sources, files, shards = mine.leaves.sources(), agreed.files, agreed.shards
-        basis = begin_link(agreed.link(ranks.rank), options)
+        basis = begin_link(agreed.writing(ranks.rank), options)
         with lease(store.vfs, store.location, options) as leased:
             parts: Source = lambda shard: part_with(sources, shard)  # noqa: E731
             codec = agreed.codec
@@ -276,7 +276,7 @@ def _stage(
         ledger.staged_bytes = ledger.total_bytes
         handle.staged()
         files, shards, codec = agreed.files, agreed.shards, agreed.codec
-        basis = begin_link(agreed.link(rank), wanted.options)
+        basis = begin_link(agreed.writing(rank), wanted.options)
         tables = write_shards(store, lease, files, shards, images, codec, basis, ledger)
         copies.close()
         return tables, basis
@@ -312,7 +312,7 @@ def _finish(
             commit(store, header, planned, [written for *_, written in told], ledger.check)
             records = [json.loads(record) for record, *_ in told]
     known.remember(agreed.made)
-    end_link(agreed.link(ranks.rank), basis)
+    end_link(agreed.writing(ranks.rank), basis)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
         seconds, stall_s = time.perf_counter() - ledger.started, ledger.stall_s
