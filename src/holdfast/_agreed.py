@@ -14,6 +14,7 @@ from .codecs.base import Codec
 from .codecs.registry import make_codec
 from .engine.pool import check_pool
 from .engine.write import WriterPlan, lay_out
+from .format.header import RAW
 from .group.base import COORDINATOR, BriefPhase
 from .layout import Path, Shard, size_of
 from .plan import known
@@ -119,7 +120,8 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
         plan = plan_save(requests, *sizes, chosen["writers"], chosen["codec"]["name"])
         made = known.know(mine.held, plan, chosen, requests, rank, told.answers)
     size_bytes = size_of(made.plan.tensors)
-    check_room(mine.store.location, size_bytes, word.get("free_bytes"))
+    if made.plan.coding == RAW:  # what a codec leaves is known when it is written
+        check_room(mine.store.location, size_bytes, word.get("free_bytes"))
     header = made.header(word)
     file_bytes = made.settings["file_bytes"]
     for other, first in enumerate(firsts):

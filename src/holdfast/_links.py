@@ -106,8 +106,11 @@ def begin_link(writing: Writing, options: Options) -> Basis | None:
     is_kept = is_link and basis.save_id == writing.base_save_id
     missing = basis.begin(writing.shards, kept.__contains__, is_link=is_link, is_kept=is_kept)
     if header.base and missing:
-        chain = open_chain(writing.store.sibling(header.base.name))
-        _read_base(chain, basis, missing, options)
+        try:
+            chain = open_chain(writing.store.sibling(header.base.name))
+            _read_base(chain, basis, missing, options)
+        except CorruptError as error:  # what it does not refer to, it does not need
+            logger.error("%s is written without its base: %s", writing.store.location, error)
     return basis
 
 

@@ -97,6 +97,25 @@ def test_a_full_disk_is_a_typed_error_and_nothing_is_left(
     assert 2 <= failed < enough // step  # from "nothing at all" to "just enough"
 
 
+@pytest.mark.parametrize("io", ["auto", "buffered"])
+def test_what_is_small_when_encoded_fits_where_the_elements_do_not(
+    small_disk: Path, io: str
+) -> None:
+    options = dataclasses.replace(OPTIONS, io=io)
+    state = {"zeros": torch.zeros(1 << 20), "some": torch.randn(100)}  # 4 MiB on 1 MiB
+    with pytest.raises(NoSpaceError):
+        holdfast.save(state, small_disk / "raw", options=options)
+    keep = holdfast.Keep.all()
+    run = holdfast.Checkpointer(small_disk / "run", keep=keep, codec="lossless", options=options)
+    run.save(1, state)
+    run.close()
+    with holdfast.open(run.path(1)) as checkpoint:
+        assert torch.equal(checkpoint.tensor("some"), state["some"])
+    with pytest.raises(NoSpaceError):
+        noise = {"noise": torch.randn(1 << 20)}
+        holdfast.save(noise, small_disk / "noise", codec="lossless", options=options)
+
+
 def test_a_run_on_a_full_disk_goes_on_when_there_is_space(small_disk: Path) -> None:
     run = holdfast.Checkpointer(small_disk / "run", keep=holdfast.Keep.latest(1), options=OPTIONS)
     run.save(1, make_state(1))

@@ -259,6 +259,29 @@ def test_a_damaged_base_is_found_by_who_needs_it(new_path: NewPath) -> None:
         holdfast.load(at(root, 2), into=trained(1))
 
 
+@pytest.mark.parametrize("codec", ["delta", "compact"])
+def test_a_damaged_base_keeps_no_run_from_saving(new_path: NewPath, codec: str) -> None:
+    """A new process cannot read it: the next step is stored without it, and the run goes on."""
+    root, state = new_path(), trained(3)
+    for step in range(2):
+        state = stepped(state, step)
+        holdfast.save(state, at(root, step), codec=codec, options=OPTIONS)
+    forget_bases()
+    for file in at(root, 0).glob("data/*/*.hf"):
+        content = bytearray(file.read_bytes())
+        content[4096 : len(content) - 4096] = bytes(len(content) - 8192)
+        file.write_bytes(content)
+    later = stepped(state, 2)
+    holdfast.save(later, at(root, 2), codec=codec, options=OPTIONS)
+    with holdfast.open(at(root, 2)) as checkpoint:
+        assert same(checkpoint.state()["master"], later["master"])
+    last = stepped(later, 3)
+    holdfast.save(last, at(root, 3), codec=codec, options=OPTIONS)
+    shutil.rmtree(at(root, 0))
+    with holdfast.open(at(root, 3)) as checkpoint:
+        assert checkpoint.base == "step-00000002" and checkpoint.verify(deep=True) == []
+
+
 def test_what_the_base_lacks_stands_by_itself(new_path: NewPath) -> None:
     """Tensors that are new, or of another dtype or shape."""
     root = new_path()

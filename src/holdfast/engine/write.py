@@ -224,8 +224,10 @@ class DataFileWriter:
         self._rows_bytes = self._begun = 0
         expected = min(self._remaining_bytes + FOOTER_ROOM_BYTES, self._plan.file_bytes)
         # Writes into allocated space do not wait for the file to grow, and a full disk says so
-        # first.
-        self._store.vfs.allocate(self._descriptor, expected)
+        # first; what is encoded may fit nevertheless.
+        is_raw = all(codec.name == spec.CODEC_RAW for codec in self._plan.header.codecs)
+        with contextlib.nullcontext() if is_raw else contextlib.suppress(NoSpaceError):
+            self._store.vfs.allocate(self._descriptor, expected)
         where = f"{self._store.location}/{name}"
         window = (0, self._lease.pool.slots * self._lease.pool.slot_bytes)
         if self._images and self._images.windows:
