@@ -1,13 +1,18 @@
 """Staged bytes → payloads. Knows codecs; no tensors, no files."""
 
+import logging
 from collections.abc import Mapping
 from ctypes import memmove
 from dataclasses import dataclass, replace
 
 from .._core import hash_chunk
-from ..codecs.base import Codec, Payload, Piece
+from ..codecs.base import Codec, Payload, Piece, Relatives
+from ..codecs.registry import LOSSLESS
 from ..format import spec
+from .decode import decode
 from .workspace import Workspace
+
+logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +56,46 @@ def encode(
         else:
             near = relatives | ({spec.BASE: piece.bases[role]} if role in piece.bases else {})
             out = room.take(codec.room(block)).data_ptr()
-            decoded = block.address
-            if codec.is_lossy:
-                decoded = room.take(block.size_bytes).data_ptr()
-            payload = codec.encode(role, piece, known, near, out, decoded)
-            if codec.is_lossy:
-                _, digest = hash_chunk(decoded, block.size_bytes, 0)
-            made[role] = Coded(payload, decoded, digest)
-            if role in piece.bases and payload.mode not in spec.BASED:
+            found = _encode_lossy(role, piece, codec, known, near, out, room)
+            if found is None:
+                exact = LOSSLESS if codec.is_lossy else codec
+                payload = exact.encode(role, piece, None, near, out, 0)
+                found = Coded(payload, block.address, digest)
+            made[role] = found
+            if role in piece.bases and found.payload.mode not in spec.BASED:
                 # A reader has no base of it: nothing else may be coded by it.
                 rest = {other: at for other, at in piece.bases.items() if other != role}
                 piece = replace(piece, bases=rest)
         relatives[role] = made[role].decoded
     return made
+
+
+def _encode_lossy(
+    role: str,
+    piece: Piece,
+    codec: Codec,
+    known: object,
+    near: Relatives,
+    out: int,
+    room: Workspace,
+) -> Coded | None:
+    """Encode, and decode again; None where that gives something else, or the codec is lossless."""
+    if not codec.is_lossy:
+        return None
+    block = piece.blocks[role]
+    decoded = room.take(block.size_bytes).data_ptr()
+    payload = codec.encode(role, piece, known, near, out, decoded)
+    _, digest = hash_chunk(decoded, block.size_bytes, 0)
+    if payload.mode != spec.MODE_RAW:
+        # Of what has no base itself, a reader has that of what it refers to.
+        bases = (piece.bases[other] for other in ("master", "weight") if other in piece.bases)
+        base = near.get(spec.BASE) or next(bases, 0)
+        target = replace(block, address=room.take(block.size_bytes).data_ptr())
+        good = decode(payload, target, codec.name, {**near, **({spec.BASE: base} if base else {})})
+        if not good or hash_chunk(target.address, block.size_bytes, 0)[1] != digest:
+            logger.error(
+                f"{role} of {piece.name} is stored without loss: what was to be its payload of "
+                f"mode {payload.mode} does not decode to what was promised; report this"
+            )
+            return None
+    return Coded(payload, decoded, digest)
