@@ -6,22 +6,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "float_bits.h"
 #include "holdfast/codec_kernel.h"
 
 namespace holdfast {
 namespace {
-
-inline std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  memcpy(&bits, &value, 4);
-  return bits;
-}
-
-inline float float_of(std::uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
 
 std::uint32_t sum_up(const float* data, std::size_t count, std::uint32_t mask,
                      double* __restrict lanes) {

@@ -11,10 +11,6 @@ struct SumMemory;
 struct CountMemory;
 struct MeanMemory;
 
-std::int16_t eighths(std::uint64_t sum, std::uint64_t count) {
-  return static_cast<std::int16_t>((16 * sum + count) / (2 * count));
-}
-
 // Sums of the logarithms of rows and columns; rows that are all 0 are left out.
 struct LogSums {
   std::uint32_t* columns;

@@ -1,48 +1,8 @@
-#include "centre_loops.h"
+#include "codec_loops.h"
 #include "codec_variants.h"
-#include "plane_loops.h"
-#include "rans_loops.h"
-#include "step_loops.h"
 
 namespace holdfast {
 
-constinit const CodecKernel kBaselineCodecs = {"baseline",
-                                               encode,
-                                               decode,
-                                               split,
-                                               merge,
-                                               sum_heads,
-                                               find_residuals,
-                                               add_residuals,
-                                               find_classes,
-                                               pack_bits,
-                                               unpack_bits,
-                                               to_bf16,
-                                               is_bf16,
-                                               sum_up,
-                                               find_distances,
-                                               keep_residuals,
-                                               keep_residuals_by,
-                                               keep_moments,
-                                               keep_where,
-                                               gather,
-                                               gather_where,
-                                               scatter_where,
-                                               find_centres,
-                                               add_centres,
-                                               place_centres,
-                                               find_changed,
-                                               find_nonzero,
-                                               largest_word,
-                                               sum_values,
-                                               make_squares,
-                                               find_rests,
-                                               find_scales,
-                                               find_contexts,
-                                               sum_squares,
-                                               subtract,
-                                               quantise,
-                                               add_steps,
-                                               sum_errors};
+constinit const CodecKernel kBaselineCodecs = all_loops("baseline");
 
 }  // namespace holdfast

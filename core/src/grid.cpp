@@ -42,10 +42,6 @@ Grid grid_memory(const Elements& elements) {
   return {memory, memory + rows};
 }
 
-std::int16_t eighths(std::uint64_t sum, std::uint64_t count) {
-  return static_cast<std::int16_t>((16 * sum + count) / (2 * count));
-}
-
 void find_grid(const Elements& elements, const std::uint32_t* data, GridShape shape, Grid& grid,
                const CodecKernel& kernel) {
   const Rows rows(elements);

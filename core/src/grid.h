@@ -30,6 +30,11 @@ struct Rows {
   std::size_t row_, column_, count_;
 };
 
+// A mean in eighths, rounded; of at least one element.
+inline std::int16_t eighths(std::uint64_t sum, std::uint64_t count) {
+  return static_cast<std::int16_t>((16 * sum + count) / (2 * count));
+}
+
 // A vector of means ⇄ differences, zigzag, as two planes of coded symbols.
 std::uint8_t* put_means(const std::int16_t* means, std::size_t count, std::uint8_t* out,
                         const CodecKernel& kernel);

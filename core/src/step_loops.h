@@ -6,25 +6,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "float_bits.h"
 #include "holdfast/codec_kernel.h"
 
 namespace holdfast {
 namespace {
 
-constexpr std::size_t kSumLanes = 16;
-constexpr std::uint32_t kMagnitude = 0x7FFFFFFF;
-
-inline std::uint32_t bits_of_float(float value) {
-  std::uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
 inline float magnitude(float value) {
-  const std::uint32_t bits = bits_of_float(value) & kMagnitude;
-  float result;
-  memcpy(&result, &bits, sizeof result);
-  return result;
+  return float_of(bits_of(value) & 0x7FFFFFFF);
 }
 
 // Lanes of a sum, and what is added to them; they may take several registers, or none.
@@ -187,7 +176,7 @@ inline std::uint8_t quantise_of(const float* __restrict residuals,
     float place = magnitude(x) + rounding;
     place = place < (float)kEscapeLevel ? place : (float)kEscapeLevel;
     const int level = (int)place;
-    const int positive = (int)(~bits_of_float(x) >> 31);
+    const int positive = (int)(~bits_of(x) >> 31);
     int symbol = 2 * level - (level > 0 ? positive : 0);
     symbol = symbol < kEscapeSymbol ? symbol : kEscapeSymbol;
     symbols[i] = (std::uint8_t)symbol;
@@ -230,7 +219,7 @@ double sum_errors(const float* __restrict data, const float* __restrict decoded,
     float errors[kPiece];
     for (std::size_t i = 0; i < length; ++i) {
       errors[i] = magnitude(data[at + i] - decoded[at + i]);
-      const std::uint32_t bits = bits_of_float(errors[i]);
+      const std::uint32_t bits = bits_of(errors[i]);
       most = bits > most ? bits : most;
     }
     add_to_lanes<true>(errors, length, lanes);
