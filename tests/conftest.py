@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.engine.basis import forget_bases
+
 MEMORY = Path("/dev/shm")  # where it exists, an fsync takes no time
 
 
@@ -16,6 +18,11 @@ MEMORY = Path("/dev/shm")  # where it exists, an fsync takes no time
 def _one_thread() -> None:
     # The tensors of tests are small; a second thread only waits for the first.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_bases() -> None:
+    forget_bases()  # a test starts as a new process does
 
 
 @pytest.fixture

@@ -40,7 +40,9 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
     if codec is None or codec.every == 1:
         return None
     run = os.path.dirname(store.location)
-    location = last_link(run, rank) or _step_before(store)
+    location = last_link(run, rank)
+    if not (location and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
+        location = _step_before(store)
     if not location:
         return None
     name = os.path.basename(location)

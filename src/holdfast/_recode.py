@@ -26,7 +26,7 @@ from .format.header import RAW, Coding, Header
 from .format.links import Base
 from .format.manifest import Manifest, content_digest
 from .format.rows import Planned, encode_written
-from .layout import Box, Shard, size_of
+from .layout import Box, Shard, batches, size_of
 from .options import SLOT_BYTES, STREAM_BYTES, Options
 from .state.tensors import TORCH_DTYPES
 from .stores.local import LocalStore
@@ -178,13 +178,8 @@ class _Source:
         return memory.view(TORCH_DTYPES[shard.tensor.dtype]).view(shard.box.shape), shard.box
 
     def _read(self, number: int) -> dict[Shard, torch.Tensor]:
-        parts: dict[Shard, torch.Tensor] = {}
-        size = 0
-        for shard in self._shards[number:]:
-            if parts and size + shard.size_bytes > AHEAD_BYTES:
-                break
-            parts[shard] = torch.empty(shard.size_bytes, dtype=torch.uint8)
-            size += shard.size_bytes
+        ahead = next(batches(self._shards[number:], lambda shard: shard.size_bytes, AHEAD_BYTES))
+        parts = {shard: torch.empty(shard.size_bytes, dtype=torch.uint8) for shard in ahead}
         store = self._chain[-1].store
         with lease(store.vfs, store.location, self._options) as leased:
             read_parts(self._chain, leased, parts)

@@ -7,8 +7,9 @@ Exit codes: 0 good (the same), 1 a bad checkpoint (different), 2 usage and what 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 from . import __version__
 from .errors import CorruptError, HoldfastError, OptionError
@@ -118,90 +119,71 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _inspect(chosen: argparse.Namespace) -> int:
-    from .tools import inspect
+def _write(
+    chosen: argparse.Namespace, document: Any, render: Callable[[Any], Sequence[str]]
+) -> None:
     from .tools.text import write_json, write_lines
 
-    document = inspect.inspect(chosen.path, everything=chosen.all)
     if chosen.json:
         write_json(document)
     else:
-        write_lines(inspect.render(document, everything=chosen.all))
+        write_lines(render(document))
+
+
+def _inspect(chosen: argparse.Namespace) -> int:
+    from .tools import inspect
+
+    document = inspect.inspect(chosen.path, everything=chosen.all)
+    _write(chosen, document, partial(inspect.render, everything=chosen.all))
     return GOOD if inspect.is_good(document) else BAD
 
 
 def _verify(chosen: argparse.Namespace) -> int:
     from .tools import verify
-    from .tools.text import write_json, write_lines
 
     document = verify.verify(chosen.path, deep=chosen.deep)
-    if chosen.json:
-        write_json(document)
-    else:
-        write_lines(verify.render(document))
+    _write(chosen, document, verify.render)
     return verify.exit_code(document)
 
 
 def _diff(chosen: argparse.Namespace) -> int:
     from .tools import diff
-    from .tools.text import write_json, write_lines
 
     try:
         document = diff.diff(chosen.a, chosen.b)
     except CorruptError as error:
         _report(error)
         return USAGE  # 1 would say that they differ, which nobody knows
-    if chosen.json:
-        write_json(document)
-    else:
-        write_lines(diff.render(document, everything=chosen.all))
+    _write(chosen, document, partial(diff.render, everything=chosen.all))
     return GOOD if document["same"] else BAD
 
 
 def _convert(chosen: argparse.Namespace) -> int:
     from .tools import convert
-    from .tools.text import write_json, write_lines
 
     document = convert.convert(chosen.source, chosen.target, pickled=chosen.pickled)
-    if chosen.json:
-        write_json(document)
-    else:
-        write_lines(convert.render(document))
+    _write(chosen, document, convert.render)
     return GOOD
 
 
 def _recompress(chosen: argparse.Namespace) -> int:
     from .tools import recompress
-    from .tools.text import write_json, write_lines
 
     document = recompress.recompress_all(chosen.source, chosen.target, chosen.codec)
-    if chosen.json:
-        write_json(document)
-    else:
-        write_lines(recompress.render_recompress(document))
+    _write(chosen, document, recompress.render_recompress)
     return GOOD
 
 
 def _rebase(chosen: argparse.Namespace) -> int:
     from .tools import recompress
-    from .tools.text import write_json, write_lines
 
-    document = recompress.rebase_one(chosen.path)
-    if chosen.json:
-        write_json(document)
-    else:
-        write_lines(recompress.render_rebase(document))
+    _write(chosen, recompress.rebase_one(chosen.path), recompress.render_rebase)
     return GOOD
 
 
 def _bench(chosen: argparse.Namespace) -> int:
     from .tools.bench import bench
     from .tools.bench_report import render
-    from .tools.text import write_json, write_lines
 
-    document = bench(chosen.path, gib=chosen.gib, rounds=chosen.rounds)
-    if chosen.json:
-        write_json(document)
-    else:
-        write_lines(render(document))
+    _write(chosen, bench(chosen.path, gib=chosen.gib, rounds=chosen.rounds), render)
     return GOOD

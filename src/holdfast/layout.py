@@ -5,10 +5,10 @@ open.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
 
 Key = str | int | tuple[Literal["list", "tuple"], int]
 Path = tuple[Key, ...]
@@ -95,6 +95,25 @@ class Shard:
 def size_of(items: "Iterable[Tensor | Shard]") -> int:
     """Return the bytes of all elements of tensors or shards."""
     return sum(item.size_bytes for item in items)
+
+
+_Item = TypeVar("_Item")
+
+
+def batches(
+    items: Iterable[_Item], bytes_of: Callable[[_Item], int], bytes_max: int
+) -> Iterator[list[_Item]]:
+    """Join what follows each other as long as it has few bytes; what has more is alone."""
+    batch: list[_Item] = []
+    size = 0
+    for item in items:
+        if batch and size + bytes_of(item) > bytes_max:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += bytes_of(item)
+    if batch:
+        yield batch
 
 
 # What a tensor is to its parameter, in the order of coding: each may help to code those behind it.

@@ -1,7 +1,7 @@
 """`holdfast recompress`, `rebase`, `verify --deep`, and what `inspect` says of links."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,9 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engine.basis import forget_bases
 
 NewPath = Callable[[], Path]
 Command = Any
-
-
-@pytest.fixture(autouse=True)
-def _no_bases() -> Iterator[None]:
-    forget_bases()
-    yield
-    forget_bases()
 
 
 @pytest.fixture

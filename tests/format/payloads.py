@@ -200,7 +200,7 @@ def decode(mode, payload, dtype, size, item, row, column, reference, base):
         check(dtype == "f32" and len(payload) < size, "centres of another dtype, or their bytes")
         known = [reference if mode > 13 else b"", base if mode < 15 else b""]
         other, below = (np.frombuffer(content, "<u4") for content in known)
-        return centres.decode(mode, payload, size // 4, below, other, other).tobytes()
+        return centres.decode(mode, payload, size // 4, below, other, other, below).tobytes()
     words = np.frombuffer(reference or b"", "<u4")
     if mode in (8, 10, 11, 12):
         check(len(payload) < size, "bytes of a payload")

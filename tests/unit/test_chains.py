@@ -4,7 +4,7 @@ import contextlib
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,6 @@ NewPath = Callable[[], Path]
 CHUNK = 5000
 OPTIONS = Options(chunk_elements=CHUNK)
 DIFFERENCE, UNCHANGED = 6, 7
-
-
-@pytest.fixture(autouse=True)
-def _no_bases() -> Iterator[None]:
-    forget_bases()
-    yield
-    forget_bases()
 
 
 def stepped(state: Any, seed: int) -> Any:

@@ -86,7 +86,8 @@ def coded(unit: Unit, options: Excp, most: int = 1 << 20) -> Coded:
         {role: np.full(len(unit.weight), 7, "f4") for role in ROLES},
     )
     for first, count, part in parts:
-        relatives = {"base": address(unit.base, first)}
+        base = address(unit.base, first)
+        relatives = {"base": base, "weight_base": base}
         for role in ROLES:
             block = Block(address(getattr(unit, role), first), count, "f32", 1, 0)
             out = np.zeros(excp.room(block), np.uint8)
@@ -125,7 +126,7 @@ def relatives_of(unit: Unit, made: Coded, role: str, first: int, count: int) -> 
     if role == "weight":
         return {"base": base}
     if role == "exp_avg":
-        return {"base": base, "weight": weight}
+        return {"weight_base": base, "weight": weight}
     return {"exp_avg": made.decoded["exp_avg"][cut].view("u4")}
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import holdfast
 from format import reader
 from format.simulated_ranks import run_ranks
 from holdfast.codecs import Compact, Excp
-from holdfast.engine.basis import forget_bases
+from holdfast.engine.basis import forget_bases, take_basis
 from holdfast.options import Options
 
 from .test_chains import at, links, modes, stepped
@@ -29,13 +29,6 @@ CODECS: dict[str, Any] = {
 }
 LOSSLESS_MODES = set(range(8))
 MODES = {"excp": {13, 14, 15}, "balanced": {8, 12}, "high": {8, 10, 12}, "bits": {8, 12}}
-
-
-@pytest.fixture(autouse=True)
-def _no_bases() -> Iterator[None]:
-    forget_bases()
-    yield
-    forget_bases()
 
 
 def read(path: Path) -> Any:
@@ -99,18 +92,22 @@ def test_a_run_of_links(new_path: NewPath, name: str, verb: str) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_the_memory_and_the_disk_say_the_same_of_a_base(new_path: NewPath, name: str) -> None:
-    """Links from what is kept and from what is read back are the same files but for the save."""
+    """Links from what is kept and from what is read back hold the same, and are of one size.
+
+    But for what has not changed: digests of a base are kept, and never read.
+    """
     one, other = new_path(), new_path()
     state = trained(3)
     for step in range(4):
         state = stepped(state, step)
         for root in (one, other):
             holdfast.save(state, at(root, step), codec=CODECS[name], options=OPTIONS)
-        forget_bases() if step % 2 else None
+        take_basis(str(other), 0, OPTIONS.chunk_elements)
     for step in range(4):
         with holdfast.open(at(one, step)) as a, holdfast.open(at(other, step)) as b:
             assert same(a.state(), b.state())
-            assert a.file_bytes == b.file_bytes
+            assert (modes(at(one, step)) ^ modes(at(other, step))) <= {1, 2, 7}
+            assert a.file_bytes <= b.file_bytes
 
 
 @pytest.mark.parametrize("name", CODECS)

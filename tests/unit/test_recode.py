@@ -1,7 +1,7 @@
 """Checkpoints written again: the same bits under another codec, or without what they needed."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from format import reader
 from format.forge import Forgery
 from format.simulated_ranks import run_ranks
 from holdfast import codecs
-from holdfast.engine.basis import forget_bases
 from holdfast.errors import AlreadyCommittedError, CorruptError, NotCommittedError, StoreError
 from holdfast.format.manifest import content_digest
 from holdfast.options import Options
@@ -24,13 +23,6 @@ from .test_lossless import same, trained
 
 NewPath = Callable[[], Path]
 OPTIONS = Options(chunk_elements=5000)
-
-
-@pytest.fixture(autouse=True)
-def _no_bases() -> Iterator[None]:
-    forget_bases()
-    yield
-    forget_bases()
 
 
 def test_a_link_that_is_rebased_needs_no_other(new_path: NewPath) -> None:

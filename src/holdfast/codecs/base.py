@@ -132,7 +132,8 @@ class Codec(Protocol):
 
         Args:
             known: what `survey` returned.
-            relatives: what a reader has: of the roles coded before, and "base".
+            relatives: what a reader has: of the roles coded before; "base" of the same tensor, and
+                "weight_base" of the parameter's weight or master.
             out: address of `room` bytes.
             decoded: where a codec with loss puts what a reader will have.
         """

@@ -105,11 +105,8 @@ class Excp:
         decoded: int,
     ) -> Payload:
         """Encode what is kept."""
-        block = piece.blocks[role]
-        if role == "exp_avg":
-            relatives = {**relatives, "base": piece.bases.get(_full(piece), 0)}
         part = _part(piece) if known is not None else None
-        return encode(block, role, known, part, relatives, out, decoded)
+        return encode(piece.blocks[role], role, known, part, relatives, out, decoded)
 
     def rule(self) -> ExcpRule:
         """Return what the native code is told."""
@@ -182,7 +179,7 @@ def encode(
         survey: of the unit; None codes without loss.
         part: of the chunk.
         relatives: what a reader has decoded: for a weight or master "base"; for "exp_avg" the
-            weight or master, and as "base" the base of that; for "exp_avg_sq" "exp_avg"; for a
+            weight or master, and its base as "weight_base"; for "exp_avg_sq" "exp_avg"; for a
             half-precision weight its "master".
         out: address of `room` bytes.
         decoded: address where the elements are put that a reader will have; not the base's.
@@ -194,12 +191,12 @@ def encode(
             if lossless.decode(payload, target, relatives):
                 return payload
         elif block.dtype == "f32":
-            size = excp_encode(survey, role, part, *_needs(relatives), out, decoded)
+            size = excp_encode(survey, role, part, *_needs(role, relatives), out, decoded)
             if size:
                 base = 0 if role in _MODES else relatives.get("base", 0)
                 loss = Loss(*measure_loss(block.address, decoded, base, block.elements))
                 return Payload(out, size, _MODES.get(role, FROM_BASE), loss)
-    payload = lossless.encode(block, _exact(role, relatives), out)
+    payload = lossless.encode(block, relatives, out)
     copy(decoded, block.address, block.size_bytes)
     return payload
 
@@ -218,17 +215,12 @@ def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
         payload.address,
         payload.size_bytes,
         block.elements,
-        *_needs(relatives),
+        *_needs(role, relatives),
         block.address,
     )
 
 
-def _needs(relatives: Relatives) -> tuple[int, int, int]:
+def _needs(role: str, relatives: Relatives) -> tuple[int, int, int]:
+    base = relatives.get("weight_base" if role in _MODES else "base", 0)
     weight = relatives.get("master", 0) or relatives.get("weight", 0)
-    return relatives.get("base", 0), weight, relatives.get("exp_avg", 0)
-
-
-def _exact(role: str, relatives: Relatives) -> Relatives:
-    """Those by which lossless codes; a reader decodes them before."""
-    known = ("exp_avg_sq", "master", *(() if role == "exp_avg" else ("base",)))
-    return {other: relatives[other] for other in known if other in relatives}
+    return base, weight, relatives.get("exp_avg", 0)

@@ -234,15 +234,15 @@ class Decoder:
         return target
 
     def _relatives(self, row: int, roles: Sequence[str]) -> dict[str, int]:
-        """Return what a payload refers to; of what has a base, that too."""
-        relatives, others = {}, [role for role in roles if role != spec.BASE]
+        """Return what a payload refers to."""
+        relatives, others = {}, [role for role in roles if role not in spec.BASES]
         if row in self._bases:
             relatives[spec.BASE] = self._bases[row]
         if others:
             other = int(self._manifest.references[row])
             relatives[others[0]] = self._known[other]
             if other in self._bases:
-                relatives.setdefault(spec.BASE, self._bases[other])
+                relatives[spec.WEIGHT_BASE] = self._bases[other]
             self._pending[other] -= 1
             if not self._pending[other]:
                 del self._known[other]

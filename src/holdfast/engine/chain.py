@@ -14,7 +14,7 @@ from ..errors import CorruptError, NotCommittedError
 from ..format.links import Base
 from ..format.manifest import Manifest, content_digest
 from ..format.names import dotted
-from ..layout import Box, Path, Shard, boxes_of_range
+from ..layout import Box, Path, Shard, batches, boxes_of_range
 from ..options import SLOT_BYTES
 from ..plan.load_plan import plan_load
 from ..plan.runs import ChunkRead, Run
@@ -108,7 +108,7 @@ def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources
     alone = [run for run in runs if not any(based[read.row] for read in run.chunks)]
     read_bytes = read_shards(top.store, lease, top.manifest, alone, targets).read_bytes
     rest = [run for run in runs if any(based[read.row] for read in run.chunks)]
-    for batch in _batches(rest, max(BATCH_BYTES_MIN, SCRATCH_BYTES // len(chain))):
+    for batch in batches(rest, _bytes_of, max(BATCH_BYTES_MIN, SCRATCH_BYTES // len(chain))):
         reads = [read for run in batch for read in run.chunks if based[read.row]]
         with _elements_below(tuple(below), lease, reads) as (bases, done):
             read_bytes += done.read_bytes
@@ -134,18 +134,8 @@ def read_parts(chain: Chain, lease: Lease, parts: Mapping[Shard, torch.Tensor]) 
     read_chain(chain, lease, plan_load(manifest, wanted, SLOT_BYTES), targets)
 
 
-def _batches(runs: Sequence[Run], bytes_max: int) -> Iterator[list[Run]]:
-    batch: list[Run] = []
-    size = 0
-    for run in runs:
-        more = sum(read.chunk.size_bytes for read in run.chunks)
-        if batch and size + more > bytes_max:
-            yield batch
-            batch, size = [], 0
-        batch.append(run)
-        size += more
-    if batch:
-        yield batch
+def _bytes_of(run: Run) -> int:
+    return sum(read.chunk.size_bytes for read in run.chunks)
 
 
 @contextmanager

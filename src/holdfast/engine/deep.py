@@ -10,7 +10,7 @@ import torch
 from .._core import xxh3_128
 from ..errors import CorruptError
 from ..format.names import dotted
-from ..layout import Shard, chunks_of
+from ..layout import Shard, batches, chunks_of, size_of
 from .chain import Chain, read_parts
 from .pool import Lease
 
@@ -26,18 +26,10 @@ def check_digests(
         report: called with the bytes of elements checked since the last call.
     """
     manifest = chain[-1].manifest
-    shards = [manifest.shard(index) for index in range(len(manifest.table.shard_tensor))]
-    batch: dict[int, Shard] = {}
-    size = 0
-    for index, shard in enumerate(shards):
-        if batch and size + shard.size_bytes > BATCH_BYTES:
-            yield from _check(chain, lease, batch)
-            report(size)
-            batch, size = {}, 0
-        batch[index] = shard
-        size += shard.size_bytes
-    yield from _check(chain, lease, batch)
-    report(size)
+    shards = [(index, manifest.shard(index)) for index in range(len(manifest.table.shard_tensor))]
+    for batch in batches(shards, lambda known: known[1].size_bytes, BATCH_BYTES):
+        yield from _check(chain, lease, dict(batch))
+        report(size_of(shard for _, shard in batch))
 
 
 def _check(

@@ -54,7 +54,7 @@ def encode(
             payload = Payload(out, len(digest), spec.MODE_UNCHANGED)
             made[role] = Coded(payload, block.address, digest)
         else:
-            near = relatives | ({spec.BASE: piece.bases[role]} if role in piece.bases else {})
+            near = relatives | _bases(role, piece)
             out = room.take(codec.room(block)).data_ptr()
             found = _encode_lossy(role, piece, codec, known, near, out, room)
             if found is None:
@@ -68,6 +68,13 @@ def encode(
                 piece = replace(piece, bases=rest)
         relatives[role] = made[role].decoded
     return made
+
+
+def _bases(role: str, piece: Piece) -> dict[str, int]:
+    """Return the bases that a reader has: of the tensor itself, and of the parameter's weight."""
+    found = {spec.BASE: piece.bases[role]} if role in piece.bases else {}
+    weights = [piece.bases[other] for other in ("master", "weight") if other in piece.bases]
+    return found | ({spec.WEIGHT_BASE: weights[0]} if weights else {})
 
 
 def _encode_lossy(
@@ -87,11 +94,8 @@ def _encode_lossy(
     payload = codec.encode(role, piece, known, near, out, decoded)
     _, digest = hash_chunk(decoded, block.size_bytes, 0)
     if payload.mode != spec.MODE_RAW:
-        # Of what has no base itself, a reader has that of what it refers to.
-        bases = (piece.bases[other] for other in ("master", "weight") if other in piece.bases)
-        base = near.get(spec.BASE) or next(bases, 0)
         target = replace(block, address=room.take(block.size_bytes).data_ptr())
-        good = decode(payload, target, codec.name, {**near, **({spec.BASE: base} if base else {})})
+        good = decode(payload, target, codec.name, near)
         if not good or hash_chunk(target.address, block.size_bytes, 0)[1] != digest:
             logger.error(
                 f"{role} of {piece.name} is stored without loss: what was to be its payload of "

@@ -47,8 +47,7 @@ def stage(source: torch.Tensor, box: Box, chunk: Chunk, target: torch.Tensor, se
         target: uint8 host memory of ``chunk.size_bytes``.
     """
     address, size = target.data_ptr(), chunk.size_bytes
-    inner = chunk.shard.box.relative_to(box.offset)
-    held = source[inner.slices()] if inner.shape != tuple(source.shape) else source
+    held = _elements_of(chunk.shard, source, box)
     if held.device.type == "cpu" and _is_plain(held):
         start = held.data_ptr() + chunk.first * held.element_size()
         checksum, digest = copy_and_hash_chunk(address, start, size, seed)
@@ -65,8 +64,7 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
         source, box: as `stage` takes them.
         chunks: all of the shard.
     """
-    inner = chunks[0].shard.box.relative_to(box.offset)
-    held = source[inner.slices()] if inner.shape != tuple(source.shape) else source
+    held = _elements_of(chunks[0].shard, source, box)
     if held.device.type == "cpu" and _is_plain(held):
         return held
     memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8)
@@ -75,6 +73,12 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
         _copy_elements(held, chunk, memory[at : at + chunk.size_bytes])
         at += chunk.size_bytes
     return memory
+
+
+def _elements_of(shard: Shard, source: torch.Tensor, box: Box) -> torch.Tensor:
+    """Return the elements of a shard among those of ``box``."""
+    inner = shard.box.relative_to(box.offset)
+    return source[inner.slices()] if inner.shape != tuple(source.shape) else source
 
 
 def part_with(sources: Sources, shard: Shard) -> Part:
@@ -120,9 +124,7 @@ def hold(
     """
     result, first = [], 0
     for shard in shards:
-        source, box = part_with(sources, shard)
-        inner = shard.box.relative_to(box.offset)
-        held = source[inner.slices()] if inner.shape != tuple(source.shape) else source
+        held = _elements_of(shard, *part_with(sources, shard))
         chunks = tuple(chunks_of(shard, chunk))
         places = tuple(offsets[first : first + len(chunks)])
         first += len(chunks)

@@ -18,17 +18,19 @@ CODEC_LOSSLESS = "lossless"
 CODEC_EXCP = "excp"
 CODEC_COMPACT = "compact"
 BASE = "base"  # the same tensor in the checkpoint that a link was made from
+WEIGHT_BASE = "weight_base"  # the base of the weight, or master, that a moment refers to
 _LOSSLESS = {1: (), 2: (), 3: (), 4: ("exp_avg_sq",), 5: ("master",), 6: (BASE,), 7: (BASE,)}
 _COMPACT = {8: (), 10: ("exp_avg_sq",), 11: (BASE,), 12: ("exp_avg_sq", BASE)}
-_EXCP = {13: (BASE,), 14: ("master", "weight"), 15: ("exp_avg",)}
-# Modes besides 0, and what a chunk of that mode refers to: the base, and the first of these roles
-# that the group has.
+_EXCP = {13: (BASE,), 14: ("master", "weight", WEIGHT_BASE), 15: ("exp_avg",)}
+# Modes besides 0, and what a chunk of that mode refers to: bases, and the first of these roles that
+# the group has.
 MODES: dict[str, dict[int, tuple[str, ...]]] = {
     CODEC_RAW: {},
     CODEC_LOSSLESS: _LOSSLESS,
     CODEC_EXCP: _LOSSLESS | _EXCP,
     CODEC_COMPACT: _LOSSLESS | _COMPACT,
 }
+BASES = (BASE, WEIGHT_BASE)
 BASED = {mode for modes in MODES.values() for mode, roles in modes.items() if BASE in roles}
 MODE_ROUNDED = 5  # the one whose payload is empty
 MODE_UNCHANGED = 7  # the one whose payload is a digest

@@ -3,7 +3,7 @@
 import json
 import os
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from .. import Checkpoint
 from .. import open as open_checkpoint
 from ..format.names import display_names
 from ..format.values import decode_value, encode_value
-from ..layout import Path, Shape
+from ..layout import Path, Shape, batches
 from .families import join_families, join_figures
 from .progress import Progress
 from .text import columns, cut, printable, screen_size, show_count
@@ -111,27 +111,13 @@ def _tensor_figures(
     sizes = {pair: a.checkpoint.info(pair[0]).size_bytes for pair in pairs.values()}
     found: dict[Pair, Document] = {}
     with Progress("diff", 2 * sum(sizes.values())) as progress:
-        for batch in _batches(sizes):
+        for batch in batches(sizes, sizes.__getitem__, SLAB_BYTES):
             for pair, distance in _distances(a.checkpoint, b.checkpoint, batch, progress):
                 found[pair] = distance
     for path in paths:
         info = a.checkpoint.info(a.tensors[path])
         form = {"dtype": info.dtype, "shape": list(info.shape)}
         yield {"name": names[path], **form, **found[pairs[path]]}
-
-
-def _batches(sizes: Mapping[Pair, int]) -> Iterator[list[Pair]]:
-    """Group small tensors, so that one read brings many; a large one is a group of its own."""
-    batch: list[Pair] = []
-    batch_bytes = 0
-    for pair, size_bytes in sizes.items():
-        if batch and batch_bytes + size_bytes > SLAB_BYTES:
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(pair)
-        batch_bytes += size_bytes
-    if batch:
-        yield batch
 
 
 def _distances(

@@ -35,7 +35,7 @@ from ...engine.pool import lease
 from ...errors import AlreadyCommittedError, NotCommittedError, OptionError, StoreError
 from ...format.manifest import Manifest
 from ...format.spec import MANIFEST_NAME
-from ...layout import Box, Path, Shard, whole
+from ...layout import Box, Path, Shard, batches, whole
 from ...options import SLOT_BYTES, Options
 from ...plan.balance import cut_shard
 from ...plan.load_plan import plan_load
@@ -202,7 +202,7 @@ def _write(
     """Write batch after batch, each as if it were the share of one rank."""
     writer = FileSystemWriter(there.location)
     writer.set_up_storage_writer(True)
-    plans = [SavePlan(batch) for batch in _batches(items)] or [SavePlan([])]
+    plans = [SavePlan(batch) for batch in batches(items, _bytes_of, BATCH_BYTES)] or [SavePlan([])]
     writer.prepare_local_plan(plans[0])
     results = []
     for plan in writer.prepare_global_plan(plans):
@@ -212,19 +212,6 @@ def _write(
     metadata = Metadata(described, planner_data=contents.metadata.planner_data)
     writer.finish(metadata, results)
     there.sync_path(METADATA_NAME)
-
-
-def _batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
-    batch: list[WriteItem] = []
-    held_bytes = 0
-    for item in items:
-        if batch and held_bytes + _bytes_of(item) > BATCH_BYTES:
-            yield batch
-            batch, held_bytes = [], 0
-        batch.append(item)
-        held_bytes += _bytes_of(item)
-    if batch:
-        yield batch
 
 
 def _bytes_of(item: WriteItem) -> int:
