@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from machine import describe
-from neox import NeoX, Recipe, Shape, batches, make_optimizer, read_text, tokenize, train_step
+from neox import Recipe, Shape, read_text, start, tokenize
 from numpy.typing import NDArray
 from save_load import OUT
 
@@ -38,21 +38,13 @@ ALPHAS = {"": 5e-5, ", at the cap": 1.0}
 
 def trained(steps: int, shape: Shape) -> list[Unit]:
     """Train twice as many steps; return each parameter, with what it was in the middle."""
-    torch.manual_seed(0)
-    recipe = Recipe()
-    tokens = tokenize(read_text(), shape.vocabulary)
-    model = NeoX(shape)
-    optimizer = make_optimizer(model, recipe)
-    coming, bases = batches(tokens, shape, recipe, 0), []
-    for step in range(2 * steps):
-        if step == steps:
-            bases = [p.detach().clone() for p in model.parameters()]
-        loss = train_step(model, optimizer, next(coming), recipe, step)
-        if step % 20 == 0:
-            print(f"step {step}: loss {loss:.3f}", flush=True)
+    training = start(tokenize(read_text(), shape.vocabulary), shape, Recipe())
+    training.run(steps, shown_every=20)
+    bases = [parameter.detach().clone() for parameter in training.model.parameters()]
+    training.run(steps, shown_every=20)
     units = []
-    for parameter, base in zip(model.parameters(), bases, strict=True):
-        state = optimizer.state[parameter]
+    for parameter, base in zip(training.model.parameters(), bases, strict=True):
+        state = training.optimizer.state[parameter]
         tensors = (parameter.detach(), base, state["exp_avg"], state["exp_avg_sq"])
         units.append(tuple(t.flatten().numpy() for t in tensors))
     return units
@@ -86,7 +78,8 @@ def _measure_one(unit: Unit, options: excp.Excp) -> dict[str, float]:
     survey = excp.survey(parts, options)
     survey_s = time.thread_time() - started
     for first, part in zip(starts, parts, strict=True):
-        count, near = min(CHUNK_ELEMENTS, size - first), {"base": at(base, first)}
+        count, below = min(CHUNK_ELEMENTS, size - first), at(base, first)
+        near = {"base": below, "weight_base": below}
         for role in ROLES:
             block = Block(at(tensors[role], first), count, "f32", 1, 0)
             place = at(decoded[role], first)

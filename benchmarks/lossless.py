@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from codec_peers import Bytes, Peer, peers
 from machine import describe
-from neox import NeoX, Recipe, Shape, batches, make_optimizer, read_text, tokenize, train_step
+from neox import Recipe, Shape, read_text, start, tokenize
 from save_load import OUT
 
 from holdfast.codecs import lossless
@@ -35,22 +35,14 @@ Sums = dict[str, float]
 
 def trained(steps: int, between: int) -> list[Group]:
     """Train, and return the tensors of each parameter, and its weights some steps before."""
-    torch.manual_seed(0)
-    shape, recipe = Shape(), Recipe()
-    tokens = tokenize(read_text(), shape.vocabulary)
-    model = NeoX(shape)
-    optimizer = make_optimizer(model, recipe)
-    coming = batches(tokens, shape, recipe, 0)
-    before: list[torch.Tensor] = []
-    for step in range(steps + between):
-        if step == steps:
-            before = [parameter.detach().clone() for parameter in model.parameters()]
-        loss = train_step(model, optimizer, next(coming), recipe, step)
-        if step % 50 == 0:
-            print(f"step {step}: loss {loss:.3f}", flush=True)
+    shape = Shape()
+    training = start(tokenize(read_text(), shape.vocabulary), shape, Recipe())
+    training.run(steps, shown_every=50)
+    before = [parameter.detach().clone() for parameter in training.model.parameters()]
+    training.run(between, shown_every=50)
     groups = []
-    for parameter, old in zip(model.parameters(), before, strict=True):
-        moments, master = optimizer.state[parameter], parameter.detach()
+    for parameter, old in zip(training.model.parameters(), before, strict=True):
+        moments, master = training.optimizer.state[parameter], parameter.detach()
         group = {role: moments[role] for role in ("exp_avg_sq", "exp_avg")}
         group |= {"master": master, "weight": master.bfloat16()}
         groups.append(group | {"master before": old, "weight before": old.bfloat16()})

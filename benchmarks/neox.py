@@ -1,11 +1,12 @@
 """A GPT-NeoX language model and its training on real text: what codecs are measured on.
 
 Parallel residuals, rotary embeddings over a quarter of each head, an untied head (Black et al.,
-arXiv:2204.06745), AdamW, bf16 autocast. Text: the English of Python's own documentation strings,
-cut into pieces by a byte-pair tokenizer that is trained on it.
+arXiv:2204.06745), AdamW, bf16 autocast. Text: the English of the documentation strings of Python's
+library, and of what torch needs; cut into pieces by a byte-pair tokenizer that is trained on it.
 """
 
 import ast
+import itertools
 import math
 import sysconfig
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+PACKAGES = ("torch", "numpy", "sympy", "networkx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +112,9 @@ class NeoX(nn.Module):
 
 
 def read_text() -> str:
-    """Return the documentation strings of Python's standard library, in the order of its files."""
+    """Return the documentation strings of Python's library and some packages, file by file."""
     parts = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-        if "site-packages" in path.parts or "test" in path.parts or "tests" in path.parts:
-            continue
+    for path in _sources():
         try:
             tree = ast.parse(path.read_text(errors="ignore"))
         except (SyntaxError, ValueError):
@@ -122,6 +123,15 @@ def read_text() -> str:
         strings = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))
         parts += [string for string in strings if string]
     return "\n\n".join(parts)
+
+
+def _sources() -> list[Path]:
+    """Return 16 MB of programs that are where torch is, but for their tests."""
+    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    found = [path for path in sorted(library.rglob("*.py")) if "site-packages" not in path.parts]
+    for name in PACKAGES:
+        found += sorted((packages / name).rglob("*.py"))
+    return [path for path in found if not {"test", "tests"} & set(path.parts)]
 
 
 def tokenize(text: str, vocabulary: int) -> Tensor:
@@ -154,20 +164,46 @@ def batches(tokens: Tensor, shape: Shape, recipe: Recipe, first: int) -> Iterato
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     """Return the mean cross entropy of the next tokens."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(batch.device.type, torch.bfloat16):
         scores = model(batch[:, :-1])
     return F.cross_entropy(scores.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, recipe: Recipe, step: int
-) -> float:
-    """Do step ``step``; return its loss."""
-    for group in optimizer.param_groups:
-        group["lr"] = recipe.rate_at(step)
-    loss = loss_of(model, batch)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss.detach())
+@dataclass(slots=True)
+class Training:
+    """A model, its optimizer, and the steps that were done: what is next follows from these."""
+
+    model: NeoX
+    optimizer: torch.optim.AdamW
+    tokens: Tensor
+    shape: Shape
+    recipe: Recipe
+    step: int = 0
+
+    def run(self, steps: int, *, shown_every: int = 0) -> list[float]:
+        """Train so many steps; return the loss of each."""
+        losses = []
+        coming = batches(self.tokens, self.shape, self.recipe, self.step)
+        for batch in itertools.islice(coming, steps):
+            losses.append(self._do(batch.to(self.model.embed_in.weight.device)))
+            if shown_every and self.step % shown_every == 0:
+                print(f"step {self.step}: loss {losses[-1]:.3f}", flush=True)
+        return losses
+
+    def _do(self, batch: Tensor) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate_at(self.step)
+        loss = loss_of(self.model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return float(loss.detach())
+
+
+def start(tokens: Tensor, shape: Shape, recipe: Recipe, device: str = "cpu") -> Training:
+    """Make a model and its optimizer, at step 0."""
+    torch.manual_seed(recipe.seed)
+    model = NeoX(shape).to(device)
+    return Training(model, make_optimizer(model, recipe), tokens, shape, recipe)
