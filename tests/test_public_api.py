@@ -17,6 +17,8 @@ NAMES = [
     "RandomState",
     "SaveHandle",
     "Shard",
+    "Trial",
+    "Trials",
     "__version__",
     "codecs",
     "errors",
@@ -26,6 +28,7 @@ NAMES = [
     "recompress",
     "save",
     "save_async",
+    "try_codecs",
 ]
 ERRORS = {
     "HoldfastError": "Exception",

@@ -36,6 +36,7 @@ LAYERS = [
     | {
         "_links",
         "_recode",
+        "_trial",
         "_saver",
         "_schedule",
         "_signals",
@@ -59,7 +60,7 @@ TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/p
 TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/chain.py", "engine/deep.py"}
 TORCH_FILES |= {"engine/workspace.py"}
 TORCH_FILES |= {"group/torch.py", "_checkpoint.py", "_save.py", "_load.py", "_checkpointer.py"}
-TORCH_FILES |= {"_random.py", "_data.py", "_recode.py"}
+TORCH_FILES |= {"_random.py", "_data.py", "_recode.py", "_trial.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {"format", "stores", "errors", "options", "layout", "integrations"},

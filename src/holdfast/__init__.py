@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._random import RandomState
     from ._recode import rebase, recompress
     from ._save import save, save_async
+    from ._trial import Trial, Trials, try_codecs
     from .engine.pipeline import Progress
     from .options import Options
     from .state.shard import Shard
@@ -31,6 +32,8 @@ __all__ = [
     "RandomState",
     "SaveHandle",
     "Shard",
+    "Trial",
+    "Trials",
     "__version__",
     "codecs",
     "errors",
@@ -40,6 +43,7 @@ __all__ = [
     "recompress",
     "save",
     "save_async",
+    "try_codecs",
 ]
 
 _HOME = {
@@ -53,6 +57,8 @@ _HOME = {
     "RandomState": "_random",
     "SaveHandle": "_handle",
     "Shard": "state.shard",
+    "Trial": "_trial",
+    "Trials": "_trial",
     "codecs": "codecs",
     "errors": "errors",
     "load": "_load",
@@ -61,6 +67,7 @@ _HOME = {
     "recompress": "_recode",
     "save": "_save",
     "save_async": "_save",
+    "try_codecs": "_trial",
 }
 
 

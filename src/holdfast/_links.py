@@ -42,7 +42,7 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
     if not (location and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
-        location = _step_before(store)
+        location = step_before(store)
     if not location:
         return None
     name = os.path.basename(location)
@@ -59,7 +59,7 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
     return {"name": name, "digest": digest, "links": links, "save_id": table.header.save_id}
 
 
-def _step_before(store: "LocalStore") -> str:
+def step_before(store: "LocalStore") -> str:
     """Return the location of the newest committed step before this one; empty: there is none."""
     run, name = os.path.split(store.location)
     step = step_of(name)

@@ -109,14 +109,27 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     rebase = verbs.add_parser("rebase", help="make a link of a chain need no other checkpoint")
     rebase.add_argument("path", metavar="PATH", help="directory of a checkpoint")
-    bench = verbs.add_parser("bench", help="which settings are fastest on a disk")
-    bench.add_argument("path", metavar="DIR", help="directory on it; what is written is removed")
-    bench.add_argument("--gib", type=float, default=1.0, help="size of the state; default: 1")
-    bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
+    _add_bench(verbs)
     verbs.add_parser("demo", help="a training run that is killed and goes on", add_help=False)
-    for verb in (inspect, verify, diff, convert, recompress, rebase, bench):
-        verb.add_argument("--json", action="store_true", help="for machines, with full names")
+    for verb in verbs.choices.values():
+        if verb.add_help:
+            verb.add_argument("--json", action="store_true", help="for machines, with full names")
     return parser
+
+
+def _add_bench(verbs: "argparse._SubParsersAction[_Parser]") -> None:
+    bench = verbs.add_parser(
+        "bench", help="which settings are fastest on a disk; what codecs make of a checkpoint"
+    )
+    bench.add_argument("path", metavar="DIR", help="on the disk; what is written is removed")
+    bench.add_argument(
+        "--codecs", action="store_true", help="DIR is a checkpoint: say what each codec makes of it"
+    )
+    bench.add_argument(
+        "base", metavar="BASE", nargs="?", help="with --codecs: the checkpoint to make links from"
+    )
+    bench.add_argument("--gib", type=float, default=1.0, help="of elements; default: 1")
+    bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
 
 
 def _write(
@@ -182,6 +195,14 @@ def _rebase(chosen: argparse.Namespace) -> int:
 
 
 def _bench(chosen: argparse.Namespace) -> int:
+    if chosen.codecs:
+        from .tools import bench_codecs
+
+        document = bench_codecs.bench_codecs(chosen.path, chosen.base, gib=chosen.gib)
+        _write(chosen, document, bench_codecs.render)
+        return GOOD
+    if chosen.base is not None:
+        raise OptionError(f"bench has two directories, and no --codecs; {chosen.base} is one more")
     from .tools.bench import bench
     from .tools.bench_report import render
 

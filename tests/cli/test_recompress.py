@@ -80,3 +80,22 @@ def test_what_cannot_be(run: Path, new_path: NewPath, holdfast_command: Command)
     assert answer.code == 2 and "does not exist" in answer.err
     assert holdfast_command("recompress", run, run).code == 2
     assert holdfast_command("rebase", run).code == 2
+
+
+def test_bench_says_what_codecs_would_make_of_a_step(run: Path, holdfast_command: Command) -> None:
+    step, files = run / "step-00000002", sorted(run.rglob("*"))
+    answer = holdfast_command("bench", "--codecs", step)
+    assert answer.code == 0 and "links are made from step-00000001" in answer.out
+    lines = {line.split()[0]: line for line in answer.out.splitlines()[3:]}
+    assert set(lines) >= {"codec", "lossless", "delta", "excp", "compact:high", "compact:tiny"}
+    assert all(len(line) <= 100 for line in lines.values())
+    document = json.loads(
+        holdfast_command("bench", "--codecs", step, run / "step-00000000", "--json").out
+    )
+    assert document["base"] == "step-00000000" and len(document["trials"]) == 7
+    assert "were left out" in holdfast_command("bench", "--codecs", run / "step-00000000").out
+    assert sorted(run.rglob("*")) == files
+    assert holdfast_command("bench", step, step).code == 2
+    answer = holdfast_command("bench", "--codecs", step, "--gib", "nan")
+    assert answer.code == 2 and "--gib is nan" in answer.err
+    assert holdfast_command("bench", "--codecs", run / "none").code == 2

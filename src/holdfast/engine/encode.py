@@ -54,7 +54,7 @@ def encode(
             payload = Payload(out, len(digest), spec.MODE_UNCHANGED)
             made[role] = Coded(payload, block.address, digest)
         else:
-            near = relatives | _bases(role, piece)
+            near = relatives | bases_of(role, piece)
             out = room.take(codec.room(block)).data_ptr()
             found = _encode_lossy(role, piece, codec, known, near, out, room)
             if found is None:
@@ -70,7 +70,7 @@ def encode(
     return made
 
 
-def _bases(role: str, piece: Piece) -> dict[str, int]:
+def bases_of(role: str, piece: Piece) -> dict[str, int]:
     """Return the bases that a reader has: of the tensor itself, and of the parameter's weight."""
     found = {spec.BASE: piece.bases[role]} if role in piece.bases else {}
     weights = [piece.bases[other] for other in ("master", "weight") if other in piece.bases]

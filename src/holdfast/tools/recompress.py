@@ -10,7 +10,7 @@ from .. import open, rebase, recompress
 from ..errors import NotCommittedError
 from ..stores.url import open_store
 from .progress import Progress
-from .run import find_run
+from .run import elements_bytes, find_run
 from .text import printable, show_bytes
 
 Document = dict[str, Any]
@@ -33,7 +33,7 @@ def recompress_all(source: str, target: str, codec: str) -> Document:
         places = [(step.location, os.path.join(target, step.name)) for step in run.committed]
     else:
         raise NotCommittedError(f"{run.location} has no committed step; there is nothing to do")
-    total = sum(_elements(place) for place, _ in places)
+    total = sum(elements_bytes(place) for place, _ in places)
     with Progress("recompress", total) as progress:
         for here, there in places:
             recompress(here, there, codec=codec, report=progress.advance)
@@ -47,7 +47,7 @@ def recompress_all(source: str, target: str, codec: str) -> Document:
 def rebase_one(path: str) -> Document:
     """Make a link need no other checkpoint."""
     before = _files(path)
-    with Progress("rebase", _elements(path)) as progress:
+    with Progress("rebase", elements_bytes(path)) as progress:
         changed = rebase(path, report=progress.advance)
     location = open_store(path).location
     return {"path": location, "changed": changed, "from_bytes": before, "to_bytes": _files(path)}
@@ -72,12 +72,6 @@ def render_rebase(document: Document) -> list[str]:
         return [f"{where} needs no other checkpoint; nothing was changed"]
     sizes = f"{show_bytes(document['from_bytes'])} → {show_bytes(document['to_bytes'])}"
     return [f"{where} needs no other checkpoint now: {sizes}"]
-
-
-def _elements(path: str) -> int:
-    with open(path) as checkpoint:
-        infos = (checkpoint.info(name) for name in checkpoint.names())
-        return sum(info.size_bytes for info in infos if info.tied_to is None)
 
 
 def _files(path: str) -> int:

@@ -97,3 +97,12 @@ def _latest(store: Store) -> str | None:
         return store.get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace").strip()
     except StoreError:
         return None
+
+
+def elements_bytes(path: str) -> int:
+    """Return the bytes of all elements of a checkpoint, tied ones once."""
+    from .. import open
+
+    with open(path) as checkpoint:
+        infos = (checkpoint.info(name) for name in checkpoint.names())
+        return sum(info.size_bytes for info in infos if info.tied_to is None)
