@@ -186,3 +186,28 @@ def test_nan_and_inf_are_kept(new_path: NewPath, name: str) -> None:
     assert found["master"]["down.weight"][7, 8].isneginf()
     tensors = [kept["exp_avg"], kept["exp_avg_sq"], found["master"]["down.weight"]]
     assert [int((~tensor.isfinite()).sum()) for tensor in tensors] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("beta2", "residual"), [(0.95, None), (0.99, None), (0.999, False)])
+def test_second_moments_that_are_remembered_long_are_kept_closely(
+    new_path: NewPath, beta2: float, residual: bool | None
+) -> None:
+    """By ``betas`` of a real optimizer; unless the codec was told otherwise."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(200, 300)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, beta2))
+    raw, saved, again = new_path(), new_path(), new_path()
+    codec = Compact("small", residual=residual, every=2)
+    for step in range(2):
+        for _ in range(3):
+            model(torch.randn(8, 200)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        holdfast.save({"model": model, "optimizer": optimizer}, at(raw, step))
+        holdfast.save({"model": model, "optimizer": optimizer}, at(saved, step), codec=codec)
+        holdfast.recompress(at(raw, step), at(again, step), codec=codec)
+    exact = optimizer.state[model.weight]["exp_avg_sq"]
+    for root in (saved, again):
+        square = read(at(root, 1))["optimizer"]["state"]["weight"]["exp_avg_sq"]
+        is_near = float((square / exact).log2().abs().max()) < 1.1
+        assert is_near == (beta2 >= 0.99 and residual is None)

@@ -3,7 +3,7 @@
 Pure; knows no chain of checkpoints: what a block refers to is handed in, decoded.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, get_args
@@ -17,9 +17,10 @@ from .._core import (
     copy,
 )
 from ..errors import OptionError
-from ..layout import ROLES
+from ..layout import ROLES, Path
 from . import lossless
 from .base import Block, Loss, Payload, Piece, Relatives, check_every
+from .groups import remembers_long
 from .lossless import elements_of
 
 NAME = "compact"
@@ -48,8 +49,8 @@ class Compact:
         rel: squared error over the energy of the difference from the base, above 0, below 1.
         abs: largest error of an element, above 0.
         bits: of an element, about, above 0, at most 16.
-        residual: the second moment within an octave, element by element; None: in "high" alone.
-            Long memories of it (beta2 of 0.99 and more) want it.
+        residual: the second moment within an octave, element by element; None: in "high", and
+            where an optimizer of the state remembers it long (beta2 of 0.99 or more).
         overrides: a quality, or "lossless", for parameters whose name fits a pattern, such as
             ``{"*.norm.*": "lossless"}``; of several the first.
         every: of so many checkpoints one is lossless, and stands by itself.
@@ -92,6 +93,12 @@ class Compact:
     def name(self) -> str:
         """As it stands in a checkpoint."""
         return NAME
+
+    def suit(self, objects: Iterable[tuple[Path, object]]) -> "Compact":
+        """Return the codec for a state with these values: ``residual`` is set."""
+        if self.residual is not None:
+            return self
+        return replace(self, residual=True if remembers_long(objects) else None)
 
     def describe(self) -> dict[str, Any]:
         """Return the options."""

@@ -1,8 +1,10 @@
 """Which codecs there are, besides storing chunks as they are."""
 
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from ..errors import OptionError
+from ..layout import Path
 from . import compact, excp, lossless
 from .base import Codec, Decode
 from .compact import Compact, Quality
@@ -44,9 +46,18 @@ def find_codec(codec: str | Codec) -> Codec | None:
     return _NAMED[codec]
 
 
-def describe_codec(codec: str | Codec) -> dict[str, Any]:
-    """Return a codec's name and options as values of JSON, for the other ranks."""
+def suit_codec(codec: str | Codec, objects: Iterable[tuple[Path, object]]) -> Codec | None:
+    """Return `find_codec`, with what its options leave to the state.
+
+    Args:
+        objects: values of the state that are no tensors, with their paths.
+    """
     found = find_codec(codec)
+    return found.suit(objects) if isinstance(found, Compact) else found
+
+
+def describe_codec(found: Codec | None) -> dict[str, Any]:
+    """Return a codec's name and options as values of JSON, for the other ranks."""
     return {"name": RAW} if found is None else {"name": found.name} | found.describe()
 
 
