@@ -123,7 +123,12 @@ class Checkpoint:
     def base(self) -> str | None:
         """Name of the checkpoint beside it that it was made from, if it needs one."""
         base = self._manifest.table.header.base
-        return base.name if base else None
+        return base.name if base and len(self._manifest.based) else None
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """Names of the codecs that its tensors are stored by."""
+        return tuple(codec.name for codec in self._manifest.table.header.codecs)
 
     @property
     def mesh(self) -> dict[str, Any] | None:
@@ -250,6 +255,9 @@ class Checkpoint:
     ) -> list[Damage]:
         """Check every byte under the checkpoint's directory; return all faults, none if whole.
 
+        Of a link, that what it was made from is there and is the same, down to the one that needs
+        no other: their bytes are checked by a `verify` of each.
+
         Args:
             report: called with the number of payload bytes checked since the last call.
             deep: also decode everything, through the bases of links, and compare it with the
@@ -275,14 +283,13 @@ class Checkpoint:
                 for read, fault in reader.scan(runs.get(file, ()), report):
                     tensor = self._names[read.chunk.shard.tensor.path] if read else None
                     found.append(Damage(where, str(fault), tensor))
+        if len(manifest.based):
+            found += _attempt(self.location, self._open_chain)
         return found if found or not deep else self._verify_deep()
 
     def _verify_deep(self) -> list[Damage]:
         from .engine.deep import check_digests
 
-        found = _attempt(self.location, self._open_chain)
-        if found:
-            return found
         with lease(self._store.vfs, self.location, self._options) as leased:
             faults = check_digests(self._open_chain(), leased, lambda _: None)
             return [

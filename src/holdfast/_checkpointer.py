@@ -19,6 +19,7 @@ from ._saver import Saver
 from ._schedule import Every, Schedule, is_positive
 from ._signals import SignalWatch
 from ._wanted import Wanted
+from .codecs.registry import find_codec
 from .errors import OptionError, PeerError
 from .group.base import COORDINATOR, Phase, Poll, SingleGroup
 from .group.torch import find_group
@@ -370,6 +371,9 @@ def _check(wanted: Wanted, keep: object, ranks: "Group", *, emergency: object) -
         raise OptionError(
             f"deadline_s is {wanted.deadline_s!r}; expected a number of seconds above 0"
         )
+    find_codec(wanted.codec)
+    if not isinstance(wanted.options, Options):
+        raise OptionError(f"options is {wanted.options!r:.80}; expected a holdfast.Options")
     if not isinstance(emergency, bool):
         raise OptionError(f"emergency is {emergency!r}; expected True or False")
     if (wanted.stage != "sync" or emergency) and not hasattr(ranks, "background"):

@@ -133,6 +133,10 @@ class DataState:
             OptionError: what this loader reads cannot be counted.
             StateError: the state was restored, or another loop begun, while this one goes on.
         """
+        if not isinstance(loader, DataLoader):
+            raise OptionError(
+                f"read takes a DataLoader of torch, and got a {type(loader).__name__}"
+            )
         streams = isinstance(loader.dataset, IterableDataset)
         _check_loader(loader, self, streams=streams)
         workers = loader.num_workers if streams else 0

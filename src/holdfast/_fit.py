@@ -14,6 +14,8 @@ from .state.source import Source
 from .state.target import Target
 from .state.tensors import is_expanded
 
+NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
+
 
 def source_of(manifest: Manifest) -> Source:
     """Return what a checkpoint offers, tied names included."""
@@ -34,9 +36,13 @@ def wanted_of(
 
 def describe_fit(manifest: Manifest, target: Target, *, cast: bool) -> bytes:
     """Tell the other ranks how this rank's target fits: faults, missing names, names it takes."""
-    used = np.packbits(np.array([path in target.used for path in _paths(manifest)], bool))
-    missing = sorted(display_names(target.missing).values())
-    values = {"faults": _faults(target, manifest, cast=cast), "missing": missing}
+    others = _of_other_kinds(target, manifest)
+    known = target.used | others.keys()
+    used = np.packbits(np.array([path in known for path in _paths(manifest)], bool))
+    names = display_names(target.missing)
+    missing = sorted(name for path, name in names.items() if path not in others)
+    faults = [*_faults(target, manifest, cast=cast), *others.values()]
+    values = {"faults": faults, "missing": missing}
     return json.dumps(values | {"used": used.tobytes().hex()}).encode()
 
 
@@ -58,13 +64,13 @@ def check_fit(
     problems = []
     if faults:
         problems.append(
-            f"{len(faults)} do not fit: {'; '.join(faults)} (a target needs the checkpoint's "
+            f"{len(faults)} do not fit: {_listed(faults, '; ')} (a target needs the checkpoint's "
             "shapes, and its dtypes unless cast=True)"
         )
     if strict and missing:
-        problems.append(f"{len(missing)} are missing in the checkpoint: {', '.join(missing)}")
+        problems.append(f"{len(missing)} are missing in the checkpoint: {_listed(missing)}")
     if strict and not partial and unexpected:
-        problems.append(f"{len(unexpected)} are missing in the target: {', '.join(unexpected)}")
+        problems.append(f"{len(unexpected)} are missing in the target: {_listed(unexpected)}")
     if problems:
         names = (
             "Make the names the same, or let holdfast.load take less: partial=True, strict=False. "
@@ -96,6 +102,24 @@ def _parts_of_ranks(manifest: Manifest, ranks: int, differing: Sequence[str]) ->
         f"{', '.join(found)} has a part for each rank, {saved} when it was saved, and {ranks} load "
         f"it: load on {saved}, or take it out of the target and give partial=True. "
     )
+
+
+def _listed(names: Sequence[str], between: str = ", ") -> str:
+    more = f"{between}… {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
+    return between.join(names[:NAMES_MAX]) + more
+
+
+def _of_other_kinds(target: Target, manifest: Manifest) -> dict[Path, str]:
+    """Say what is a tensor on one side, and no tensor on the other."""
+    source, found = source_of(manifest), dict[Path, str]()
+    for path, name in display_names(target.missing).items():
+        if path in source.tensors:
+            form = _form(source.tensors[path])
+            found[path] = f"{name} is a tensor there, {form}, and none here: give a torch.Tensor"
+        elif path in source.objects:
+            kind = type(source.objects[path]).__name__
+            found[path] = f"{name} is of type {kind} there, and a tensor here"
+    return found
 
 
 def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:

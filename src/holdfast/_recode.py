@@ -22,6 +22,7 @@ from .engine.commit import check_absent, commit, commit_again, remove_files
 from .engine.pipeline import Ledger, write_shards
 from .engine.pool import lease
 from .engine.write import WriterPlan
+from .format import spec
 from .format.header import RAW, Coding, Header
 from .format.links import Base
 from .format.manifest import Manifest, content_digest
@@ -64,8 +65,13 @@ def recompress(
     base = Base(word["name"], word["digest"], word["links"]) if word else None
     header = _header(chain[-1].manifest, chosen, base)
     writing = _writing(there, header, chain, chosen, word["save_id"] if word else "")
-    made = _write(chain, writing, options or Options(), report)
-    commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
+    try:
+        made = _write(chain, writing, options or Options(), report)
+        commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
+    except BaseException:
+        if not there.exists(spec.MANIFEST_NAME):
+            remove_files(there, header.save_id)
+        raise
     end_link(writing, made.basis)
 
 

@@ -53,9 +53,11 @@ def test_a_run_is_recompressed_and_its_links_rebased(
     assert answer.code == 0 and json.loads(answer.out)["changed"] is False
     (other / "away").rename(other / names[1])
     (other / names[0]).rename(other / "away")
-    assert holdfast_command("verify", other / names[1]).code == 0
-    answer = holdfast_command("verify", "--deep", other / names[1])
-    assert answer.code == 1 and "made from step-00000000" in answer.out
+    for how in ((), ("--deep",)):
+        answer = holdfast_command("verify", *how, other / names[1])
+        assert answer.code == 1 and "made from step-00000000" in answer.out
+    answer = holdfast_command("inspect", other)
+    assert "lossless on step-00000000, which is missing" in answer.out
 
 
 def test_what_is_lost_is_shown(run: Path, new_path: NewPath, holdfast_command: Command) -> None:
@@ -99,3 +101,32 @@ def test_bench_says_what_codecs_would_make_of_a_step(run: Path, holdfast_command
     answer = holdfast_command("bench", "--codecs", step, "--gib", "nan")
     assert answer.code == 2 and "--gib is nan" in answer.err
     assert holdfast_command("bench", "--codecs", run / "none").code == 2
+
+
+def test_what_a_link_was_made_from_is_verified_too(
+    run: Path, new_path: NewPath, holdfast_command: Command
+) -> None:
+    other, names = new_path(), [f"step-{step:08d}" for step in range(3)]
+    holdfast_command("recompress", run, other, "--codec", "delta")
+    answer = holdfast_command("verify", other / names[2])
+    assert "every byte checked, and of the 2 checkpoints below it" in answer.out
+    assert "decoded" in holdfast_command("verify", "--deep", other).out
+    data = next(p for p in (other / names[0] / "data").rglob("*") if p.is_file())
+    content = bytearray(data.read_bytes())
+    content[len(content) // 3] ^= 1
+    data.write_bytes(content)
+    answer = holdfast_command("verify", other)
+    assert answer.code == 1 and answer.out.count("BAD") == 3
+    assert answer.out.count("which is damaged") == 3  # of the last, two deep
+    assert holdfast_command("verify", other / names[2]).code == 1
+
+
+def test_nothing_is_left_where_it_fails(run: Path, new_path: NewPath) -> None:
+    other, names = new_path(), [f"step-{step:08d}" for step in range(3)]
+    data = next(p for p in (run / names[1] / "data").rglob("*") if p.is_file())
+    content = bytearray(data.read_bytes())
+    content[len(content) // 3] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(holdfast.errors.CorruptError):
+        holdfast.recompress(run / names[1], other / names[1], codec="lossless")
+    assert not (other / names[1]).exists()

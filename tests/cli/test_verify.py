@@ -41,6 +41,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
     assert holdfast_command("verify", path, "--json").document == {
         "path": str(path),
         "good": True,
+        "deep": False,
         "checkpoints": [
             {
                 "path": str(path),
@@ -48,6 +49,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
                 "step": 0,
                 "files": 1,
                 "file_bytes": data_files(path)[0].stat().st_size,
+                "below": 0,
                 "damage": [],
                 "error": None,
             }

@@ -275,11 +275,17 @@ def test_a_closed_checkpointer_is_not_used(new_path: NewPath) -> None:
     assert checkpointer.steps() == [5]
 
 
-@pytest.mark.parametrize("arguments", [{"every": 0}, {"every": 2.0}, {"every": True}, {"keep": 3}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"every": 0}, {"every": 2.0}, {"every": True}, {"keep": 3}),
+        *({"codec": "loss-less"}, {"codec": None}, {"options": {"io": "buffered"}}),
+    ],
+)
 def test_an_argument_that_cannot_be_is_refused(
     new_path: NewPath, arguments: dict[str, Any]
 ) -> None:
-    with pytest.raises(OptionError, match=r"every is|keep is"):
+    with pytest.raises(OptionError, match=r"every is|keep is|codec is|options is"):
         Checkpointer(new_path(), **arguments)
 
 

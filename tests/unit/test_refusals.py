@@ -352,3 +352,41 @@ def test_a_path_may_be_relative_text_or_a_path(
     assert [record.message.split()[0] for record in caplog.records] == ["saved", "loaded"]
     assert os.listdir(place / "a" / "b") == ["step 1"]
     assert holdfast.open("a/../a/b/step 1").location == str(place / "a" / "b" / "step 1")
+
+
+def test_nothing_is_saved_within_a_checkpoint(new_path: NewPath) -> None:
+    """It would not belong to the outer one, which would then be refused."""
+    path, state = new_path(), {"w": torch.ones(3)}
+    holdfast.save(state, path)
+    with pytest.raises(OptionError, match=rf"{path}/a/b is within a committed checkpoint, {path},"):
+        holdfast.save(state, path / "a" / "b")
+    with pytest.raises(OptionError, match="within a committed checkpoint"):
+        holdfast.Checkpointer(path).save(1, state)
+    with holdfast.open(path) as checkpoint:
+        assert not checkpoint.verify()
+    file = new_path()
+    file.write_text("")
+    with pytest.raises(OptionError, match="is a file, or within one"):
+        holdfast.save(state, file)
+
+
+def test_a_tensor_is_no_value_and_a_value_no_tensor(new_path: NewPath) -> None:
+    path = new_path()
+    holdfast.save({"step": 3, "w": torch.ones(3)}, path)
+    with pytest.raises(MismatchError, match="step is of type int there, and a tensor here") as one:
+        holdfast.load(path, into={"step": torch.tensor(1), "w": torch.zeros(3)})
+    with pytest.raises(
+        MismatchError, match=r"w is a tensor there, f32 \[3\], and none here"
+    ) as two:
+        holdfast.load(path, into={"step": 1, "w": 0})
+    assert "missing" not in str(one.value) + str(two.value)
+
+
+def test_a_long_list_of_names_is_cut(new_path: NewPath) -> None:
+    path = new_path()
+    holdfast.save({"a": {str(n): torch.ones(1) for n in range(300)}}, path)
+    with pytest.raises(
+        MismatchError, match=r"300 are missing in the checkpoint: .*, … 250 more"
+    ) as e:
+        holdfast.load(path, into={"b": {str(n): torch.ones(1) for n in range(300)}})
+    assert len(str(e.value)) < 3000

@@ -19,6 +19,7 @@ Invariants:
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Sequence
 
 from ..errors import (
@@ -122,13 +123,21 @@ def check_absent(store: Store) -> None:
 
     Raises:
         AlreadyCommittedError: there is one.
-        OptionError: the directory holds something else.
+        OptionError: the directory holds something else, or is within a checkpoint.
     """
+    if above := _checkpoint_above(store.location):
+        raise OptionError(
+            f"{store.location} is within a committed checkpoint, {above}, which would be damaged "
+            "by it; save beside it, or elsewhere"
+        )
     try:
         names = [entry.name for entry in store.list()]
     except StoreError as error:
         if error.errno == errno.ENOENT:
             return
+        if error.errno == errno.ENOTDIR:
+            text = f"{store.location} is a file, or within one; save to an empty or a new directory"
+            raise OptionError(text) from error
         raise
     if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(
@@ -197,6 +206,14 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
     except StoreError:
         return False
     return found != data
+
+
+def _checkpoint_above(location: str) -> str:
+    """Return the checkpoint that a directory is within; empty: none, or no path of this machine."""
+    above = os.path.dirname(location)
+    while above and not os.path.isfile(os.path.join(above, spec.MANIFEST_NAME)):
+        above = os.path.dirname(above) if above != os.path.dirname(above) else ""
+    return above
 
 
 def remove_files(store: Store, save_id: str, prefix: str = "") -> None:

@@ -272,6 +272,8 @@ def _describe_step(step: Step) -> Document:
         "world_size": None,
         "metrics": {},
         "tensors": None,
+        "codecs": [],
+        "base": None,
         "error": None,
     }
     if not step.committed:
@@ -287,6 +289,8 @@ def _describe_step(step: Step) -> Document:
         "world_size": checkpoint.world_size,
         "metrics": encode_value(checkpoint.metrics, ("metrics",)),
         "tensors": len(checkpoint.names()),
+        "codecs": checkpoint.codecs,
+        "base": checkpoint.base,
         "error": None,
     }
 
@@ -302,7 +306,8 @@ def _render_run(document: Document, width: int, limit: int | None) -> list[str]:
     size = show_bytes(sum(step["disk_bytes"] for step in steps))
     shown = steps if limit is None else steps[-limit:]  # the newest matter most
     hidden = len(steps) - len(shown)
-    body = columns([_step_cells(step) for step in shown], right=(1,), width=width)
+    there = {step["name"] for step in steps if step["state"] == "committed"}
+    body = columns([_step_cells(step, there) for step in shown], right=(1,), width=width)
     return [
         printable(document["path"]),
         f"  steps: {counts}   {size}   {_latest_text(document)}",
@@ -320,7 +325,7 @@ def _latest_text(document: Document) -> str:
     return f"LATEST says {cut(printable(latest), FIGURE_WIDTH)}{doubt}"
 
 
-def _step_cells(step: Document) -> tuple[str, str, str]:
+def _step_cells(step: Document, there: set[str]) -> tuple[str, str, str]:
     size = show_bytes(step["disk_bytes"])
     name = printable(step["name"])
     if step["state"] == "uncommitted":
@@ -328,4 +333,12 @@ def _step_cells(step: Document) -> tuple[str, str, str]:
     if step["error"] is not None:
         return (name, size, f"{step['state']}: {printable(step['error'])}")
     parts = [show_count(step["tensors"], "tensor"), show_count(step["world_size"], "rank")]
+    codecs = ", ".join(codec for codec in step["codecs"] if codec != "raw")
+    if step["base"] is not None:
+        base = printable(step["base"])
+        parts.append(f"{codecs} on {base}")
+        if step["base"] not in there:
+            parts = [f"{codecs} on {base}, which is missing"]
+    elif codecs:
+        parts.append(codecs)
     return (name, size, cut("   ".join([*parts, *_metrics(step["metrics"])]), FIGURE_WIDTH))

@@ -30,10 +30,12 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
+from ..._wanted import check_room
 from ...engine.chain import Chain, open_chain, read_chain
 from ...engine.pool import lease
 from ...errors import AlreadyCommittedError, NotCommittedError, OptionError, StoreError
 from ...format.manifest import Manifest
+from ...format.names import step_of
 from ...format.spec import MANIFEST_NAME
 from ...layout import Box, Path, Shard, batches, whole
 from ...options import SLOT_BYTES, Options
@@ -92,6 +94,13 @@ def plan_conversion(
         return _into_dcp(here, there)
     if here.exists(METADATA_NAME):
         return _from_dcp(here, there, pickled=pickled)
+    names = [entry.name for entry in here.list()] if here.exists("") else []
+    steps = [name for name in names if step_of(name) is not None]
+    if steps:
+        raise NotCommittedError(
+            f"{here.location} is a run, not one checkpoint; give one of its steps, such as "
+            f"{max(steps)}"
+        )
     raise NotCommittedError(
         f"{here.location} holds neither {MANIFEST_NAME} nor {METADATA_NAME}; expected the "
         "directory of a checkpoint, ours or DCP's"
@@ -151,6 +160,7 @@ def _into_dcp(here: LocalStore, there: LocalStore) -> Conversion:
     size_bytes = sum(map(_bytes_of, items))
 
     def run(report: Report) -> None:
+        check_room(there.location, size_bytes, there.free_bytes())
         with _removed_on_failure(there):
             _write(chain, there, contents, items, described, report)
 

@@ -6,6 +6,7 @@ Knows no process group: DCP brings the ranks together, and makes all raise what 
 import io
 import logging
 import os
+import re
 import time
 from functools import partial
 from itertools import chain
@@ -225,7 +226,7 @@ class HoldfastWriter(Placed, StorageWriter):
         if refused:
             raise StateError(
                 f"{len(refused)} values cannot be saved: {'; '.join(refused)}. "
-                "HoldfastWriter(pickled=True) keeps them as pickles"
+                "HoldfastWriter(pickled=True), or holdfast convert --pickled, keeps them as pickles"
             )
         return objects
 
@@ -264,7 +265,9 @@ def _value_of(item: WriteItem, planner: SavePlanner) -> Any:
     try:
         return torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
-        raise StateError(f"{item.index.fqn} is of a type that needs a pickle: {error}") from error
+        named = re.search(r"GLOBAL (\S+)", str(error))  # of torch's text, which is for programmers
+        kind = f"the type {named[1]}" if named else "a type"
+        raise StateError(f"{item.index.fqn} is of {kind}, which needs a pickle") from error
 
 
 def _makes_bytes_as_dcp(kind: type[DefaultSavePlanner]) -> bool:
