@@ -211,9 +211,18 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
 def _checkpoint_above(location: str) -> str:
     """Return the checkpoint that a directory is within; empty: none, or no path of this machine."""
     above = os.path.dirname(location)
-    while above and not os.path.isfile(os.path.join(above, spec.MANIFEST_NAME)):
+    while above and not _is_manifest(os.path.join(above, spec.MANIFEST_NAME)):
         above = os.path.dirname(above) if above != os.path.dirname(above) else ""
     return above
+
+
+def _is_manifest(path: str) -> bool:
+    """Tell a MANIFEST of ours from files that others name so."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(len(spec.MANIFEST_MAGIC)) == spec.MANIFEST_MAGIC
+    except OSError:
+        return False
 
 
 def remove_files(store: Store, save_id: str, prefix: str = "") -> None:

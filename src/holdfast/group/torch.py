@@ -25,6 +25,18 @@ ANSWER_S = 10.0  # a store answers within milliseconds, unless its host is froze
 
 Made = TypeVar("Made")
 
+_last: list[Any] = []  # the work of the last collective
+
+
+def _wait(work: Any) -> None:
+    """Wait for a collective, and keep its work until the next one, or the end of the process.
+
+    Who lets go of it last frees its tensors, which takes the interpreter's lock. gloo's own thread
+    does so a little later: it would abort a process whose interpreter has ended meanwhile.
+    """
+    _last[:] = [work]
+    work.wait()
+
 
 def find_group(group: "Group | dist.ProcessGroup | str | None", *, writing: bool = False) -> Group:
     """Return the given group, the default process group where there is one, or a group of one.
@@ -91,7 +103,8 @@ class TorchGroup:
         try:
             sizes = self._sizes(data)
             parts = [self._empty(max(sizes)) for _ in sizes]
-            dist.all_gather(parts, self._padded(data, max(sizes)), group=self._group)
+            padded = self._padded(data, max(sizes))
+            _wait(dist.all_gather(parts, padded, group=self._group, async_op=True))
         except RuntimeError as error:
             raise lost_peer(error) from error
         return [_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
@@ -103,7 +116,9 @@ class TorchGroup:
             sizes = self._sizes(data)
             parts = [self._empty(max(sizes)) for _ in sizes] if here else None
             padded = self._padded(data, max(sizes))
-            dist.gather(padded, parts, group=self._group, group_dst=COORDINATOR)
+            _wait(
+                dist.gather(padded, parts, group=self._group, group_dst=COORDINATOR, async_op=True)
+            )
         except RuntimeError as error:
             raise lost_peer(error) from error
         if parts is None:
@@ -160,7 +175,7 @@ class TorchGroup:
         def read() -> list[int]:
             try:
                 with self._beside_training():
-                    work.wait()
+                    _wait(work)
                     result: list[int] = numbers.tolist()
             except RuntimeError as error:
                 raise lost_peer(error) from error
@@ -173,7 +188,7 @@ class TorchGroup:
         try:
             with self._beside_training():
                 numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
-                dist.all_reduce(numbers, dist.ReduceOp.SUM, self._group)
+                _wait(dist.all_reduce(numbers, dist.ReduceOp.SUM, self._group, async_op=True))
                 result: list[int] = numbers.tolist()
         except RuntimeError as error:
             raise lost_peer(error) from error
@@ -206,7 +221,8 @@ class TorchGroup:
     def _sizes(self, data: bytes) -> list[int]:
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self._device)
         mine = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.all_gather([sizes[i : i + 1] for i in range(self.world_size)], mine, group=self._group)
+        parts = [sizes[i : i + 1] for i in range(self.world_size)]
+        _wait(dist.all_gather(parts, mine, group=self._group, async_op=True))
         result: list[int] = sizes.tolist()
         return result
 
