@@ -139,8 +139,10 @@ def draw(document: Any, picture: Path) -> None:
         line = left.plot(range(len(over)), over, marker="o", markersize=3, label=name)
         if "after" in result:
             ratio, regret = ratios(results, name)[0], _mean(_regrets(results, name))
-            right.plot(ratio, regret, "o", color=line[0].get_color(), label=name)
-    right.axhline(_mean(_regrets(results, COLD)), color="#c0392b", linestyle="--", label=COLD)
+            right.plot(ratio, regret, "o", color=line[0].get_color())
+    cold = _mean(_regrets(results, COLD))
+    right.axhline(cold, color="#c0392b", linestyle="--", label="exact weights, new optimizer")
+    right.legend(fontsize=7)
     left.set(yscale="log", xlabel="checkpoint of the run", ylabel="times smaller than raw")
     right.set(xscale="log", xlabel="times smaller, a link", ylabel="held-out loss over exact")
     left.set_title("size over a run", fontsize=10)

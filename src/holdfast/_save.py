@@ -76,9 +76,10 @@ def save(
         path: directory of the checkpoint; made when needed. It must not hold one already.
         step: recorded in the checkpoint.
         metrics: numbers that judge the step, recorded too; the coordinator's count.
-        codec: how chunks are stored: "raw"; "lossless": every bit, in fewer bytes; "delta" or a
-            `holdfast.codecs.Delta`: the same, and of weights only what has changed since the
-            checkpoint before, in the same directory.
+        codec: how chunks are stored: "raw"; "lossless": every bit, in fewer bytes; "delta": the
+            same, and of weights only what has changed since the checkpoint before, in the same
+            directory; with loss "compact", "compact:tiny" to "compact:high", "excp". Or one of
+            `holdfast.codecs` with options. docs/codecs.md says what each loses.
         group: ranks that save together; default: the default process group, or this process.
             ``"alone"``: this process by itself, whatever process group there is.
 

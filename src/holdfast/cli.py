@@ -105,7 +105,9 @@ def _make_parser() -> argparse.ArgumentParser:
     recompress.add_argument("source", metavar="SOURCE", help="directory of a checkpoint or a run")
     recompress.add_argument("target", metavar="TARGET", help="new directory")
     recompress.add_argument(
-        "--codec", default="lossless", help="raw, lossless, delta, excp, compact:small, …"
+        "--codec",
+        default="lossless",
+        help="lossless (the default), raw, delta, excp, compact, compact:tiny, … compact:high",
     )
     rebase = verbs.add_parser("rebase", help="make a link of a chain need no other checkpoint")
     rebase.add_argument("path", metavar="PATH", help="directory of a checkpoint")
