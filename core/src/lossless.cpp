@@ -12,7 +12,7 @@
 namespace holdfast {
 namespace {
 
-constexpr std::size_t kSampleCount = 8 << 10;  // elements by which a mode is chosen
+constexpr std::size_t kSampleCount = 16 << 10;  // elements by which a mode is chosen
 constexpr std::size_t kSampleRow = 64;
 constexpr std::size_t kConstantRun = 4096;  // bytes, of whole elements, that are copied at once
 constexpr double kMeanBytes = 0.75;         // of a column mean
