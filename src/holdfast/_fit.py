@@ -116,9 +116,9 @@ def _of_other_kinds(target: Target, manifest: Manifest) -> dict[Path, str]:
         if path in source.tensors:
             form = _form(source.tensors[path])
             found[path] = f"{name} is a tensor there, {form}, and none here: give a torch.Tensor"
-        elif path in source.objects:
-            kind = type(source.objects[path]).__name__
-            found[path] = f"{name} is of type {kind} there, and a tensor here"
+    for path, name in display_names(target.values).items():
+        kind = type(source.objects[path]).__name__
+        found[path] = f"{name} is of type {kind} there, and a tensor here"
     return found
 
 

@@ -41,4 +41,4 @@ def test_the_page_on_dcp_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "dcp.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
-    assert (tmp_path / "runs" / "d" / "second" / "MANIFEST").exists()
+    assert (tmp_path / "runs" / "dcp" / "second" / "MANIFEST").exists()

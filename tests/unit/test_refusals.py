@@ -22,6 +22,7 @@ from holdfast.errors import (
     NotCommittedError,
     OptionError,
     StateError,
+    StoreError,
 )
 
 from .training import net, same
@@ -370,7 +371,7 @@ def test_nothing_is_saved_within_a_checkpoint(new_path: NewPath) -> None:
     holdfast.save(state, other / "a")
     file = new_path()
     file.write_text("")
-    with pytest.raises(OptionError, match="is a file, or within one"):
+    with pytest.raises(StoreError, match="is not a directory, or is within a file"):
         holdfast.save(state, file)
 
 

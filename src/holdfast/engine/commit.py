@@ -136,8 +136,10 @@ def check_absent(store: Store) -> None:
         if error.errno == errno.ENOENT:
             return
         if error.errno == errno.ENOTDIR:
-            text = f"{store.location} is a file, or within one; save to an empty or a new directory"
-            raise OptionError(text) from error
+            text = (
+                f"{store.location} is not a directory, or is within a file; save to a new directory"
+            )
+            raise StoreError(text) from error
         raise
     if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(

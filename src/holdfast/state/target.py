@@ -57,12 +57,14 @@ class Target:
     Attributes:
         tensors: to be filled, by path.
         missing: paths the target wants and the checkpoint has not.
+        values: tensors here that are values there.
         used: paths of the checkpoint that the target takes.
         conflicts: what else does not fit, one sentence each.
     """
 
     tensors: dict[Path, LocalTensor] = field(default_factory=dict)
     missing: list[Path] = field(default_factory=list)
+    values: list[Path] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
     conflicts: list[str] = field(default_factory=list)
     actions: list[Callable[[], None]] = field(default_factory=list)
@@ -140,7 +142,8 @@ class _Bind:
 
     def _tensor(self, value: torch.Tensor | Shard, path: Path) -> None:
         if path not in self.source.tensors:
-            self.target.missing.append(path)
+            is_value = path in self.source.objects
+            (self.target.values if is_value else self.target.missing).append(path)
             return
         self.target.used.add(path)
         local, wanted = local_tensor(value, path), self.source.tensors[path]
