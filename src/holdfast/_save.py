@@ -18,7 +18,7 @@ from ._agreed import Agreed, Described, agree, first_line, request_for
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
 from ._links import begin_link, choose_base, encode_losses, end_link, join_losses
 from ._wanted import Wanted, check_background, check_wanted
-from .codecs.registry import describe_codec, find_codec, suit_codec
+from .codecs.registry import describe_codec, find_codec
 from .engine.basis import Basis
 from .engine.commit import check_absent, commit, discard
 from .engine.pipeline import Ledger, Source, write_shards
@@ -228,7 +228,7 @@ def _describe(
         settings = {
             "chunk_elements": options.chunk_elements,
             "file_bytes": options.file_bytes,
-            "codec": describe_codec(suit_codec(wanted.codec, leaves.objects.items())),
+            "codec": describe_codec(find_codec(wanted.codec)),
             "writers": options.writers,
             "written_by": f"holdfast {__version__}",
             "world_size": ranks.world_size,

@@ -211,3 +211,26 @@ def test_second_moments_that_are_remembered_long_are_kept_closely(
         square = read(at(root, 1))["optimizer"]["state"]["weight"]["exp_avg_sq"]
         is_near = float((square / exact).log2().abs().max()) < 1.1
         assert is_near == (beta2 >= 0.99 and residual is None)
+
+
+def test_ranks_of_which_one_has_no_optimizer(new_path: NewPath) -> None:
+    """What is kept closely is for each rank to say: stages of a pipeline hold different things."""
+    root, codec = new_path(), Compact("small", every=4)
+    draw = torch.Generator().manual_seed(0)
+    model = torch.nn.Linear(200, 300)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.999))
+    frozen = torch.randn(300, 200, generator=draw)
+    for step in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        optimizer.step()
+
+        def save(group: Any, step: int = step) -> None:
+            owned = {"model": model, "optimizer": optimizer} if group.rank else {"frozen": frozen}
+            holdfast.save(owned, at(root, step), codec=codec, group=group)
+
+        run_ranks(2, save)
+    found, exact = read(at(root, 2)), optimizer.state[model.weight]["exp_avg_sq"]
+    square = found["optimizer"]["state"]["weight"]["exp_avg_sq"]
+    assert torch.equal(found["frozen"], frozen)
+    assert not torch.equal(square, exact) and float((square / exact).log2().abs().max()) < 1.1

@@ -95,10 +95,10 @@ class Compact:
         return NAME
 
     def suit(self, objects: Iterable[tuple[Path, object]]) -> "Compact":
-        """Return the codec for a state with these values: ``residual`` is set."""
-        if self.residual is not None:
-            return self
-        return replace(self, residual=True if remembers_long(objects) else None)
+        """Return the codec for a state with these values: ``residual`` by its optimizers."""
+        if self.residual is None and remembers_long(objects):
+            return replace(self, residual=True)
+        return self
 
     def describe(self) -> dict[str, Any]:
         """Return the options."""

@@ -46,13 +46,12 @@ def find_codec(codec: str | Codec) -> Codec | None:
     return _NAMED[codec]
 
 
-def suit_codec(codec: str | Codec, objects: Iterable[tuple[Path, object]]) -> Codec | None:
-    """Return `find_codec`, with what its options leave to the state.
+def suit_codec(found: Codec | None, objects: Iterable[tuple[Path, object]]) -> Codec | None:
+    """Return a codec with what its options leave to the state of each rank.
 
     Args:
         objects: values of the state that are no tensors, with their paths.
     """
-    found = find_codec(codec)
     return found.suit(objects) if isinstance(found, Compact) else found
 
 

@@ -80,11 +80,7 @@ class Target:
 
 
 def check_into(into: object) -> None:
-    """Check that a target is a dict.
-
-    Raises:
-        StateError: it is something else.
-    """
+    """Raise a StateError unless a target is a dict."""
     if not isinstance(into, Mapping):
         raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
 

@@ -95,11 +95,11 @@ def plan_conversion(
     if here.exists(METADATA_NAME):
         return _from_dcp(here, there, pickled=pickled)
     names = [entry.name for entry in here.list()] if here.exists("") else []
-    steps = [name for name in names if step_of(name) is not None]
+    steps = {step: name for name in names if (step := step_of(name)) is not None}
     if steps:
         raise NotCommittedError(
             f"{here.location} is a run, not one checkpoint; give one of its steps, such as "
-            f"{max(steps)}"
+            f"{steps[max(steps)]}"
         )
     raise NotCommittedError(
         f"{here.location} holds neither {MANIFEST_NAME} nor {METADATA_NAME}; expected the "
