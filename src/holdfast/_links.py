@@ -141,9 +141,12 @@ def encode_losses(basis: Basis | None, header: Header) -> bytes:
 
 
 def join_losses(told: Sequence[bytes]) -> tuple[TensorLoss, ...]:
-    """Add up what all ranks have lost."""
+    """Add up what all ranks have lost; 7 digits of it are as many as anyone reads."""
     found: dict[int, Loss] = {}
     for text in told:
         for index, *numbers in json.loads(text):
             found[index] = found.get(index, Loss()) + Loss(*numbers)
-    return tuple(TensorLoss(index, *astuple(found[index])) for index in sorted(found))
+    return tuple(
+        TensorLoss(index, *(float(f"{number:.6e}") for number in astuple(found[index])))
+        for index in sorted(found)
+    )

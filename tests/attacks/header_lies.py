@@ -1,8 +1,11 @@
 """Lies in the preamble and the JSON header of a MANIFEST, in the order of docs/format.md §6."""
 
+import zlib
+from collections.abc import Callable
+
 from format.forge import FOOTER_MAGIC, Forgery
 
-from .lies import NEWER, key, lie, preamble, tensor, text, text_of, value
+from .lies import NEWER, key, lie, preamble, tensor, text, text_bytes, text_of, value
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 SIZES = r"preamble does not fit its \d+ bytes"
@@ -11,7 +14,6 @@ preamble("another magic", 0, FOOTER_MAGIC, "its magic is 89484646")
 preamble("a newer version", 1, 2, "format version 2; this holdfast reads version 1", NEWER)
 preamble("version 0", 1, 0, SIZES)
 preamble("something in the first zero", 2, 1, SIZES)
-preamble("something in the last zero", 9, 1, SIZES)
 preamble("more bytes than the file", 3, 2**63, SIZES)
 preamble("fewer bytes than the file", 3, 88, SIZES)
 preamble("a JSON header larger than the file", 4, 2**40, SIZES)
@@ -21,6 +23,34 @@ preamble("2^62 files, whose bytes wrap around", 5, 2**62 + 2, SIZES)
 preamble("2^59 shards, whose bytes wrap around", 6, 2**59 + 3, SIZES)
 preamble("2^60 chunks, whose bytes wrap around", 7, 2**60 + 4, SIZES)
 preamble("2^61 box numbers, whose bytes wrap around", 8, 2**61 + 10, SIZES)
+
+
+def packed(name: str, change: Callable[[bytes], bytes], text: str, unpacked: int = 0) -> None:
+    """A lie in a packed JSON header, or in the bytes that it is said to have unpacked."""
+
+    def tell(forgery: Forgery) -> None:
+        plain = text_bytes(forgery)
+        stream = change(zlib.compress(plain))
+        forgery.manifest.header = stream + bytes(-len(stream) % 8)
+        forgery.manifest.preamble[9] = unpacked or len(plain)
+
+    lie(name, text)(tell)
+
+
+TAKES, UNPACKS = r"takes \d+ bytes, of \d+ unpacked", r"does not unpack to \d+ bytes"
+preamble("the length of a JSON header that is not packed", 9, 8, TAKES)
+packed("a packed JSON header of 7 bytes too many", lambda s: s, TAKES, 1007)
+packed("a packed JSON header that grows", lambda s: s, TAKES, 64)
+packed("a packed JSON header of 2^63 bytes", lambda s: s, TAKES, 2**63)
+packed("a packed JSON header of 256 MiB in a few bytes", lambda s: s, TAKES, 2**28)
+packed("a packed JSON header that is not", lambda s: bytes(len(s)), "cannot be unpacked")
+packed("a packed JSON header with another sum", lambda s: s[:-1] + b"?", "cannot be unpacked")
+packed("a packed JSON header that is cut off", lambda s: s[:-16], UNPACKS)
+packed("a packed JSON header of more than it says", lambda s: s, UNPACKS, 800)
+packed("a packed JSON header of less than it says", lambda s: s, UNPACKS, 4000)
+packed("a byte behind a packed JSON header", lambda s: s + b"?", UNPACKS)
+packed("padding behind a packed JSON header", lambda s: s + bytes(8), UNPACKS)
+packed("two packed JSON headers", lambda s: s + zlib.compress(b"{}"), UNPACKS)
 
 
 @lie("chunks counted as box numbers", "not hold as many chunks")

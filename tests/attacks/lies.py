@@ -111,13 +111,17 @@ def column(name: str, column: str, row: int, value: Any, text: str) -> None:
 
 def text_of(forgery: Forgery, old: bytes, new: bytes) -> None:
     """Replace the text of the JSON header as it is written, padded again."""
-    table = forgery.manifest
-    encoded = table.encode()
-    (size,) = struct.unpack_from("<Q", encoded, 24)
-    text = encoded[72 : 72 + size].rstrip(b" ")
+    text = text_bytes(forgery).rstrip(b" ")
     assert text.count(old) >= 1
     text = text.replace(old, new, 1)
-    table.header = text + b" " * (-len(text) % 8)
+    forgery.manifest.header = text + b" " * (-len(text) % 8)
+
+
+def text_bytes(forgery: Forgery) -> bytes:
+    """The JSON header of the MANIFEST as it is written."""
+    encoded = forgery.manifest.encode()
+    (size,) = struct.unpack_from("<Q", encoded, 24)
+    return encoded[72 : 72 + size]
 
 
 def text(name: str, old: bytes, new: bytes, text: str) -> None:

@@ -1,8 +1,10 @@
 """Every lie is refused, by its own error, in little time and memory; by the other reader too."""
 
+import json
 import re
 import time
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,6 +70,18 @@ def test_the_truth_is_accepted_however_it_is_put_together(truth: Path, new_path:
     filled = target()
     holdfast.load(path, into=filled, options=OPTIONS)
     assert filled["w"].flatten().tolist() == list(range(12))
+    assert holdfast.open(path).verify() == []
+    assert len(reader.read(path)["tensors"]) == 3
+
+
+def test_a_packed_header_is_accepted_under_any_codec(truth: Path, new_path: NewPath) -> None:
+    forgery, path = Forgery.read(truth), new_path()
+    for table in (forgery.manifest, *(file.footer for file in forgery.files)):
+        text = json.dumps(table.header).encode()
+        text += b" " * (-len(text) % 8)
+        stream = zlib.compress(text, 1)
+        table.header, table.preamble[9] = stream + bytes(-len(stream) % 8), len(text)
+    forgery.write(path)
     assert holdfast.open(path).verify() == []
     assert len(reader.read(path)["tensors"]) == 3
 

@@ -1,9 +1,13 @@
-"""Links of chains, for the independent reader: written from docs/format.md alone, "Base"."""
+"""What only some checkpoints have, for the independent reader: packed headers, bases, losses.
+
+Written from docs/format.md §6 alone.
+"""
 
 import json
 import math
 import re
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,20 @@ def check(condition, rule):
 
 
 KNOWN = {"features": ("base", "losses"), "codecs": ("raw", "lossless", "compact", "excp")}
+
+
+def unpack(content, size):
+    if size == 0:
+        return content
+    check(len(content) < size <= 64 * len(content), "bytes of a packed JSON header")
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(content, size + 1)
+    except zlib.error as error:
+        raise Corrupt(f"packed JSON header: {error}") from None
+    rest = stream.unused_data
+    check(stream.eof and len(text) == size and rest == bytes(len(rest) % 8), "packed JSON header")
+    return text
 
 
 def check_further(header):

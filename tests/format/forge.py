@@ -6,6 +6,7 @@ what our own writer would refuse to write.
 
 import json
 import struct
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class Table:
     Attributes:
         header: the JSON header; as bytes, it is written as it is.
         columns: rows by column name.
-        preamble: fields to write instead of the right ones, by number: 0 magic … 9 the last zero.
+        preamble: fields to write instead of the right ones, by number: 0 magic … 9 bytes unpacked.
     """
 
     magic: bytes
@@ -52,7 +53,7 @@ class Table:
 
     @staticmethod
     def parse(content: bytes) -> "Table":
-        magic, _, _, _, size, *numbers, _ = struct.unpack_from("<8s2I7Q", content)
+        magic, _, _, _, size, *numbers, packed = struct.unpack_from("<8s2I7Q", content)
         counts = dict(zip("FSCB", numbers, strict=True))
         at = PREAMBLE_BYTES + size
         columns = {}
@@ -61,7 +62,10 @@ class Table:
             rows = struct.iter_unpack("<" + letter, content[at : at + counts[count] * one])
             columns[name] = [row for (row,) in rows]
             at += counts[count] * one
-        return Table(magic, json.loads(content[PREAMBLE_BYTES : PREAMBLE_BYTES + size]), columns)
+        text = content[PREAMBLE_BYTES : PREAMBLE_BYTES + size]
+        if packed:
+            text = zlib.decompressobj().decompress(text)
+        return Table(magic, json.loads(text), columns)
 
     def encode(self) -> bytes:
         text = self.header

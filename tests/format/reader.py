@@ -103,12 +103,12 @@ def read_data_file(path, header, file, base):
     changed["codecs"] = payloads.renumbered(header["codecs"], kept)
     check(footer_header == changed, "JSON headers of footer and MANIFEST")
     stored, end, chunks = {}, 64, enumerate(file.chunks)
-    for number, (checksum, length, start, _) in sorted(chunks, key=lambda pair: pair[1][2]):
+    for number, (checksum, length, start, mode) in sorted(chunks, key=lambda pair: pair[1][2]):
         if length == 0:
             check(start == 0, "an empty payload has a place")
             start = end
         check(end <= start <= footer_start - length, "a payload overlaps or is out of place")
-        check(length < 65536 or start % 4096 == 0, "a payload is not aligned")
+        check(length < 65536 or mode or start % 4096 == 0, "a payload is not aligned")
         check(content.count(0, end, start) == start - end < 4096, "a gap is long or not zero")
         end = start + length
         payload = stored[number] = content[start:end]
@@ -123,16 +123,17 @@ def read_data_file(path, header, file, base):
 def read_table(content, magic):
     """The JSON header and the files, each with its shards and chunks."""
     check(88 <= len(content) <= 2**30 and content[:8] == magic, "bytes or magic of a table")
-    version, zero, size, J, F, S, C, B, last = struct.unpack("<2I7Q", content[8:72])
+    version, zero, size, J, F, S, C, B, U = struct.unpack("<2I7Q", content[8:72])
     if version > 1:
         raise Newer(f"format version {version}")
-    check((version, zero, last, J % 8) == (1, 0, 0, 0) and J <= 2**28, "preamble")
+    check((version, zero, J % 8, U % 8) == (1, 0, 0, 0) and max(J, U) <= 2**28, "preamble")
     check(len(content) == size == 88 + J + 28 * F + 32 * S + 16 * C + 8 * B, "counts of a table")
     check(hash128(content[:-16]) == content[-16:], "H128 of a table")
     layout = f"<{2 * F}Q{'16s' * S}{B}q{C}Q{3 * F + 4 * S + 2 * C}I"
     numbers = iter(struct.unpack(layout, content[72 + J : -16]))
     columns = [list(islice(numbers, n)) for n in (F, F, S, B, C, F, F, F, S, S, S, S, C, C)]
-    header, boxes, last_file = read_header(content[72 : 72 + J]), iter(columns[3]), 0
+    text = chains.unpack(content[72 : 72 + J], U)
+    header, boxes, last_file = read_header(text), iter(columns[3]), 0
     rows = zip(columns[4], columns[12], columns[13], strict=True)
     chunks = iter([(each, n & 0xFFFFFF, 64 * units, n >> 24) for each, n, units in rows])
     files = [File(*row, [], []) for row in zip(*columns[:2], *columns[5:8], strict=True)]

@@ -257,7 +257,7 @@ def _write_encoded(
             if size == 0:
                 writer.append_empty(here, payload.mode)
             else:
-                at, seed = writer.reserve(here, size)
+                at, seed = writer.reserve(here, size, payload.mode)
                 found, _ = copy_and_hash_chunk(base + at, payload.address, size, seed)
                 writer.append(here, Payload(base + at, size, payload.mode), found)
             known.append(digest)

@@ -167,17 +167,17 @@ class DataFileWriter:
         for number, digest in enumerate(digests):
             self._rows.set_digest(self._begun + number, digest)
 
-    def reserve(self, row: int, size_bytes: int) -> tuple[int, int]:
+    def reserve(self, row: int, size_bytes: int, mode: int = spec.MODE_RAW) -> tuple[int, int]:
         """Find room for the payload of a row, and zero the gap before it.
 
         Returns:
             (where in the pool it is to stand, checksum seed of the chunk).
         """
         stream = self._stream
-        at = align_payload(stream.position, size_bytes)
+        at = align_payload(stream.position, size_bytes, mode)
         if not stream.fits(at, size_bytes):
             stream.turn()
-            at = align_payload(stream.position, size_bytes)
+            at = align_payload(stream.position, size_bytes, mode)
         return stream.room(at, size_bytes), self._seed(row)
 
     def append(self, row: int, payload: Payload, payload_checksum: int) -> None:

@@ -22,9 +22,9 @@ def chunk_seed(save_id: str, rank: int, number: int, chunk: int) -> int:
     return xxh3_64(_SEED.pack(bytes.fromhex(save_id), rank, number, chunk))
 
 
-def align_payload(position: int, size_bytes: int) -> int:
-    """Return the first offset at or after ``position`` where a payload of this size may start."""
-    large = size_bytes >= spec.LARGE_PAYLOAD_BYTES
+def align_payload(position: int, size_bytes: int, mode: int = spec.MODE_RAW) -> int:
+    """Return the first offset at or after ``position`` where such a payload may start."""
+    large = mode == spec.MODE_RAW and size_bytes >= spec.LARGE_PAYLOAD_BYTES
     align = spec.LARGE_ALIGN_BYTES if large else spec.SMALL_ALIGN_BYTES
     return -(-position // align) * align
 

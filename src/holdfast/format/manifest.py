@@ -31,7 +31,7 @@ from . import spec
 from .header import Header
 from .names import data_file_name, dotted
 from .references import NONE, find_based, find_references
-from .table import I64, U32, U64, Table, decode_table, encode_table
+from .table import I64, U32, U64, Table, decode_table, encode_table, unpacked_bytes
 from .values import encode_path
 
 BLOCK_ROWS = 1 << 16  # looked at in one go: 64 dimensions of that many boxes take 64 MiB
@@ -52,7 +52,7 @@ class Manifest:
         references: row of the chunk that each chunk's payload refers to, or -1; empty: none refers.
         based: whether each chunk refers to the base; empty: none does.
         tensor_order, tensor_first: shards ordered by tensor, and where those of each begin.
-        size_bytes: of the MANIFEST itself.
+        size_bytes: of the MANIFEST itself, when its JSON header is unpacked.
     """
 
     table: Table
@@ -106,7 +106,9 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         VersionError: a newer holdfast wrote them.
     """
     try:
-        return replace(check_table(decode_table(spec.MANIFEST_MAGIC, data)), size_bytes=len(data))
+        return replace(
+            check_table(decode_table(spec.MANIFEST_MAGIC, data)), size_bytes=unpacked_bytes(data)
+        )
     except HoldfastError as error:
         raise type(error)(f"{where} cannot be read: {error}") from error
 
@@ -139,6 +141,10 @@ def check_table(table: Table) -> Manifest:
     chunk_start = table.chunk_offset.astype(np.int64) * spec.SMALL_ALIGN_BYTES
     chunk_bytes = (table.chunk_size_mode & spec.PAYLOAD_BYTES_MAX).astype(np.int64)
     references, based = find_references(table, box_start, first_row), find_based(table)
+    sizes = table.chunk_size_mode  # with the mode above them: 0 where they are in order
+    large = (sizes >= spec.LARGE_PAYLOAD_BYTES) & (sizes <= spec.PAYLOAD_BYTES_MAX)
+    unaligned = chunk_start & (spec.LARGE_ALIGN_BYTES - 1) != 0
+    _require(not np.any(large & unaligned), "a large payload is not aligned")
     gap_start, payload_end = _check_extents(table, file_first_chunk, chunk_start, chunk_bytes)
     _check_references(references, file_first_chunk, chunk_start, chunk_bytes, gap_start)
     names = zip(table.file_rank.tolist(), table.file_number.tolist(), strict=True)
@@ -196,7 +202,7 @@ def check_tiling(manifest: Manifest) -> None:
 
 
 def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -> tuple[I64, I64]:
-    """Check that payloads are aligned, lie in their files and do not overlap; find the gaps.
+    """Check that payloads lie in their files and do not overlap; find the gaps.
 
     Empty ones lie nowhere: their offset is 0.
     """
@@ -213,9 +219,6 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
         return gap_start, end
     files = len(table.file_bytes)
     _require(bool(np.all(table.file_bytes <= spec.DATA_FILE_BYTES_MAX)), "a file passes 256 GiB")
-    large = size >= spec.LARGE_PAYLOAD_BYTES
-    unaligned = start & (spec.LARGE_ALIGN_BYTES - 1) != 0
-    _require(not np.any(large & unaligned), "a large payload is not aligned")
     file_of = np.repeat(np.arange(files), np.diff(file_first_chunk))
     same_file = file_of[1:] == file_of[:-1]
     order: I64 | slice = slice(None)

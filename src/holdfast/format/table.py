@@ -5,6 +5,7 @@ has passed every check that one table can be put to.
 """
 
 import struct
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +72,9 @@ _COLUMNS = (
 
 def encode_table(magic: bytes, table: Table) -> bytes:
     """Write a table as bytes, H128 included."""
-    header = encode_header(table.header)
+    text = encode_header(table.header)
+    is_plain = all(codec.name == spec.CODEC_RAW for codec in table.header.codecs)
+    header = text if is_plain else _pack(text)
     columns = [
         np.ascontiguousarray(getattr(table, name), dtype).tobytes()
         for name, dtype, _, _ in _COLUMNS
@@ -83,7 +86,8 @@ def encode_table(magic: bytes, table: Table) -> bytes:
         len(table.shard_box),
     )
     total = spec.PREAMBLE_BYTES + len(header) + sum(map(len, columns)) + spec.TABLE_CHECKSUM_BYTES
-    preamble = _PREAMBLE.pack(magic, spec.FORMAT_VERSION, 0, total, len(header), *counts, 0)
+    packed = 0 if header is text else len(text)
+    preamble = _PREAMBLE.pack(magic, spec.FORMAT_VERSION, 0, total, len(header), *counts, packed)
     body = b"".join([preamble, header, *columns])
     return body + xxh3_128(body)
 
@@ -95,12 +99,13 @@ def decode_table(magic: bytes, data: bytes) -> Table:
         CorruptError: the bytes are not a whole table of version 1.
         VersionError: a newer holdfast wrote them.
     """
-    header_bytes, counts = _decode_preamble(magic, data)
+    header_bytes, text_bytes, counts = _decode_preamble(magic, data)
     body, checksum = np.split(np.frombuffer(data, np.uint8), [-spec.TABLE_CHECKSUM_BYTES])
     if xxh3_128(body) != checksum.tobytes():
         raise CorruptError("its checksum (XXH3-128) does not match its bytes")
     end = spec.PREAMBLE_BYTES + header_bytes
-    header = decode_header(data[spec.PREAMBLE_BYTES : end])
+    text = data[spec.PREAMBLE_BYTES : end]
+    header = decode_header(_unpack(text, text_bytes) if text_bytes else text)
     columns = {}
     for name, dtype, items, count in _COLUMNS:
         rows = counts[count] * items
@@ -110,11 +115,37 @@ def decode_table(magic: bytes, data: bytes) -> Table:
     return Table(header=header, **columns)
 
 
-def _decode_preamble(magic: bytes, data: bytes) -> tuple[int, dict[str, int]]:
+def unpacked_bytes(data: bytes) -> int:
+    """Return the bytes that a checked table would have if its JSON header were not packed."""
+    header_bytes, text_bytes = (int(_PREAMBLE.unpack_from(data)[field]) for field in (4, 9))
+    return len(data) - header_bytes + (text_bytes or header_bytes)
+
+
+def _pack(text: bytes) -> bytes:
+    """Return the stream of a JSON header with its padding; the text where that is too short."""
+    packed = zlib.compress(text)
+    packed += bytes(-len(packed) % 8)
+    return packed if len(packed) < len(text) <= spec.PACKED_RATIO_MAX * len(packed) else text
+
+
+def _unpack(packed: bytes, text_bytes: int) -> bytes:
+    """Undo `_pack`; nothing is allocated beyond what was announced."""
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(packed, text_bytes + 1)
+    except zlib.error as error:
+        raise CorruptError(f"its JSON header cannot be unpacked: {error}") from error
+    rest = stream.unused_data
+    if len(text) != text_bytes or not stream.eof or any(rest) or len(rest) >= 8:
+        raise CorruptError(f"its JSON header does not unpack to {text_bytes} bytes")
+    return text
+
+
+def _decode_preamble(magic: bytes, data: bytes) -> tuple[int, int, dict[str, int]]:
     """Check sizes against each other before anything is read with them."""
     if len(data) < spec.PREAMBLE_BYTES + spec.TABLE_CHECKSUM_BYTES:
         raise CorruptError(f"it has {len(data)} bytes, fewer than the smallest table")
-    found, version, zero, total, header_bytes, files, shards, chunks, numbers, zeros = (
+    found, version, zero, total, header_bytes, files, shards, chunks, numbers, text_bytes = (
         _PREAMBLE.unpack_from(data)
     )
     if found != magic:
@@ -127,8 +158,10 @@ def _decode_preamble(magic: bytes, data: bytes) -> tuple[int, dict[str, int]]:
     counts = {"F": files, "S": shards, "C": chunks, "B": numbers}
     size = spec.PREAMBLE_BYTES + header_bytes + spec.TABLE_CHECKSUM_BYTES
     size += sum(counts[c] * items * int(dtype[-1]) for _, dtype, items, c in _COLUMNS)
-    if version != spec.FORMAT_VERSION or zero or zeros or total != len(data) or size != len(data):
+    if version != spec.FORMAT_VERSION or zero or total != len(data) or size != len(data):
         raise CorruptError(f"its preamble does not fit its {len(data)} bytes")
-    if header_bytes % 8 or header_bytes > spec.HEADER_BYTES_MAX:
-        raise CorruptError(f"its JSON header takes {header_bytes} bytes")
-    return header_bytes, counts
+    if header_bytes % 8 or text_bytes % 8 or max(header_bytes, text_bytes) > spec.HEADER_BYTES_MAX:
+        raise CorruptError(f"its JSON header takes {header_bytes} bytes, of {text_bytes} unpacked")
+    if text_bytes and not header_bytes < text_bytes <= spec.PACKED_RATIO_MAX * header_bytes:
+        raise CorruptError(f"its JSON header takes {header_bytes} bytes, of {text_bytes} unpacked")
+    return header_bytes, text_bytes, counts
