@@ -11,4 +11,5 @@ NB_MODULE(_core, module) {
   holdfast::bind_pool(module);
   holdfast::bind_vfs(module);
   holdfast::bind_queue(module);
+  holdfast::bind_replay(module);
 }

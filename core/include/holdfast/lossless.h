@@ -41,9 +41,11 @@ enum class Mode : std::uint8_t {
   kDifference = 6,    // how far floats of 2 or 4 bytes are from the base's
   // Those of compact.h:
   kMeans = 8,
+  kReplayMoment = 9,  // of replay.h
   kMoment = 10,
   kSteps = 11,
   kStepsInClasses = 12,
+  kReplayWeight = 16,  // of replay.h
 };
 
 struct Encoded {
