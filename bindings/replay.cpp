@@ -16,6 +16,7 @@ ReplayRelatives relatives_at(std::uintptr_t base, std::uintptr_t exp_avg,
 }  // namespace
 
 void bind_replay(nb::module_& module) {
+  module.def("replay_bytes_max", &replay_bytes_max, "count"_a);
   module.def(
       "replay_encode",
       [](int mode, std::uintptr_t data, std::size_t count, std::uintptr_t base,

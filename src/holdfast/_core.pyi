@@ -214,6 +214,39 @@ def lossless_decode(
 ) -> bool:
     """Decode to ``target``; whether the payload was one of ``lossless_encode``, but for mode 0."""
 
+def replay_bytes_max(count: int) -> int:
+    """Room that `replay_encode` needs."""
+
+def replay_encode(
+    mode: int,
+    data: int,
+    count: int,
+    base: int,
+    exp_avg: int,
+    exp_avg_base: int,
+    exp_avg_sq: int,
+    out: int,
+) -> int:
+    """Code f32 of a second moment (mode 9) or a weight (16) by repeating the optimizer's step.
+
+    Addresses of the same elements of the tensor itself a step before, of first moments after and
+    before it, of the second moment after it; 0 where not needed. Return the bytes written to
+    ``out``; 0 where no such step led here.
+    """
+
+def replay_decode(
+    mode: int,
+    payload: int,
+    payload_bytes: int,
+    count: int,
+    base: int,
+    exp_avg: int,
+    exp_avg_base: int,
+    exp_avg_sq: int,
+    target: int,
+) -> bool:
+    """Decode to ``target``; whether the payload was one of `replay_encode`."""
+
 class ExcpRule:
     """How much the codec "excp" keeps, and how it finds centres; ``cap`` may be infinite."""
 

@@ -87,7 +87,7 @@ def coded(unit: Unit, options: Excp, most: int = 1 << 20) -> Coded:
     )
     for first, count, part in parts:
         base = address(unit.base, first)
-        relatives = {"base": base, "weight_base": base}
+        relatives = {"base": base, "other_base": base}
         for role in ROLES:
             block = Block(address(getattr(unit, role), first), count, "f32", 1, 0)
             out = np.zeros(excp.room(block), np.uint8)
@@ -126,7 +126,7 @@ def relatives_of(unit: Unit, made: Coded, role: str, first: int, count: int) -> 
     if role == "weight":
         return {"base": base}
     if role == "exp_avg":
-        return {"weight_base": base, "weight": weight}
+        return {"other_base": base, "weight": weight}
     return {"exp_avg": made.decoded["exp_avg"][cut].view("u4")}
 
 

@@ -132,8 +132,9 @@ class Codec(Protocol):
 
         Args:
             known: what `survey` returned.
-            relatives: what a reader has: of the roles coded before; "base" of the same tensor, and
-                "weight_base" of the parameter's weight or master.
+            relatives: what a reader has: of the roles coded before; "base" of the same tensor;
+                "other_base" of the weight, or master, for a first moment, and of that for a second
+                one; for weights "replayed_exp_avg" where the second moment was replayed from it.
             out: address of `room` bytes.
             decoded: where a codec with loss puts what a reader will have.
         """

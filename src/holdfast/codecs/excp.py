@@ -179,7 +179,7 @@ def encode(
         survey: of the unit; None codes without loss.
         part: of the chunk.
         relatives: what a reader has decoded: for a weight or master "base"; for "exp_avg" the
-            weight or master, and its base as "weight_base"; for "exp_avg_sq" "exp_avg"; for a
+            weight or master, and its base as "other_base"; for "exp_avg_sq" "exp_avg"; for a
             half-precision weight its "master".
         out: address of `room` bytes.
         decoded: address where the elements are put that a reader will have; not the base's.
@@ -221,6 +221,6 @@ def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
 
 
 def _needs(role: str, relatives: Relatives) -> tuple[int, int, int]:
-    base = relatives.get("weight_base" if role in _MODES else "base", 0)
+    base = relatives.get("other_base" if role in _MODES else "base", 0)
     weight = relatives.get("master", 0) or relatives.get("weight", 0)
     return base, weight, relatives.get("exp_avg", 0)

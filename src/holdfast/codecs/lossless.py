@@ -5,11 +5,13 @@ a half-precision weight that is the rounding of its master takes nothing.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from .._core import Elements, lossless_bytes_max, lossless_decode, lossless_encode
+from ..errors import OptionError
 from ..layout import ITEM_BYTES, ROLES
+from . import replay
 from .base import Block, Payload, Piece, Relatives, check_every
 
 NAME = "lossless"
@@ -31,11 +33,13 @@ class Delta:
 
     Attributes:
         every: of so many checkpoints one stands by itself; 1: each.
+        replay: for checkpoints one step apart: second moments and weights by repeating Adam's step
+            from the checkpoint before. The copies are of moments too, 12 bytes a parameter in all.
     """
 
     every: int = 16
+    replay: bool = False
     is_lossy: ClassVar[bool] = False
-    order: ClassVar[tuple[str, ...]] = ROLES
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -44,6 +48,13 @@ class Delta:
             OptionError: one that cannot be.
         """
         check_every(self.every)
+        if type(self.replay) is not bool:
+            raise OptionError(f"replay is {self.replay!r:.40}; expected True or False")
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """What is needed for another tensor comes before it."""
+        return replay.ORDER if self.replay else ROLES
 
     @property
     def name(self) -> str:
@@ -52,12 +63,14 @@ class Delta:
 
     def describe(self) -> dict[str, Any]:
         """Return the options."""
-        return {"every": self.every}
+        return asdict(self)
 
     def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
         """Weights: differences of moments are no smaller, roundings of masters are nothing."""
         is_rounding = role == "weight" and "master" in roles
-        return role not in _MOMENTS and dtype in _HAVE_DIFFERENCE and not is_rounding
+        if role in _MOMENTS:
+            return self.replay and all(moment in roles for moment in _MOMENTS)
+        return dtype in _HAVE_DIFFERENCE and not is_rounding
 
     def room(self, block: Block) -> int:
         """Return the bytes that `encode` may write."""
@@ -70,6 +83,8 @@ class Delta:
         self, role: str, piece: Piece, known: object, relatives: Relatives, out: int, decoded: int
     ) -> Payload:
         """Encode without loss."""
+        if self.replay and (found := replay.encode(role, piece.blocks[role], relatives, out)):
+            return found
         return encode(piece.blocks[role], relatives, out)
 
 
@@ -92,6 +107,8 @@ def encode(block: Block, relatives: Relatives, out: int) -> Payload:
 
 def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
     """Decode to the block; return whether the payload is one that `encode` writes."""
+    if payload.mode in replay.MODES.values():
+        return replay.decode(payload, block, relatives)
     return lossless_decode(
         payload.mode,
         payload.address,

@@ -21,6 +21,7 @@ DECODE: dict[str, Decode] = {
 _NAMED: dict[str, Codec] = {
     "lossless": LOSSLESS,
     "delta": Delta(),
+    "delta:replay": Delta(replay=True),
     "compact": Compact(),
     **{f"compact:{quality}": Compact(quality) for quality in get_args(Quality)},
     "excp": Excp(),

@@ -20,6 +20,7 @@ from ..errors import CorruptError
 from ..format import spec
 from ..format.manifest import Manifest
 from ..format.names import dotted
+from ..format.references import NONE
 from ..layout import Chunk, Shard, chunks_of
 from ..plan.runs import ChunkRead, Run
 from .basis import Basis
@@ -189,8 +190,7 @@ class Decoder:
         self._known: dict[int, int] = {}  # row → address of the decoded elements
         self._pending: dict[int, int] = {}  # row → how many chunks still refer to it
         if len(manifest.references):
-            for read in run.chunks:
-                row = int(manifest.references[read.row])
+            for row in (row for read in run.chunks for row in self._needed(read.row)):
                 self._pending[row] = self._pending.get(row, 0) + 1
 
     def close(self) -> None:
@@ -235,18 +235,32 @@ class Decoder:
 
     def _relatives(self, row: int, roles: Sequence[str]) -> dict[str, int]:
         """Return what a payload refers to."""
-        relatives, others = {}, [role for role in roles if role not in spec.BASES]
+        relatives, others = {}, [role for role in roles if role not in spec.FURTHER]
         if row in self._bases:
             relatives[spec.BASE] = self._bases[row]
-        if others:
-            other = int(self._manifest.references[row])
-            relatives[others[0]] = self._known[other]
-            if other in self._bases:
-                relatives[spec.WEIGHT_BASE] = self._bases[other]
+        needed = self._needed(row) if others else []
+        for role, other in zip([*others[:1], spec.REPLAYED], needed, strict=False):
+            relatives[role] = self._known[other]
+        if needed and needed[0] in self._bases:
+            relatives[spec.OTHER_BASE] = self._bases[needed[0]]
+        for other in needed:
             self._pending[other] -= 1
             if not self._pending[other]:
                 del self._known[other]
         return relatives
+
+    def _needed(self, row: int) -> list[int]:
+        """Return the row that one refers to, and where it needs that too, the next."""
+        references, modes = self._manifest.references, self._manifest.table.chunk_size_mode
+        other = int(references[row])
+        if other == NONE:
+            return []
+        further = int(references[other])
+        # Of one that is of no mode to refer to it lacks what it needs: it cannot be decoded.
+        is_replay = int(modes[row]) >> 24 == spec.MODE_REPLAY_WEIGHT
+        if is_replay and int(modes[other]) >> 24 == spec.MODE_REPLAY_MOMENT:
+            return [other, further]
+        return [other]
 
 
 class SlotThreads:

@@ -14,6 +14,8 @@ from .workspace import Workspace
 
 logger = logging.getLogger("holdfast")
 
+_NEEDS_BASE_OF = {"exp_avg": ("master", "weight"), "exp_avg_sq": ("exp_avg",)}
+
 
 @dataclass(frozen=True, slots=True)
 class Coded:
@@ -55,6 +57,8 @@ def encode(
             made[role] = Coded(payload, block.address, digest)
         else:
             near = relatives | bases_of(role, piece)
+            if "exp_avg_sq" in made and made["exp_avg_sq"].payload.mode == spec.MODE_REPLAY_MOMENT:
+                near[spec.REPLAYED] = relatives["exp_avg"]
             out = room.take(codec.room(block)).data_ptr()
             found = _encode_lossy(role, piece, codec, known, near, out, room)
             if found is None:
@@ -71,10 +75,11 @@ def encode(
 
 
 def bases_of(role: str, piece: Piece) -> dict[str, int]:
-    """Return the bases that a reader has: of the tensor itself, and of the parameter's weight."""
+    """Return the bases that a reader has: of the tensor itself, and of what it may refer to."""
     found = {spec.BASE: piece.bases[role]} if role in piece.bases else {}
-    weights = [piece.bases[other] for other in ("master", "weight") if other in piece.bases]
-    return found | ({spec.WEIGHT_BASE: weights[0]} if weights else {})
+    others = _NEEDS_BASE_OF.get(role, ())
+    of_others = [piece.bases[other] for other in others if other in piece.bases]
+    return found | ({spec.OTHER_BASE: of_others[0]} if of_others else {})
 
 
 def _encode_lossy(

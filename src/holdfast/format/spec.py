@@ -18,24 +18,28 @@ CODEC_LOSSLESS = "lossless"
 CODEC_EXCP = "excp"
 CODEC_COMPACT = "compact"
 BASE = "base"  # the same tensor in the checkpoint that a link was made from
-WEIGHT_BASE = "weight_base"  # the base of the weight, or master, that a moment refers to
+OTHER_BASE = "other_base"  # of the chunk that is referred to
+REPLAYED = "replayed_exp_avg"  # what the second moment that is referred to refers to
 _LOSSLESS = {1: (), 2: (), 3: (), 4: ("exp_avg_sq",), 5: ("master",), 6: (BASE,), 7: (BASE,)}
+_REPLAY = {9: ("exp_avg", BASE, OTHER_BASE), 16: ("exp_avg_sq", BASE, REPLAYED)}
 _COMPACT = {8: (), 10: ("exp_avg_sq",), 11: (BASE,), 12: ("exp_avg_sq", BASE)}
-_EXCP = {13: (BASE,), 14: ("master", "weight", WEIGHT_BASE), 15: ("exp_avg",)}
+_EXCP = {13: (BASE,), 14: ("master", "weight", OTHER_BASE), 15: ("exp_avg",)}
 # Modes besides 0, and what a chunk of that mode refers to: bases, and the first of these roles that
 # the group has.
 MODES: dict[str, dict[int, tuple[str, ...]]] = {
     CODEC_RAW: {},
-    CODEC_LOSSLESS: _LOSSLESS,
+    CODEC_LOSSLESS: _LOSSLESS | _REPLAY,
     CODEC_EXCP: _LOSSLESS | _EXCP,
     CODEC_COMPACT: _LOSSLESS | _COMPACT,
 }
-BASES = (BASE, WEIGHT_BASE)
+FURTHER = (BASE, OTHER_BASE, REPLAYED)  # that are no roles of the group
 BASED = {mode for modes in MODES.values() for mode, roles in modes.items() if BASE in roles}
 MODE_ROUNDED = 5  # the one whose payload is empty
 MODE_UNCHANGED = 7  # the one whose payload is a digest
+MODE_REPLAY_MOMENT = 9
+MODE_REPLAY_WEIGHT = 16  # refers to a chunk of mode 9, and to what that refers to
 REFERENCE_BYTES_MAX = 15 << 20  # from a payload to the end of one that refers to it, or back
-REFERENCE_DEPTH_MAX = 2
+REFERENCE_DEPTH_MAX = 3
 FEATURE_BASE = "base"
 FEATURE_LOSSES = "losses"
 CHAIN_LINKS_MAX = 64  # checkpoints below one

@@ -1,0 +1,47 @@
+"""A moment or a weight by repeating the optimizer's step (docs/codecs.md, "Replay").
+
+For checkpoints one step apart: what the step misses is stored, a quarter of a bit for an element.
+"""
+
+from .._core import replay_bytes_max, replay_decode, replay_encode
+from ..format.spec import MODE_REPLAY_MOMENT, MODE_REPLAY_WEIGHT
+from .base import Block, Payload, Relatives
+
+MODES = {"exp_avg_sq": MODE_REPLAY_MOMENT, "master": MODE_REPLAY_WEIGHT}
+MODES |= {"weight": MODE_REPLAY_WEIGHT}
+ORDER = ("exp_avg", "exp_avg_sq", "master", "weight")  # as they need each other
+SHARE_MAX = 0.5  # of the elements' bytes: what takes more is no repetition
+
+
+def encode(role: str, block: Block, relatives: Relatives, out: int) -> Payload | None:
+    """Encode f32; None where no step of Adam led here, or what it needs is not there.
+
+    Args:
+        out: address of as many bytes as there are in the elements, and 16.
+    """
+    mode = MODES.get(role)
+    if mode is None or block.dtype != "f32":
+        return None
+    assert replay_bytes_max(block.elements) <= block.size_bytes + 16
+    size = replay_encode(mode, block.address, block.elements, *_needs(mode, relatives), out)
+    good = 0 < size <= SHARE_MAX * block.size_bytes
+    return Payload(out, size, mode) if good else None
+
+
+def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
+    """Decode to the block; return whether the payload is one that `encode` writes."""
+    return block.dtype == "f32" and replay_decode(
+        payload.mode,
+        payload.address,
+        payload.size_bytes,
+        block.elements,
+        *_needs(payload.mode, relatives),
+        block.address,
+    )
+
+
+def _needs(mode: int, relatives: Relatives) -> tuple[int, int, int, int]:
+    base = relatives.get("base", 0)
+    if mode == MODE_REPLAY_MOMENT:
+        return base, relatives.get("exp_avg", 0), relatives.get("other_base", 0), 0
+    return base, relatives.get("replayed_exp_avg", 0), 0, relatives.get("exp_avg_sq", 0)
