@@ -15,9 +15,10 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t kConstants = 3;
-constexpr std::size_t kSamples = 4096;    // elements by which constants are found
-constexpr std::size_t kSamplesMin = 256;  // fewer say too little
-constexpr std::size_t kBlock = 1024;      // elements that are predicted at once
+constexpr std::size_t kSamples = 4096;  // elements by which constants are found
+constexpr std::size_t kCountMin = 256;  // what is shorter is not worth it
+constexpr std::size_t kRowsMin = 32;    // of a fit; fewer say too little
+constexpr std::size_t kBlock = 1024;    // elements that are predicted at once
 constexpr std::uint32_t kEscape = 255;
 constexpr double kGoodBits = 10;       // of what is missed, for each element, at most
 constexpr double kMomentDigits = 1e6;  // of a beta2 that people choose
@@ -146,7 +147,7 @@ bool fit(std::size_t count, RowOf row_of, double (&found)[Unknowns]) {
       squares.add(row, value);
       total += rest * rest;
     }
-    if (squares.rows() < kSamplesMin || !squares.solve(found)) return false;
+    if (squares.rows() < kRowsMin || !squares.solve(found)) return false;
     if (round > 0) limit = kFarOff * total / static_cast<double>(squares.rows());
   }
   return true;
@@ -234,7 +235,7 @@ std::size_t encode_replay(Mode mode, const void* data, std::size_t count,
                           const ReplayRelatives& relatives, std::uint8_t* out,
                           const CodecKernel& kernel) {
   const Part part = part_of(mode, data, relatives);
-  if (!is_whole(part) || count < kSamplesMin) return 0;
+  if (!is_whole(part) || count < kCountMin) return 0;
   const std::size_t taken = std::min(count, kSamples);
   const Part sample = sample_of(part, count, taken);
   Constants constants;

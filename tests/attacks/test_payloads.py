@@ -126,7 +126,7 @@ LIES: dict[str, tuple[Callable[[Forgery], None], str]] = {
         "refers to a shard that is not in its file",
     ),
     "a mode that the codec has not": (
-        lambda f: set_row(f, row_of_mode(f, 2), mode=9),
+        lambda f: set_row(f, row_of_mode(f, 2), mode=8),
         "another size or mode",
     ),
     "a raw chunk of fewer bytes": (

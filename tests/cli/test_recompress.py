@@ -77,7 +77,7 @@ def test_what_is_lost_is_shown(run: Path, new_path: NewPath, holdfast_command: C
 
 def test_what_cannot_be(run: Path, new_path: NewPath, holdfast_command: Command) -> None:
     answer = holdfast_command("recompress", run, new_path(), "--codec", "zip")
-    assert answer.code == 2 and "there are raw, lossless, delta, compact" in answer.err
+    assert answer.code == 2 and "there are raw, lossless, delta, delta:replay" in answer.err
     answer = holdfast_command("recompress", run / "none", new_path())
     assert answer.code == 2 and "does not exist" in answer.err
     assert holdfast_command("recompress", run, run).code == 2

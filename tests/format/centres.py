@@ -5,7 +5,7 @@ from chains import check
 from symbols import Bytes, symbols
 
 
-def decode(mode, payload, count, base=None, weight=None, exp_avg=None, weight_base=None):
+def decode(mode, payload, count, base=None, weight=None, exp_avg=None, other_base=None):
     """The f32 elements of a chunk, as bits; what it refers to is given as bits too."""
     source = Bytes(payload)
     (k,) = source.take(1)
@@ -16,7 +16,7 @@ def decode(mode, payload, count, base=None, weight=None, exp_avg=None, weight_ba
         found = symbols(source, count)
     else:
         check(mode in (14, 15), "mode")
-        likely = weight != weight_base if mode == 14 else (exp_avg & 0x7FFFFFFF) != 0
+        likely = weight != other_base if mode == 14 else (exp_avg & 0x7FFFFFFF) != 0
         found = np.zeros(count, np.uint8)
         found[likely] = symbols(source, int(likely.sum()))
         found[~likely] = symbols(source, int((~likely).sum()))

@@ -182,8 +182,8 @@ def _lossless() -> Case:
         ("alone", "half"): master.to(torch.float16),
         ("alone", "complex"): torch.complex(master, first),
         ("ones",): torch.ones(300),
-        ("counts",): torch.arange(1500),
-        ("noise",): elements((1000,), torch.uint8, 43),
+        ("counts",): torch.arange(200),
+        ("noise",): elements((100,), torch.uint8, 43),
     }
     return Case([state], options=Options(chunk_elements=610), codec="lossless")
 
@@ -216,6 +216,37 @@ def _link() -> Case:
     return Case(
         [dict(state) | changed], options=Options(chunk_elements=130), codec=Delta(), base="key"
     )
+
+
+def _before() -> Case:
+    """An optimizer's state that a step is to be taken from."""
+    noise = (elements((3, 12, 25), torch.uint8, 60).float() - 127.5) / 128
+    state: dict[Path, Any] = {
+        ("model", "a"): (noise[0] / 16).to(torch.bfloat16),
+        ("master", "a"): noise[0] / 16,
+        ("optimizer", "a", "exp_avg"): noise[1] * (1 + noise[2] / 7777) / 2048,
+        ("optimizer", "a", "exp_avg_sq"): noise[2].square() / 2**20,
+    }
+    return Case([state], codec=Delta(replay=True))
+
+
+def _step() -> Case:
+    """Adam's step later, but for some elements that are anything."""
+    (state,) = _before().states
+    gradient = (elements((12, 25), torch.uint8, 61).float() - 127.5) / 2**20
+    weight, first, second = (x.clone() for x in state.values() if x.dtype == torch.float32)
+    first += 0.1 * (gradient - first)
+    second = 0.95 * second + 0.05 * gradient * gradient
+    weight = 0.9999 * weight + -0.001 * first / (second.sqrt() + 1e-8)
+    odd = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3e38])
+    weight[3, 2:9], second[7, 5:13] = odd[~odd.isnan()], odd
+    changed: dict[Path, Any] = {
+        ("model", "a"): weight.to(torch.bfloat16),
+        ("master", "a"): weight,
+        ("optimizer", "a", "exp_avg"): first,
+        ("optimizer", "a", "exp_avg_sq"): second,
+    }
+    return Case([changed], codec=Delta(replay=True), base="before")
 
 
 def _coded_symbols() -> Case:
@@ -253,6 +284,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "coded-symbols": _coded_symbols,
     "key": _key,
     "link": _link,
+    "before": _before,
+    "step": _step,
     "empty": lambda: Case([{}]),
 }
 # A golden error for each place where a reader can be lied to; what repeats another is left to

@@ -5,6 +5,7 @@ import math
 import centres
 import chains
 import numpy as np
+import replays
 import steps
 from chains import check, hash128
 from symbols import Bytes, means, symbols
@@ -18,8 +19,8 @@ FLOATS = {"f64": "<u8", "f32": "<u4", "c64": "<u4", "c128": "<u8"} | dict.fromke
 ROLES = {"exp_avg_sq": ("f32",), "exp_avg": ("f32",), "master": ("f32",)}
 ROLES |= {"weight": ("f32", "bf16", "f16")}
 REFERENCES = {4: ["exp_avg_sq"], 5: ["master"], 10: ["exp_avg_sq"], 12: ["exp_avg_sq"]}
-REFERENCES |= {14: ["master", "weight"], 15: ["exp_avg"]}
-MODES = {"raw": {0}, "lossless": set(range(8)), "excp": {*range(8), 13, 14, 15}}
+REFERENCES |= {14: ["master", "weight"], 15: ["exp_avg"], 9: ["exp_avg"], 16: ["exp_avg_sq"]}
+MODES = {"raw": {0}, "lossless": {*range(8), 9, 16}, "excp": {*range(8), 13, 14, 15}}
 MODES |= {"compact": {*range(8), 8, 10, 11, 12}}
 
 
@@ -78,7 +79,7 @@ def references(header, shards, chunks):
                 found[number] = other.first_chunk + number - shard.first_chunk
     ranges = []
     for number, other in found.items():
-        further = found.get(found.get(other))
+        further = found.get(found.get(found.get(other)))
         check(further is None and chunks[other][1] > 0, "a chunk that is referred to")
         if chunks[number][1] > 0:
             ends = [(c[2], c[2] + c[1]) for c in (chunks[number], chunks[other])]
@@ -191,11 +192,17 @@ def unchanged(source, base):
     return base
 
 
-def decode(mode, payload, dtype, size, item, row, column, reference, base):
+def decode(mode, payload, dtype, size, item, row, column, reference, base, further):
     """The bytes of the elements of a chunk.
 
-    ``reference`` has those of the chunk it refers to, ``base`` those of the base, of either.
+    ``reference`` has those of the chunk it refers to, ``base`` those of the base, of either;
+    ``further`` those of the base of what mode 9 refers to, or of what that of mode 16 refers to.
     """
+    if mode in (9, 16):
+        check(dtype == "f32" and len(payload) < size, "a replay of another dtype, or its bytes")
+        words = [np.frombuffer(content, "<u4") for content in (base, reference, further)]
+        below, *others = words if mode == 9 else [words[0], words[2], words[1]]
+        return replays.decode(mode, payload, size // 4, below, *others).tobytes()
     if mode > 12:
         check(dtype == "f32" and len(payload) < size, "centres of another dtype, or their bytes")
         known = [reference if mode > 13 else b"", base if mode < 15 else b""]
@@ -229,14 +236,17 @@ def decode_file(header, file, stored, item_bytes, base):
     """Pairs of a shard and the elements of its chunks; ``stored`` has the payloads of the file."""
     needed, known = references(header, file.shards, file.chunks), {}
 
+    def referred(number):
+        owner = next(s for s in file.shards if 0 <= number - s.first_chunk < s.chunks)
+        return owner, known.get(number) or elements(owner, number)
+
     def elements(shard, number):
         mode, dtype = file.chunks[number][3], shard.tensor["dtype"]
         if mode == 0:
             return stored[number]
-        reference, below = None, shard
+        reference, below, owner, further = None, shard, shard, None
         if number in needed:
-            owner = next(s for s in file.shards if 0 <= needed[number] - s.first_chunk < s.chunks)
-            reference = known.get(needed[number]) or elements(owner, needed[number])
+            owner, reference = referred(needed[number])
             below = owner if mode == 14 else shard
         sides = chains.lengths(shard.box)
         item, row, most = item_bytes[dtype], math.prod(sides[1:]), header["chunk_elements"]
@@ -244,10 +254,17 @@ def decode_file(header, file, stored, item_bytes, base):
         first = (number - shard.first_chunk) * most
         size = min(most, math.prod(sides) - first) * item
         under = None
-        if mode in (6, 7, 11, 12, 13, 14):
+        if mode in (6, 7, 9, 11, 12, 13, 14, 16):
             check("base" in header, "there is no base")
             under = chains.elements_of_base(base, below, first, size)
-        return decode(mode, stored[number], dtype, size, item, row, first % row, reference, under)
+        if mode == 9:
+            check(file.chunks[needed[number]][3] in (6, 7), "the mode of a first moment")
+            further = chains.elements_of_base(base, owner, first, size)
+        if mode == 16:
+            check(file.chunks[needed[number]][3] == 9, "the mode of a second moment")
+            _, further = referred(needed[needed[number]])
+        near = (reference, under, further)
+        return decode(mode, stored[number], dtype, size, item, row, first % row, *near)
 
     for shard in file.shards:
         numbers = range(shard.first_chunk, shard.first_chunk + shard.chunks)

@@ -26,6 +26,7 @@ from .test_round_trip import DTYPES, filled, shapes, thorough
 
 NewPath = Callable[[], Path]
 EXACT: dict[str, Any] = {"lossless": "lossless", "delta": Delta(every=2)}
+EXACT["replay"] = Delta(every=2, replay=True)
 LOSSY: dict[str, Any] = {
     "excp": Excp(every=2),
     "excp, all of it": Excp(0.0, 0.0, kmeans="optimal", threshold="element", every=2),

@@ -4,11 +4,9 @@ For checkpoints one step apart: what the step misses is stored, a quarter of a b
 """
 
 from .._core import replay_bytes_max, replay_decode, replay_encode
-from ..format.spec import MODE_REPLAY_MOMENT, MODE_REPLAY_WEIGHT
 from .base import Block, Payload, Relatives
 
-MODES = {"exp_avg_sq": MODE_REPLAY_MOMENT, "master": MODE_REPLAY_WEIGHT}
-MODES |= {"weight": MODE_REPLAY_WEIGHT}
+MODES = {"exp_avg_sq": 9, "master": 16, "weight": 16}
 ORDER = ("exp_avg", "exp_avg_sq", "master", "weight")  # as they need each other
 SHARE_MAX = 0.5  # of the elements' bytes: what takes more is no repetition
 
@@ -42,6 +40,6 @@ def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
 
 def _needs(mode: int, relatives: Relatives) -> tuple[int, int, int, int]:
     base = relatives.get("base", 0)
-    if mode == MODE_REPLAY_MOMENT:
+    if mode == MODES["exp_avg_sq"]:
         return base, relatives.get("exp_avg", 0), relatives.get("other_base", 0), 0
     return base, relatives.get("replayed_exp_avg", 0), 0, relatives.get("exp_avg_sq", 0)
