@@ -16,10 +16,16 @@ import torch
 import holdfast
 from attacks.lies import save_truth, target
 from format import reader
+from holdfast.codecs import Compact, Delta, Excp
 from holdfast.errors import CorruptError, VersionError
+from unit.test_chains import manifest
+from unit.test_replay import Run
+
+from .test_files import data_files
 
 NewPath = Callable[[], Path]
 BUFFERED = holdfast.Options(chunk_elements=4, pool_bytes=32 << 20, io="buffered")
+BUFFERED_LARGE = holdfast.Options(chunk_elements=20_000, pool_bytes=32 << 20, io="buffered")
 FASTEST = holdfast.Options(chunk_elements=4, pool_bytes=32 << 20)
 SAMPLE = (
     11  # every so many bits, where a test takes longer; prime, so that no bit of a byte is left
@@ -144,3 +150,42 @@ def test_a_ranged_read_never_gives_a_wrong_element(checkpoint: Path) -> None:
                 assert torch.equal(found, truth[rows, columns])
     assert refused[0] > refused[1] > 0
     assert refused[3] > 0
+
+
+def coded(root: Path) -> Iterator[Path]:
+    """Checkpoints with payloads of every mode."""
+    codecs = ["lossless", Delta(replay=True), Compact("high"), Compact("tiny"), Compact(abs=1e-3)]
+    for number, codec in enumerate([*codecs, Excp()]):
+        run = Run()
+        run.step(20)
+        master = torch.randn(300, generator=run.draw)
+        for step in range(2):
+            run.step()
+            master = master + torch.randn(300, generator=run.draw) / 1000
+            pair = {"half": {"w": master.bfloat16()}, "master": {"w": master}}
+            state = {**pair, "ones": torch.ones(99), **run.state}
+            path = root / f"{number}" / f"step-{step}"
+            holdfast.save(state, path, codec=codec, options=BUFFERED_LARGE)
+            yield path
+
+
+def test_a_flipped_bit_is_found_in_a_payload_of_any_mode(new_path: NewPath) -> None:
+    seen = set()
+    for path in coded(new_path()):
+        read = manifest(path)
+        modes = (read.table.chunk_size_mode >> 24).tolist()
+        for mode in set(modes) - seen:
+            rows = [row for row, other in enumerate(modes) if other == mode]
+            row = max(rows, key=lambda row: int(read.chunk_bytes[row]))
+            seen.add(mode)
+            first, size = int(read.chunk_start[row]), int(read.chunk_bytes[row])
+            (file,) = data_files(path)
+            descriptor = os.open(file, os.O_RDWR)
+            # Of one that is empty nothing can be damaged.
+            for bit in range(8 * first, 8 * (first + size), max(1, size // 8)):
+                with flipped(descriptor, bit), holdfast.open(path) as checkpoint:
+                    assert any("checksum" in fault.what for fault in checkpoint.verify())
+                    with pytest.raises(CorruptError, match="checksum"):
+                        checkpoint.state()
+            os.close(descriptor)
+    assert seen == set(range(17))
