@@ -51,6 +51,16 @@ void bind_lossless(nb::module_& module) {
       },
       "elements"_a, "data"_a, "master"_a, "second_moment"_a, "base"_a, "out"_a);
   module.def(
+      "lossless_encode_difference",
+      [](const Elements& elements, std::uintptr_t data, std::uintptr_t base, std::uintptr_t out) {
+        const Encoded made = without_gil([&] {
+          return encode_as_difference(elements, memory_at(data), memory_at(base),
+                                      reinterpret_cast<std::uint8_t*>(memory_at(out)));
+        });
+        return nb::make_tuple(static_cast<int>(made.mode), made.size_bytes);
+      },
+      "elements"_a, "data"_a, "base"_a, "out"_a);
+  module.def(
       "lossless_decode",
       [](int mode, std::uintptr_t payload, std::size_t payload_bytes, const Elements& elements,
          std::uintptr_t master, std::uintptr_t second_moment, std::uintptr_t base,

@@ -18,6 +18,15 @@ ReplayRelatives relatives_at(std::uintptr_t base, std::uintptr_t exp_avg,
 void bind_replay(nb::module_& module) {
   module.def("replay_bytes_max", &replay_bytes_max, "count"_a);
   module.def(
+      "replay_fits",
+      [](int mode, std::uintptr_t data, std::size_t count, std::uintptr_t base,
+         std::uintptr_t exp_avg, std::uintptr_t exp_avg_base, std::uintptr_t exp_avg_sq) {
+        return fits_replay(static_cast<Mode>(mode), memory_at(data), count,
+                           relatives_at(base, exp_avg, exp_avg_base, exp_avg_sq));
+      },
+      "mode"_a, "data"_a, "count"_a, "base"_a, "exp_avg"_a, "exp_avg_base"_a, "exp_avg_sq"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  module.def(
       "replay_encode",
       [](int mode, std::uintptr_t data, std::size_t count, std::uintptr_t base,
          std::uintptr_t exp_avg, std::uintptr_t exp_avg_base, std::uintptr_t exp_avg_sq,

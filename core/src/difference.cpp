@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <type_traits>
 
 #include "holdfast/entropy.h"
+#include "places.h"
 #include "scratch.h"
 
 namespace holdfast {
@@ -21,23 +21,6 @@ constexpr std::size_t kSlackBytes = 8;  // that bits touch behind their end
 struct SymbolMemory;
 struct ContextMemory;
 struct WordMemory;
-
-// Floats in their order as unsigned integers: neighbours differ by one.
-template <class Word>
-Word place_of(Word bits) {
-  constexpr unsigned kSign = 8 * sizeof(Word) - 1;
-  using Signed = std::make_signed_t<Word>;
-  const auto flip = static_cast<Word>(static_cast<Signed>(bits) >> kSign | Word{1} << kSign);
-  return static_cast<Word>(bits ^ flip);
-}
-
-template <class Word>
-Word bits_at(Word place) {
-  constexpr unsigned kSign = 8 * sizeof(Word) - 1;
-  using Signed = std::make_signed_t<Word>;
-  const auto flip = static_cast<Word>(static_cast<Signed>(~place) >> kSign | Word{1} << kSign);
-  return static_cast<Word>(place ^ flip);
-}
 
 // The eight bits behind the sign: of bf16 and f32 the exponent.
 template <class Word>

@@ -196,6 +196,14 @@ Encoded encode_lossless(const Elements& elements, const void* data, const Relati
   return size < elements.size_bytes() ? Encoded{mode, size} : raw;
 }
 
+Encoded encode_as_difference(const Elements& elements, const void* data, const void* base,
+                             std::uint8_t* out, const CodecKernel& kernel) {
+  const Encoded raw = {Mode::kRaw, elements.size_bytes()};
+  if (elements.count == 0 || base == nullptr || !has_difference(elements)) return raw;
+  const std::size_t size = encode_difference(elements, data, base, out, kernel);
+  return size < elements.size_bytes() ? Encoded{Mode::kDifference, size} : raw;
+}
+
 bool decode_lossless(Mode mode, std::span<const std::uint8_t> payload, const Elements& elements,
                      const Relatives& relatives, void* target, const CodecKernel& kernel) {
   if (elements.count == 0) return false;

@@ -9,6 +9,7 @@
 #include "float_bits.h"
 #include "holdfast/entropy.h"
 #include "least_squares.h"
+#include "places.h"
 #include "scratch.h"
 
 namespace holdfast {
@@ -74,16 +75,6 @@ void predict(Mode mode, const Constants& constants, const Part& part, std::size_
     }
   }
   for (std::size_t i = 0; i < count; ++i) result[i] = result[i] == result[i] ? result[i] : 0.0f;
-}
-
-// Floats in their order as unsigned integers; the same both ways but for the sign.
-std::uint32_t place_of(std::uint32_t bits) {
-  return bits ^ (static_cast<std::uint32_t>(static_cast<std::int32_t>(bits) >> 31) | 0x80000000u);
-}
-
-std::uint32_t bits_at(std::uint32_t place) {
-  return place ^
-         (static_cast<std::uint32_t>(static_cast<std::int32_t>(~place) >> 31) | 0x80000000u);
 }
 
 // How far an element is from what was predicted: 0, -1, 1, -2, 2, … are 0, 1, 2, 3, 4, …
@@ -229,19 +220,29 @@ double fit_weight(const Part& sample, std::size_t count, Constants& best) {
   return least;
 }
 
+// Finds the constants of a step by a sample; false where no step led here.
+bool find_constants(Mode mode, const Part& part, std::size_t count, Constants& constants) {
+  if (!is_whole(part) || count < kCountMin) return false;
+  const std::size_t taken = std::min(count, kSamples);
+  const Part sample = sample_of(part, count, taken);
+  const double bits = mode == Mode::kReplayMoment ? fit_moment(sample, taken, constants)
+                                                  : fit_weight(sample, taken, constants);
+  return bits < kGoodBits;
+}
+
 }  // namespace
+
+bool fits_replay(Mode mode, const void* data, std::size_t count, const ReplayRelatives& relatives) {
+  Constants constants;
+  return find_constants(mode, part_of(mode, data, relatives), count, constants);
+}
 
 std::size_t encode_replay(Mode mode, const void* data, std::size_t count,
                           const ReplayRelatives& relatives, std::uint8_t* out,
                           const CodecKernel& kernel) {
   const Part part = part_of(mode, data, relatives);
-  if (!is_whole(part) || count < kCountMin) return 0;
-  const std::size_t taken = std::min(count, kSamples);
-  const Part sample = sample_of(part, count, taken);
   Constants constants;
-  const double bits = mode == Mode::kReplayMoment ? fit_moment(sample, taken, constants)
-                                                  : fit_weight(sample, taken, constants);
-  if (bits >= kGoodBits) return 0;
+  if (!find_constants(mode, part, count, constants)) return 0;
   auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
   std::uint8_t* const begin = out;
   std::uint8_t* const escapes = out + sizeof constants + coded_bytes_max(count);

@@ -202,6 +202,11 @@ def lossless_encode(
     an earlier checkpoint, or 0. Under mode 0 nothing was written: the elements are the payload.
     """
 
+def lossless_encode_difference(
+    elements: Elements, data: int, base: int, out: int
+) -> tuple[int, int]:
+    """Do the same under mode 6, or 0 where that takes no less."""
+
 def lossless_decode(
     mode: int,
     payload: int,
@@ -216,6 +221,17 @@ def lossless_decode(
 
 def replay_bytes_max(count: int) -> int:
     """Room that `replay_encode` needs."""
+
+def replay_fits(
+    mode: int,
+    data: int,
+    count: int,
+    base: int,
+    exp_avg: int,
+    exp_avg_base: int,
+    exp_avg_sq: int,
+) -> bool:
+    """Tell whether `replay_encode` would code it, by a sample of the elements."""
 
 def replay_encode(
     mode: int,

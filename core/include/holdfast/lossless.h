@@ -60,6 +60,10 @@ std::size_t lossless_bytes_max(const Elements& elements);
 Encoded encode_lossless(const Elements& elements, const void* data, const Relatives& relatives,
                         std::uint8_t* out, const CodecKernel& kernel = best_codec_kernel());
 
+// The same as kDifference, or kRaw where that takes no less.
+Encoded encode_as_difference(const Elements& elements, const void* data, const void* base,
+                             std::uint8_t* out, const CodecKernel& kernel = best_codec_kernel());
+
 // Decodes a payload of any mode but kRaw to `target`. Returns false when it is not what
 // encode_lossless writes, or a relative that it needs is null; `target` then holds anything.
 bool decode_lossless(Mode mode, std::span<const std::uint8_t> payload, const Elements& elements,

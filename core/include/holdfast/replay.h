@@ -36,6 +36,9 @@ std::size_t encode_replay(Mode mode, const void* data, std::size_t count,
                           const ReplayRelatives& relatives, std::uint8_t* out,
                           const CodecKernel& kernel = best_codec_kernel());
 
+// Whether encode_replay would code it, by a sample of the elements.
+bool fits_replay(Mode mode, const void* data, std::size_t count, const ReplayRelatives& relatives);
+
 // Decodes to `target`, which may be the base. Returns false when the payload is not what
 // encode_replay writes, or a relative is null; `target` then holds anything.
 bool decode_replay(Mode mode, std::span<const std::uint8_t> payload, std::size_t count,

@@ -8,7 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from .._core import Elements, lossless_bytes_max, lossless_decode, lossless_encode
+from .._core import (
+    Elements,
+    lossless_bytes_max,
+    lossless_decode,
+    lossless_encode,
+    lossless_encode_difference,
+)
 from ..errors import OptionError
 from ..layout import ITEM_BYTES, ROLES
 from . import replay
@@ -83,9 +89,12 @@ class Delta:
         self, role: str, piece: Piece, known: object, relatives: Relatives, out: int, decoded: int
     ) -> Payload:
         """Encode without loss."""
-        if self.replay and (found := replay.encode(role, piece.blocks[role], relatives, out)):
+        block = piece.blocks[role]
+        if self.replay and (found := replay.encode(role, block, relatives, out)):
             return found
-        return encode(piece.blocks[role], relatives, out)
+        if self.replay and role == "exp_avg" and replay.is_ahead(piece):
+            return _encode_difference(block, relatives["base"], out)
+        return encode(block, relatives, out)
 
 
 def room(block: Block) -> int:
@@ -102,6 +111,12 @@ def encode(block: Block, relatives: Relatives, out: int) -> Payload:
         out: address of `room` bytes.
     """
     mode, size = lossless_encode(elements_of(block), block.address, *_needs(relatives), out)
+    return Payload(out if mode else block.address, size, mode)
+
+
+def _encode_difference(block: Block, base: int, out: int) -> Payload:
+    """Encode by the base, even if it takes more: others are coded by that, too."""
+    mode, size = lossless_encode_difference(elements_of(block), block.address, base, out)
     return Payload(out if mode else block.address, size, mode)
 
 

@@ -3,8 +3,8 @@
 For checkpoints one step apart: what the step misses is stored, a quarter of a bit for an element.
 """
 
-from .._core import replay_bytes_max, replay_decode, replay_encode
-from .base import Block, Payload, Relatives
+from .._core import replay_bytes_max, replay_decode, replay_encode, replay_fits
+from .base import Block, Payload, Piece, Relatives
 
 MODES = {"exp_avg_sq": 9, "master": 16, "weight": 16}
 ORDER = ("exp_avg", "exp_avg_sq", "master", "weight")  # as they need each other
@@ -24,6 +24,17 @@ def encode(role: str, block: Block, relatives: Relatives, out: int) -> Payload |
     size = replay_encode(mode, block.address, block.elements, *_needs(mode, relatives), out)
     good = 0 < size <= SHARE_MAX * block.size_bytes
     return Payload(out, size, mode) if good else None
+
+
+def is_ahead(piece: Piece) -> bool:
+    """Tell whether the second moment of a piece is going to be replayed from the first."""
+    second, first = piece.blocks.get("exp_avg_sq"), piece.blocks.get("exp_avg")
+    bases = piece.bases
+    if second is None or first is None or not {"exp_avg", "exp_avg_sq"} <= bases.keys():
+        return False
+    near = {"exp_avg": first.address, "other_base": bases["exp_avg"], "base": bases["exp_avg_sq"]}
+    mode = MODES["exp_avg_sq"]
+    return replay_fits(mode, second.address, second.elements, *_needs(mode, near))
 
 
 def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
