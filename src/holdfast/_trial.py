@@ -29,7 +29,7 @@ from .stores.local import LocalStore
 from .stores.url import open_store
 
 DEFAULT_CODECS = (
-    *("lossless", "delta", "excp"),
+    *("lossless", "delta", "delta:replay", "excp"),
     *("compact:high", "compact:balanced", "compact:small", "compact:tiny"),
 )
 SAMPLE_BYTES = 1 << 30

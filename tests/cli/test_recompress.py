@@ -94,7 +94,7 @@ def test_bench_says_what_codecs_would_make_of_a_step(run: Path, holdfast_command
     document = json.loads(
         holdfast_command("bench", "--codecs", step, run / "step-00000000", "--json").out
     )
-    assert document["base"] == "step-00000000" and len(document["trials"]) == 7
+    assert document["base"] == "step-00000000" and len(document["trials"]) == 8
     assert "were left out" in holdfast_command("bench", "--codecs", run / "step-00000000").out
     assert sorted(run.rglob("*")) == files
     assert holdfast_command("bench", step, step).code == 2
