@@ -26,8 +26,9 @@ constexpr double kMomentDigits = 1e6;  // of a beta2 that people choose
 constexpr double kGradientDigits = 1e5;
 constexpr double kOutlier = 1e4;  // times what it is compared with: no step of Adam led here
 constexpr int kFitRounds = 5;
-constexpr double kFarOff = 2;  // times the mean square
-constexpr int kEpsilonSteps = 8;
+constexpr double kFarOff = 2;     // times the mean square
+constexpr int kEpsilonSteps = 8;  // at most, until it moves less than this share of itself:
+constexpr double kEpsilonPrecision = 1e-6;
 
 struct SymbolMemory;
 struct SampleMemory;
@@ -210,8 +211,9 @@ double fit_weight(const Part& sample, std::size_t count, Constants& best) {
       best = constants;
     }
   };
-  for (int step = 0; step < kEpsilonSteps; ++step) {
-    double more = 0;
+  double more = 1;
+  for (int step = 0; step < kEpsilonSteps && std::fabs(more) > kEpsilonPrecision; ++step) {
+    more = 0;
     consider(epsilon, &more);
     epsilon *= std::clamp(1 + more, 0.125, 8.0);  // Gauss-Newton, three octaves at most
   }
