@@ -25,6 +25,7 @@ Steps steps_of(double step, const std::string& bound, double limit) {
   if (bound == "rel") steps.bound = Bound::kShare;
   if (bound == "abs") steps.bound = Bound::kLargest;
   if (bound == "bits") steps.bound = Bound::kBits;
+  if (bound == "bf16_exact") steps.bound = Bound::kBf16;
   return steps;
 }
 

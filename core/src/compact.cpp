@@ -121,6 +121,23 @@ bool is_rounding(const Elements& elements, const void* data, const Reference& re
                         static_cast<const std::uint32_t*>(reference.exact_master), elements.count);
 }
 
+// The same rounding to bf16 of each element; without loss where one is not finite.
+Lossy keep_rounding(const Elements& elements, const void* data, const Reference& reference,
+                    std::uint8_t* out, void* decoded, const CodecKernel& kernel) {
+  const Relatives relatives = {reference.master, nullptr, reference.base};
+  auto* words = static_cast<const std::uint32_t*>(data);
+  if (is_f32(elements) && kernel.largest_word(words, elements.count, 0x7FFFFFFF) < kInfinity) {
+    auto* floats = static_cast<const float*>(data);
+    auto* base = static_cast<const float*>(reference.base);
+    auto* target = static_cast<float*>(decoded);
+    Lossy made = {Mode::kRounding, 0, {}};
+    made.size_bytes = put_rounding(floats, base, elements.count, out, target, kernel);
+    made.loss = measure_loss(floats, target, base, elements.count, kernel);
+    if (made.size_bytes < elements.size_bytes()) return made;
+  }
+  return without_loss(elements, data, relatives, 0, out, decoded, kernel);
+}
+
 }  // namespace
 
 Loss measure_loss(const float* data, const float* decoded, const float* base, std::size_t count,
@@ -204,6 +221,9 @@ Lossy encode_steps(const Elements& elements, const void* data, const Steps& step
   if (elements.count < 2 || !(is_f32(elements) || is_half(elements)) || reference.base == nullptr) {
     return without_loss(elements, data, relatives, 0, out, decoded, kernel);
   }
+  if (steps.bound == Bound::kBf16) {
+    return keep_rounding(elements, data, reference, out, decoded, kernel);
+  }
   const bool classes = reference.second_moment != nullptr && steps.bound != Bound::kLargest;
   const Mode mode = classes ? Mode::kStepsInClasses : Mode::kSteps;
   const float* wide = widened<WideMemory>(elements, data);
@@ -234,6 +254,11 @@ bool decode_compact(Mode mode, std::span<const std::uint8_t> payload, const Elem
   const bool moments = mode == Mode::kMeans || mode == Mode::kMoment;
   const bool classes = mode == Mode::kMoment || mode == Mode::kStepsInClasses;
   const bool steps = mode == Mode::kSteps || mode == Mode::kStepsInClasses;
+  if (mode == Mode::kRounding) {
+    return is_f32(elements) && reference.base != nullptr &&
+           get_rounding(payload, static_cast<const float*>(reference.base), elements.count,
+                        static_cast<float*>(target), kernel);
+  }
   if (!moments && !steps) {
     return decode_lossless(mode, payload, elements, {reference.master, reference.second_moment},
                            target, kernel);

@@ -77,4 +77,10 @@ std::size_t put_steps(const StepTask& task, const Steps& steps, std::uint8_t* ou
 bool get_steps(std::span<const std::uint8_t> payload, const StepTask& task, float* target,
                const CodecKernel& kernel);
 
+// An f32 weight that keeps its rounding to bf16. Returns the bytes of the payload.
+std::size_t put_rounding(const float* data, const float* base, std::size_t count, std::uint8_t* out,
+                         float* decoded, const CodecKernel& kernel);
+bool get_rounding(std::span<const std::uint8_t> payload, const float* base, std::size_t count,
+                  float* target, const CodecKernel& kernel);
+
 }  // namespace holdfast

@@ -95,6 +95,30 @@ TEST(every_set_of_instructions_writes_and_reads_the_same) {
   }
 }
 
+TEST(a_rounding_is_kept) {
+  const Group made = group(20'000, 200, 8);
+  const Elements elements = {20'000, 4, Kind::kFloat, 200, 0};
+  const Reference reference = {.base = made.base.data()};
+  const Made weight =
+      same_from_all(elements, reference, [&](auto* out, auto* decoded, auto& kernel) {
+        const Steps steps = {.bound = Bound::kBf16};
+        return encode_steps(elements, made.weight.data(), steps, reference, out, decoded, kernel);
+      });
+  CHECK(weight.lossy.mode == Mode::kRounding);
+  std::vector<std::uint16_t> words(20'000);
+  for (const CodecKernel& kernel : codec_kernels()) {
+    kernel.to_bf16(reinterpret_cast<const std::uint32_t*>(made.weight.data()), words.data(),
+                   20'000);
+    CHECK(kernel.is_bf16(words.data(),
+                         reinterpret_cast<const std::uint32_t*>(weight.decoded.data()), 20'000));
+  }
+  for (std::size_t size = 0; size < weight.payload.size(); size += 97) {
+    Floats target(20'000);
+    CHECK(!decode_compact(Mode::kRounding, {weight.payload.data(), size}, elements, reference,
+                          target.data()));
+  }
+}
+
 TEST(damage_touches_nothing_else) {
   std::mt19937_64 random(9);
   const std::size_t count = 64 * 300;

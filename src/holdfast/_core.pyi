@@ -392,7 +392,8 @@ def compact_steps(
 
     Args:
         step: in root mean squares of the scaled residual.
-        bound: "", "rel", "abs" or "bits", and with one its ``limit`` in place of the step.
+        bound: "", "rel", "abs" or "bits", and with one its ``limit`` in place of the step; or
+            "bf16_exact".
         base, second_moment, master: addresses of decoded f32 elements, or 0.
         exact_master: of the master before it was coded, or 0.
     """

@@ -155,6 +155,7 @@ def test_a_ranged_read_never_gives_a_wrong_element(checkpoint: Path) -> None:
 def coded(root: Path) -> Iterator[Path]:
     """Checkpoints with payloads of every mode."""
     codecs = ["lossless", Delta(replay=True), Compact("high"), Compact("tiny"), Compact(abs=1e-3)]
+    codecs += [Compact(bf16_exact=True)]
     for number, codec in enumerate([*codecs, Excp()]):
         run = Run()
         run.step(20)
@@ -188,4 +189,4 @@ def test_a_flipped_bit_is_found_in_a_payload_of_any_mode(new_path: NewPath) -> N
                     with pytest.raises(CorruptError, match="checksum"):
                         checkpoint.state()
             os.close(descriptor)
-    assert seen == set(range(17))
+    assert seen == set(range(18))

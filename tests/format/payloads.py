@@ -21,7 +21,7 @@ ROLES |= {"weight": ("f32", "bf16", "f16")}
 REFERENCES = {4: ["exp_avg_sq"], 5: ["master"], 10: ["exp_avg_sq"], 12: ["exp_avg_sq"]}
 REFERENCES |= {14: ["master", "weight"], 15: ["exp_avg"], 9: ["exp_avg"], 16: ["exp_avg_sq"]}
 MODES = {"raw": {0}, "lossless": {*range(8), 9, 16}, "excp": {*range(8), 13, 14, 15}}
-MODES |= {"compact": {*range(8), 8, 10, 11, 12}}
+MODES |= {"compact": {*range(8), 8, 10, 11, 12, 17}}
 
 
 def check_codecs(header):
@@ -185,6 +185,16 @@ def difference(source, dtype, base):
     return (found ^ flip).tobytes()
 
 
+# § 8. Rounding.
+def rounding(source, base):
+    words = np.frombuffer(base, "<u4")
+    below = rounded(words)
+    found = np.frombuffer(difference(source, "bf16", below), "<u2")
+    check(source.at == len(source.content), "bytes are left of a payload")
+    wide = found.astype("<u4") << 16
+    return np.where(found == np.frombuffer(below, "<u2"), words, wide).astype("<u4").tobytes()
+
+
 # § 7. Unchanged.
 def unchanged(source, base):
     digest = hash128(base)
@@ -203,6 +213,9 @@ def decode(mode, payload, dtype, size, item, row, column, reference, base, furth
         words = [np.frombuffer(content, "<u4") for content in (base, reference, further)]
         below, *others = words if mode == 9 else [words[0], words[2], words[1]]
         return replays.decode(mode, payload, size // 4, below, *others).tobytes()
+    if mode == 17:
+        check(dtype == "f32" and len(payload) < size, "a rounding of another dtype, or its bytes")
+        return rounding(Bytes(payload), base)
     if mode > 12:
         check(dtype == "f32" and len(payload) < size, "centres of another dtype, or their bytes")
         known = [reference if mode > 13 else b"", base if mode < 15 else b""]
@@ -254,7 +267,7 @@ def decode_file(header, file, stored, item_bytes, base):
         first = (number - shard.first_chunk) * most
         size = min(most, math.prod(sides) - first) * item
         under = None
-        if mode in (6, 7, 9, 11, 12, 13, 14, 16):
+        if mode in (6, 7, 9, 11, 12, 13, 14, 16, 17):
             check("base" in header, "there is no base")
             under = chains.elements_of_base(base, below, first, size)
         if mode == 9:

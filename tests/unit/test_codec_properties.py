@@ -34,6 +34,7 @@ LOSSY: dict[str, Any] = {
     "rel": Compact(rel=0.01, residual=True, every=2),
     "abs": Compact(abs=1e-3, every=2),
     "bits": Compact(bits=3, every=2),
+    "bf16_exact": Compact(bf16_exact=True, every=2),
 }
 CODECS = EXACT | LOSSY
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

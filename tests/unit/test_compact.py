@@ -513,6 +513,8 @@ def test_damaged_payloads_touch_nothing_else() -> None:
     [
         ({"quality": "best"}, "quality is 'best'; there are high, balanced, small, tiny"),
         ({"rel": 0.1, "bits": 2}, "rel and bits are given; expected one of them at most"),
+        ({"abs": 0.1, "bf16_exact": True}, "abs and bf16_exact are given; expected one of them"),
+        ({"bf16_exact": 1}, "bf16_exact is 1; expected True or False"),
         ({"rel": 1.5}, "rel is 1.5; expected a number above 0, at most 1"),
         ({"abs": 0}, "abs is 0; expected a number above 0"),
         ({"abs": math.nan}, "abs is nan; expected a number"),

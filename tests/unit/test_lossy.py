@@ -238,3 +238,26 @@ def test_ranks_of_which_one_has_no_optimizer(new_path: NewPath) -> None:
     square = found["optimizer"]["state"]["weight"]["exp_avg_sq"]
     assert torch.equal(found["frozen"], frozen)
     assert not torch.equal(square, exact) and float((square / exact).log2().abs().max()) < 1.1
+
+
+@pytest.mark.parametrize("quality", ["balanced", "high"])
+def test_weights_that_keep_their_rounding(new_path: NewPath, quality: Any) -> None:
+    """To bf16: what is computed in it is the same to the bit, with a master beside it or alone."""
+    root, state = new_path(), trained(3)
+    codec = Compact(quality, bf16_exact=True, every=8)
+    sizes, errors = [], []
+    for step in range(4):
+        holdfast.save(state, at(root, step), codec=codec, options=OPTIONS)
+        if step == 2:
+            forget_bases()
+        found = read_by_both(at(root, step))
+        for name, master in state["master"].items():
+            assert torch.equal(found["master"][name].bfloat16(), master.bfloat16())
+        assert same(found["model"], state["model"])
+        assert (17 in modes(at(root, step))) == (step > 0)
+        sizes.append(sum(file.stat().st_size for file in (at(root, step) / "data").rglob("*.hf")))
+        errors.append(
+            max(float((found["master"][n] - m).abs().max()) for n, m in state["master"].items())
+        )
+        state = stepped(state, step)
+    assert errors[0] == 0 < max(errors[1:]) and 3 * max(sizes[1:]) < sizes[0]

@@ -20,6 +20,7 @@ enum class Bound : std::uint8_t {
   kShare,    // squared error over the energy of the residual, at most
   kLargest,  // absolute error of any element, at most
   kBits,     // bits of an element, about
+  kBf16,     // each f32 rounds to the same bf16 as before; what is not f32 loses nothing
 };
 
 struct Steps {

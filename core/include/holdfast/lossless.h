@@ -46,6 +46,7 @@ enum class Mode : std::uint8_t {
   kSteps = 11,
   kStepsInClasses = 12,
   kReplayWeight = 16,  // of replay.h
+  kRounding = 17,      // of compact.h
 };
 
 struct Encoded {

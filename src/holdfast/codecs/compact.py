@@ -25,7 +25,7 @@ from .lossless import elements_of
 
 NAME = "compact"
 LOSSLESS = "lossless"
-MODES = (8, 10, 11, 12)
+MODES = (8, 10, 11, 12, 17)
 
 Quality = Literal["high", "balanced", "small", "tiny"]
 
@@ -40,8 +40,8 @@ _LARGEST = 3.4e38  # of f32
 class Compact:
     """What may be lost.
 
-    At most one of ``rel``, ``abs``, ``bits`` bounds the weights in place of ``quality``; a chunk
-    that cannot keep its bound is stored without loss.
+    At most one of ``rel``, ``abs``, ``bits``, ``bf16_exact`` bounds the weights in place of
+    ``quality``; a chunk that cannot keep its bound is stored without loss.
 
     Attributes:
         quality: of weights and moments, which become some 23, 83, 113 and 173 times smaller than
@@ -49,6 +49,8 @@ class Compact:
         rel: squared error over the energy of the difference from the base, above 0, below 1.
         abs: largest error of an element, above 0.
         bits: of an element, about, above 0, at most 16.
+        bf16_exact: f32 weights round to the same bf16 as before, so that a forward pass in bf16 is
+            the same to the bit; what is not f32 loses nothing.
         residual: the second moment within an octave, element by element; None: in "high", and
             where an optimizer of the state remembers it long (beta2 of 0.99 or more).
         overrides: a quality, or "lossless", for parameters whose name fits a pattern, such as
@@ -63,6 +65,7 @@ class Compact:
     rel: float | None = None
     abs: float | None = None
     bits: float | None = None
+    bf16_exact: bool = False
     residual: bool | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     every: int = 16
@@ -74,7 +77,10 @@ class Compact:
         if self.quality not in get_args(Quality):
             known = ", ".join(get_args(Quality))
             raise OptionError(f"quality is {self.quality!r}; there are {known}")
+        if type(self.bf16_exact) is not bool:
+            raise OptionError(f"bf16_exact is {self.bf16_exact!r:.40}; expected True or False")
         given = [name for name in ("rel", "abs", "bits") if getattr(self, name) is not None]
+        given += ["bf16_exact"] if self.bf16_exact else []
         if len(given) > 1:
             raise OptionError(f"{' and '.join(given)} are given; expected one of them at most")
         for name, most in (("rel", 1.0), ("abs", _LARGEST), ("bits", 16.0)):
@@ -139,6 +145,8 @@ class Compact:
     @property
     def bound(self) -> tuple[str, float]:
         """The name of the bound and its limit; "" where there is none."""
+        if self.bf16_exact:
+            return "bf16_exact", 0.0
         for name in ("rel", "abs", "bits"):
             value = getattr(self, name)
             if value is not None:
