@@ -11,7 +11,7 @@ from typing import Any
 from ._links import Writing
 from ._wanted import check_room
 from .codecs.base import Codec
-from .codecs.registry import make_codec, suit_codec
+from .codecs.registry import make_codec
 from .engine.pool import check_pool
 from .engine.write import WriterPlan, lay_out
 from .format.header import RAW
@@ -55,7 +55,6 @@ class Agreed:
         objects: texts of the values that this rank holds.
         size_bytes: of the tensors of all ranks.
         base_save_id: of the base, if the header has one.
-        codec: how chunks are stored; None: as they are.
     """
 
     store: LocalStore
@@ -64,7 +63,6 @@ class Agreed:
     objects: dict[Path, bytes]
     size_bytes: int
     base_save_id: str
-    codec: Codec | None
 
     def writing(self, rank: int) -> Writing:
         """Return what there is to know of its base."""
@@ -75,6 +73,11 @@ class Agreed:
     def shards(self) -> tuple[Shard, ...]:
         """Those that this rank writes, in order."""
         return self.made.shards
+
+    @property
+    def codec(self) -> Codec | None:
+        """How their chunks are stored; None: as they are."""
+        return make_codec(self.made.settings["codec"])
 
 
 def request_for(leaves: Leaves, *, compare: bool) -> Request:
@@ -129,9 +132,7 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
             check_pool(first["settings"]["pool_bytes"], needed, other)
     files = WriterPlan(header, rank, 0, size_of(made.shards), file_bytes)
     save_id = word["base"]["save_id"] if word["base"] else ""
-    codec = suit_codec(make_codec(made.settings["codec"]), mine.leaves.objects.items())
-    objects = mine.request.values.objects
-    return Agreed(mine.store, files, made, objects, size_bytes, save_id, codec)
+    return Agreed(mine.store, files, made, mine.request.values.objects, size_bytes, save_id)
 
 
 def first_line(answer: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ._links import Writing, begin_link, choose_base, encode_losses, end_link, j
 from .boxes import unflatten
 from .codecs.base import Codec
 from .codecs.groups import find_groups, units_of
-from .codecs.registry import LOSSLESS, find_codec, suit_codec
+from .codecs.registry import LOSSLESS, find_codec
 from .engine.basis import Basis
 from .engine.chain import Chain, open_chain, read_parts
 from .engine.commit import check_absent, commit, commit_again, remove_files
@@ -59,7 +59,7 @@ def recompress(
     """
     there = open_store(target)
     chain = open_chain(open_store(source))
-    chosen = suit_codec(find_codec(codec), chain[-1].manifest.table.header.objects)
+    chosen = find_codec(codec)
     check_absent(there)
     word = choose_base(there, chosen, 0)
     base = Base(word["name"], word["digest"], word["links"]) if word else None

@@ -14,7 +14,7 @@ from ._core import hash_chunk
 from ._links import step_before
 from .codecs.base import Block, Codec, Loss, Piece
 from .codecs.groups import Unit, find_groups, units_of
-from .codecs.registry import find_codec, suit_codec
+from .codecs.registry import find_codec
 from .engine.chain import Chain, open_chain, read_parts
 from .engine.decode import decode
 from .engine.encode import Coded, bases_of, encode
@@ -112,8 +112,7 @@ def try_codecs(
     if sample_bytes < 1:
         raise OptionError(f"sample_bytes is {sample_bytes}; expected 1 or more")
     chain = open_chain(open_store(path))
-    objects = chain[-1].manifest.table.header.objects
-    found = [(_told(codec), suit_codec(find_codec(codec), objects)) for codec in codecs]
+    found = [(_told(codec), find_codec(codec)) for codec in codecs]
     below = _open_base(chain, base)
     sources = _Sources(chain, below, options or Options())
     tried = [

@@ -192,14 +192,12 @@ def test_nan_and_inf_are_kept(new_path: NewPath, name: str) -> None:
     assert [int((~tensor.isfinite()).sum()) for tensor in tensors] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("beta2", "residual"), [(0.95, None), (0.99, None), (0.999, False)])
-def test_second_moments_that_are_remembered_long_are_kept_closely(
-    new_path: NewPath, beta2: float, residual: bool | None
-) -> None:
-    """By ``betas`` of a real optimizer; unless the codec was told otherwise."""
+@pytest.mark.parametrize("residual", [None, False, True])
+def test_second_moments_within_an_octave(new_path: NewPath, residual: bool | None) -> None:
+    """Of a real optimizer, where the codec is told so."""
     torch.manual_seed(0)
     model = torch.nn.Linear(200, 300)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, beta2))
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.999))
     raw, saved, again = new_path(), new_path(), new_path()
     codec = Compact("small", residual=residual, every=2)
     for step in range(2):
@@ -213,31 +211,7 @@ def test_second_moments_that_are_remembered_long_are_kept_closely(
     exact = optimizer.state[model.weight]["exp_avg_sq"]
     for root in (saved, again):
         square = read(at(root, 1))["optimizer"]["state"]["weight"]["exp_avg_sq"]
-        is_near = float((square / exact).log2().abs().max()) < 1.1
-        assert is_near == (beta2 >= 0.99 and residual is None)
-
-
-def test_ranks_of_which_one_has_no_optimizer(new_path: NewPath) -> None:
-    """What is kept closely is for each rank to say: stages of a pipeline hold different things."""
-    root, codec = new_path(), Compact("small", every=4)
-    draw = torch.Generator().manual_seed(0)
-    model = torch.nn.Linear(200, 300)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.999))
-    frozen = torch.randn(300, 200, generator=draw)
-    for step in range(3):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=draw)
-        optimizer.step()
-
-        def save(group: Any, step: int = step) -> None:
-            owned = {"model": model, "optimizer": optimizer} if group.rank else {"frozen": frozen}
-            holdfast.save(owned, at(root, step), codec=codec, group=group)
-
-        run_ranks(2, save)
-    found, exact = read(at(root, 2)), optimizer.state[model.weight]["exp_avg_sq"]
-    square = found["optimizer"]["state"]["weight"]["exp_avg_sq"]
-    assert torch.equal(found["frozen"], frozen)
-    assert not torch.equal(square, exact) and float((square / exact).log2().abs().max()) < 1.1
+        assert (float((square / exact).log2().abs().max()) < 1.1) == (residual is True)
 
 
 @pytest.mark.parametrize("quality", ["balanced", "high"])

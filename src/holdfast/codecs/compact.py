@@ -3,7 +3,7 @@
 Pure; knows no chain of checkpoints: what a block refers to is handed in, decoded.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, get_args
@@ -17,10 +17,9 @@ from .._core import (
     copy,
 )
 from ..errors import OptionError
-from ..layout import ROLES, Path
+from ..layout import ROLES
 from . import lossless
 from .base import Block, Loss, Payload, Piece, Relatives, check_every
-from .groups import remembers_long
 from .lossless import elements_of
 
 NAME = "compact"
@@ -51,8 +50,7 @@ class Compact:
         bits: of an element, about, above 0, at most 16.
         bf16_exact: f32 weights round to the same bf16 as before, so that a forward pass in bf16 is
             the same to the bit; what is not f32 loses nothing.
-        residual: the second moment within an octave, element by element; None: in "high", and
-            where an optimizer of the state remembers it long (beta2 of 0.99 or more).
+        residual: the second moment within an octave, element by element; None: in "high" alone.
         overrides: a quality, or "lossless", for parameters whose name fits a pattern, such as
             ``{"*.norm.*": "lossless"}``; of several the first.
         every: of so many checkpoints one is lossless, and stands by itself.
@@ -99,12 +97,6 @@ class Compact:
     def name(self) -> str:
         """As it stands in a checkpoint."""
         return NAME
-
-    def suit(self, objects: Iterable[tuple[Path, object]]) -> "Compact":
-        """Return the codec for a state with these values: ``residual`` by its optimizers."""
-        if self.residual is None and remembers_long(objects):
-            return replace(self, residual=True)
-        return self
 
     def describe(self) -> dict[str, Any]:
         """Return the options."""

@@ -4,12 +4,11 @@ A group is a parameter's weight, its master copy and an optimizer's moments: of 
 their names. A wrong guess costs size, never a bit: a codec looks whether a relative helps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from ..layout import ROLES, Group, Key, Path, Shape, Shard, Tensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-LONG_MEMORY = 0.99  # of a second moment: the least beta2 that is one
 HALF = ("bf16", "f16")
 
 Unit = tuple[tuple[str, Shard], ...]  # (role, shard): the same box of a group's tensors
@@ -59,21 +58,6 @@ def _roles(found: dict[str, int]) -> Group:
 
 def _form(tensor: Tensor) -> tuple[str, Shape]:
     return tensor.dtype, tensor.shape
-
-
-def remembers_long(objects: Iterable[tuple[Path, object]]) -> bool:
-    """Tell whether an optimizer has a long memory of its second moments, by its ``betas``.
-
-    Args:
-        objects: values of a state that are no tensors, with their paths.
-    """
-    for path, value in objects:
-        betas = value.get("betas") if isinstance(value, Mapping) else value
-        if isinstance(value, Mapping) or path[-1:] == ("betas",):
-            match betas:
-                case [_, float() as beta2, *_] if beta2 >= LONG_MEMORY:
-                    return True
-    return False
 
 
 def units_of(

@@ -1,10 +1,8 @@
 """Which codecs there are, besides storing chunks as they are."""
 
-from collections.abc import Iterable
 from typing import Any, get_args
 
 from ..errors import OptionError
-from ..layout import Path
 from . import compact, excp, lossless
 from .base import Codec, Decode
 from .compact import Compact, Quality
@@ -45,15 +43,6 @@ def find_codec(codec: str | Codec) -> Codec | None:
             f"codec is {codec!r:.80}; there are {names}, and those of holdfast.codecs with options"
         )
     return _NAMED[codec]
-
-
-def suit_codec(found: Codec | None, objects: Iterable[tuple[Path, object]]) -> Codec | None:
-    """Return a codec with what its options leave to the state of each rank.
-
-    Args:
-        objects: values of the state that are no tensors, with their paths.
-    """
-    return found.suit(objects) if isinstance(found, Compact) else found
 
 
 def describe_codec(found: Codec | None) -> dict[str, Any]:
