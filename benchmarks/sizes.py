@@ -31,6 +31,7 @@ CODECS: dict[str, Any] = {
     "excp, optimal centres": Excp(kmeans="optimal"),
     **{f"compact:{q}": f"compact:{q}" for q in ("high", "balanced", "small", "tiny")},
     "compact, residual": Compact(residual=True),
+    "compact, bf16_exact": Compact(bf16_exact=True),
 }
 HEADS = ("codec", "role", "bytes", "stored", "ratio", "lost")
 
