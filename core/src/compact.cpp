@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "compact_parts.h"
+#include "float_mode.h"
 
 namespace holdfast {
 namespace {
@@ -142,6 +143,7 @@ Lossy keep_rounding(const Elements& elements, const void* data, const Reference&
 
 Loss measure_loss(const float* data, const float* decoded, const float* base, std::size_t count,
                   const CodecKernel& kernel) {
+  const DefaultFloats floats;
   Loss loss;
   measure(data, decoded, count, loss, kernel);
   std::uint32_t largest = 0;
@@ -172,6 +174,7 @@ std::size_t compact_bytes_max(const Elements& elements) {
 
 Lossy encode_means(const Elements& elements, const void* data, bool rests, std::uint8_t* out,
                    void* decoded, const CodecKernel& kernel) {
+  const DefaultFloats floats;
   if (elements.count > 1 && is_f32(elements)) {
     auto* squares = static_cast<const float*>(data);
     auto* target = static_cast<float*>(decoded);
@@ -190,6 +193,7 @@ Lossy encode_means(const Elements& elements, const void* data, bool rests, std::
 Lossy encode_moment(const Elements& elements, const void* data, const Steps& steps,
                     const Reference& reference, std::uint8_t* out, void* decoded,
                     const CodecKernel& kernel) {
+  const DefaultFloats floats;
   auto* moments = static_cast<const float*>(data);
   auto* target = static_cast<float*>(decoded);
   if (elements.count > 1 && is_f32(elements) && steps.step == 0) {
@@ -211,6 +215,7 @@ Lossy encode_moment(const Elements& elements, const void* data, const Steps& ste
 Lossy encode_steps(const Elements& elements, const void* data, const Steps& steps,
                    const Reference& reference, std::uint8_t* out, void* decoded,
                    const CodecKernel& kernel) {
+  const DefaultFloats floats;
   const Relatives relatives = {reference.master, nullptr};
   if (is_rounding(elements, data, reference, kernel)) {
     Lossy made = {Mode::kRounded, 0, {}};
@@ -250,6 +255,7 @@ Lossy encode_steps(const Elements& elements, const void* data, const Steps& step
 
 bool decode_compact(Mode mode, std::span<const std::uint8_t> payload, const Elements& elements,
                     const Reference& reference, void* target, const CodecKernel& kernel) {
+  const DefaultFloats floats;
   if (elements.count == 0) return false;
   const bool moments = mode == Mode::kMeans || mode == Mode::kMoment;
   const bool classes = mode == Mode::kMoment || mode == Mode::kStepsInClasses;

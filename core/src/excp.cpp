@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "centres.h"
+#include "float_mode.h"
 #include "holdfast/entropy.h"
 #include "scratch.h"
 
@@ -254,6 +255,7 @@ bool all_finite(const Centres& centres) {
 
 ExcpSurvey survey_excp(std::span<const ExcpPart> parts, const ExcpRule& rule,
                        const CodecKernel& kernel) {
+  const DefaultFloats floats;
   ExcpSurvey survey;
   survey.rule = rule;
   FirstLook first;
@@ -272,6 +274,7 @@ ExcpSurvey survey_excp(std::span<const ExcpPart> parts, const ExcpRule& rule,
 std::size_t encode_excp(const ExcpSurvey& survey, ExcpRole role, const ExcpPart& part,
                         const ExcpRelatives& relatives, std::uint8_t* out, float* decoded,
                         const CodecKernel& kernel) {
+  const DefaultFloats floats;
   const Centres& centres = survey.centres[static_cast<std::size_t>(role)];
   if (!survey.usable || !has_relatives(role, relatives) || !all_finite(centres)) return 0;
   float limits[kCentresMax - 1];
@@ -298,6 +301,7 @@ std::size_t encode_excp(const ExcpSurvey& survey, ExcpRole role, const ExcpPart&
 
 bool decode_excp(ExcpRole role, std::span<const std::uint8_t> payload, std::size_t count,
                  const ExcpRelatives& relatives, float* target, const CodecKernel& kernel) {
+  const DefaultFloats floats;
   if (count == 0 || payload.empty() || !has_relatives(role, relatives)) return false;
   Centres centres = {.count = payload[0]};
   if (centres.count > kCentresMax || payload.size() < 1 + 4 * centres.count) return false;

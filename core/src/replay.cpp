@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "float_bits.h"
+#include "float_mode.h"
 #include "holdfast/entropy.h"
 #include "least_squares.h"
 #include "places.h"
@@ -235,6 +236,7 @@ bool find_constants(Mode mode, const Part& part, std::size_t count, Constants& c
 }  // namespace
 
 bool fits_replay(Mode mode, const void* data, std::size_t count, const ReplayRelatives& relatives) {
+  const DefaultFloats floats;
   Constants constants;
   return find_constants(mode, part_of(mode, data, relatives), count, constants);
 }
@@ -242,6 +244,7 @@ bool fits_replay(Mode mode, const void* data, std::size_t count, const ReplayRel
 std::size_t encode_replay(Mode mode, const void* data, std::size_t count,
                           const ReplayRelatives& relatives, std::uint8_t* out,
                           const CodecKernel& kernel) {
+  const DefaultFloats floats;
   const Part part = part_of(mode, data, relatives);
   Constants constants;
   if (!find_constants(mode, part, count, constants)) return 0;
@@ -270,6 +273,7 @@ std::size_t encode_replay(Mode mode, const void* data, std::size_t count,
 
 bool decode_replay(Mode mode, std::span<const std::uint8_t> payload, std::size_t count,
                    const ReplayRelatives& relatives, void* target, const CodecKernel& kernel) {
+  const DefaultFloats floats;
   const Part part = part_of(mode, nullptr, relatives);
   Constants constants;
   if (!is_whole(part) || payload.size() < sizeof constants) return false;

@@ -235,3 +235,32 @@ def test_weights_that_keep_their_rounding(new_path: NewPath, quality: Any) -> No
         )
         state = stepped(state, step)
     assert errors[0] == 0 < max(errors[1:]) and 3 * max(sizes[1:]) < sizes[0]
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_denormals_are_kept_whatever_the_process_has_set(new_path: NewPath, name: str) -> None:
+    """Threads take over from who makes them that denormals are 0; payloads mean the same."""
+    states = [trained(3)]
+    for step in range(2):
+        states.append(stepped(states[-1], step))
+    for state in states:
+        for moments in state["optimizer"]["state"].values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                words = moments[key].view(torch.int32)
+                words[::2] = words[::2] % (1 << 20)  # too small to be anything else
+    found = []
+    for flushes in (False, True):
+        root = new_path()
+        forget_bases()
+        assert torch.set_flush_denormal(flushes)
+        try:
+            for step, state in enumerate(states):
+                holdfast.save(state, at(root, step), codec=CODECS[name], options=OPTIONS)
+            # What the one has written, the other reads.
+            read_back = [read(at(root, step)) for step in range(3)]
+            assert torch.set_flush_denormal(not flushes)
+            assert all(same(read(at(root, step)), read_back[step]) for step in range(3))
+        finally:
+            torch.set_flush_denormal(False)
+        found.append(read_back)
+    assert all(same(one, other) for one, other in zip(*found, strict=True))

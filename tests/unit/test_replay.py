@@ -14,6 +14,7 @@ import holdfast
 from format import reader
 from format.forge import Forgery
 from format.simulated_ranks import run_ranks
+from holdfast._core import replay_decode, replay_encode
 from holdfast.codecs import Delta
 from holdfast.engine.basis import forget_bases
 from holdfast.errors import CorruptError, OptionError
@@ -190,3 +191,30 @@ def test_a_mode_that_lacks_what_it_needs_is_refused(new_path: NewPath, of: int, 
 def test_replay_is_a_yes_or_a_no() -> None:
     with pytest.raises(OptionError, match="replay is 1; expected True or False"):
         Delta(replay=1)  # type: ignore[arg-type]
+
+
+def test_denormals_are_kept_whatever_the_process_has_set() -> None:
+    """A moment that nothing is added to any more becomes one, and is repeated as such."""
+    count, draw = 4096, torch.Generator().manual_seed(2)
+    before = {"exp_avg": torch.randn(count, generator=draw) * 1e-3}
+    before["exp_avg_sq"] = torch.rand(count, generator=draw) * 1e-6
+    gradient = torch.randn(count, generator=draw) * 1e-3
+    for moment in before.values():
+        moment[::2] *= 2.0**-130
+    gradient[::2] = 0
+    first = before["exp_avg"] + 0.1 * (gradient - before["exp_avg"])
+    second = 0.95 * before["exp_avg_sq"] + 0.05 * gradient * gradient
+    base, moment_base = before["exp_avg_sq"].data_ptr(), before["exp_avg"].data_ptr()
+    near = (base, first.data_ptr(), moment_base, 0)
+    made = []
+    for flushes in (False, True):
+        assert torch.set_flush_denormal(flushes)
+        try:
+            out, back = torch.zeros(4 * count, dtype=torch.uint8), torch.zeros_like(second)
+            size = replay_encode(MOMENT, second.data_ptr(), count, *near, out.data_ptr())
+            good = replay_decode(MOMENT, out.data_ptr(), size, count, *near, back.data_ptr())
+        finally:
+            torch.set_flush_denormal(False)
+        assert good and torch.equal(back.view(torch.int32), second.view(torch.int32))
+        made.append(out[:size].clone())
+    assert torch.equal(made[0], made[1]) and len(made[0]) < count

@@ -5,7 +5,6 @@ has passed every check that one table can be put to.
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +122,8 @@ def unpacked_bytes(data: bytes) -> int:
 
 def _pack(text: bytes) -> bytes:
     """Return the stream of a JSON header with its padding; the text where that is too short."""
+    import zlib  # which plain tables need not wait for
+
     packed = zlib.compress(text)
     packed += bytes(-len(packed) % 8)
     return packed if len(packed) < len(text) <= spec.PACKED_RATIO_MAX * len(packed) else text
@@ -130,6 +131,8 @@ def _pack(text: bytes) -> bytes:
 
 def _unpack(packed: bytes, text_bytes: int) -> bytes:
     """Undo `_pack`; nothing is allocated beyond what was announced."""
+    import zlib
+
     stream = zlib.decompressobj()
     try:
         text = stream.decompress(packed, text_bytes + 1)
