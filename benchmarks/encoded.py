@@ -23,7 +23,6 @@ import torch
 from lossless import trained
 from ratios import quartiles
 from save_load import OUT
-from training_state import state_bytes
 
 import holdfast
 
@@ -55,6 +54,13 @@ def zeros_like(state: Any) -> Any:
     return torch.zeros_like(state).fill_(1)
 
 
+def bytes_of(state: Any) -> int:
+    """Return the bytes of all tensors."""
+    if isinstance(state, dict):
+        return sum(map(bytes_of, state.values()))
+    return int(state.nbytes)
+
+
 def report(seconds: dict[tuple[str, str], list[float]], stored: dict[str, int], size: int) -> str:
     """Return medians, and ratios to raw, as Markdown."""
     lines = ["| | save s | of raw's (quartiles) | load s | of raw's (quartiles) | on disk |"]
@@ -81,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     state = make_state(int(options.gib * 2**30), options.steps)
-    into, size, order = zeros_like(state), state_bytes(state), random.Random(20240614)
+    into, size, order = zeros_like(state), bytes_of(state), random.Random(20240614)
     codecs = [RAW, *options.codecs]
     seconds: dict[tuple[str, str], list[float]] = {(c, w): [] for c in codecs for w in (SAVE, LOAD)}
     stored: dict[str, int] = dict.fromkeys(codecs, 0)
