@@ -22,9 +22,9 @@ constexpr std::size_t kCountMin = 256;  // what is shorter is not worth it
 constexpr std::size_t kRowsMin = 32;    // of a fit; fewer say too little
 constexpr std::size_t kBlock = 1024;    // elements that are predicted at once
 constexpr std::uint32_t kEscape = 255;
-constexpr double kGoodBits = 10;       // of what is missed, for each element, at most
-constexpr double kMomentDigits = 1e6;  // of a beta2 that people choose
-constexpr double kGradientDigits = 1e5;
+constexpr double kGoodBits = 10;      // of what is missed, for each element, at most
+constexpr double kBeta2Digits = 1e6;  // of what people choose
+constexpr double kBeta1Digits = 1e5;
 constexpr double kOutlier = 1e4;  // times what it is compared with: no step of Adam led here
 constexpr int kFitRounds = 5;
 constexpr double kFarOff = 2;     // times the mean square
@@ -163,8 +163,8 @@ double fit_moment(const Part& sample, std::size_t count, Constants& best) {
   const double keep = found[0], share = std::sqrt((1 - keep) / found[3]);
   if (!(keep > 0) || !(keep < 1) || !(share > 0) || !(share <= 1)) return kGoodBits;
   // People choose betas of few digits: those, where they are no worse.
-  const double chosen = rounded(keep, kMomentDigits);
-  const double chosen_share = 1 - rounded(1 - share, kGradientDigits);
+  const double chosen = rounded(keep, kBeta2Digits);
+  const double chosen_share = 1 - rounded(1 - share, kBeta1Digits);
   const Constants all[] = {moment_constants(chosen, 1 - chosen, chosen_share),
                            moment_constants(keep, 1 - keep, share)};
   double least = kGoodBits;

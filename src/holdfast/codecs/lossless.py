@@ -26,6 +26,7 @@ _FLOATS = {"f32", "f64", "c32", "c64", "c128"}
 _KINDS = dict.fromkeys(_FLOATS, "float") | {"bf16": "bf16", "f16": "f16"}
 _PARTS = {"c32": 2, "c64": 2, "c128": 2}
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_DIFFERENCE = 6
 _HAVE_DIFFERENCE = ("f32", "bf16", "f16", "c32", "c64")
 
 
@@ -80,7 +81,7 @@ class Delta:
 
     def room(self, block: Block) -> int:
         """Return the bytes that `encode` may write."""
-        return room(block)
+        return max(room(block), replay.room(block) if self.replay else 0)
 
     def survey(self, pieces: Sequence[Piece]) -> None:
         """Look at nothing: each chunk says enough of itself."""
@@ -92,9 +93,11 @@ class Delta:
         block = piece.blocks[role]
         if self.replay and (found := replay.encode(role, block, relatives, out)):
             return found
-        if self.replay and role == "exp_avg" and replay.is_ahead(piece):
+        payload = encode(block, relatives, out)
+        by_base = payload.mode == _DIFFERENCE
+        if self.replay and role == "exp_avg" and not by_base and replay.is_ahead(piece):
             return _encode_difference(block, relatives["base"], out)
-        return encode(block, relatives, out)
+        return payload
 
 
 def room(block: Block) -> int:

@@ -11,16 +11,20 @@ ORDER = ("exp_avg", "exp_avg_sq", "master", "weight")  # as they need each other
 SHARE_MAX = 0.5  # of the elements' bytes: what takes more is no repetition
 
 
+def room(block: Block) -> int:
+    """Return the bytes that `encode` may write."""
+    return replay_bytes_max(block.elements)
+
+
 def encode(role: str, block: Block, relatives: Relatives, out: int) -> Payload | None:
     """Encode f32; None where no step of Adam led here, or what it needs is not there.
 
     Args:
-        out: address of as many bytes as there are in the elements, and 16.
+        out: address of `room` bytes.
     """
     mode = MODES.get(role)
     if mode is None or block.dtype != "f32":
         return None
-    assert replay_bytes_max(block.elements) <= block.size_bytes + 16
     size = replay_encode(mode, block.address, block.elements, *_needs(mode, relatives), out)
     good = 0 < size <= SHARE_MAX * block.size_bytes
     return Payload(out, size, mode) if good else None

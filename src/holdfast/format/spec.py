@@ -22,8 +22,7 @@ OTHER_BASE = "other_base"  # of the chunk that is referred to
 REPLAYED = "replayed_exp_avg"  # what the second moment that is referred to refers to
 _LOSSLESS = {1: (), 2: (), 3: (), 4: ("exp_avg_sq",), 5: ("master",), 6: (BASE,), 7: (BASE,)}
 _REPLAY = {9: ("exp_avg", BASE, OTHER_BASE), 16: ("exp_avg_sq", BASE, REPLAYED)}
-_COMPACT = {8: (), 10: ("exp_avg_sq",), 11: (BASE,), 12: ("exp_avg_sq", BASE)}
-_COMPACT[17] = (BASE,)
+_COMPACT = {8: (), 10: ("exp_avg_sq",), 11: (BASE,), 12: ("exp_avg_sq", BASE), 17: (BASE,)}
 _EXCP = {13: (BASE,), 14: ("master", "weight", OTHER_BASE), 15: ("exp_avg",)}
 # Modes besides 0, and what a chunk of that mode refers to: bases, and the first of these roles that
 # the group has.

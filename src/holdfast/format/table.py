@@ -163,8 +163,10 @@ def _decode_preamble(magic: bytes, data: bytes) -> tuple[int, int, dict[str, int
     size += sum(counts[c] * items * int(dtype[-1]) for _, dtype, items, c in _COLUMNS)
     if version != spec.FORMAT_VERSION or zero or total != len(data) or size != len(data):
         raise CorruptError(f"its preamble does not fit its {len(data)} bytes")
-    if header_bytes % 8 or text_bytes % 8 or max(header_bytes, text_bytes) > spec.HEADER_BYTES_MAX:
-        raise CorruptError(f"its JSON header takes {header_bytes} bytes, of {text_bytes} unpacked")
-    if text_bytes and not header_bytes < text_bytes <= spec.PACKED_RATIO_MAX * header_bytes:
+    fits = header_bytes % 8 == text_bytes % 8 == 0
+    fits &= max(header_bytes, text_bytes) <= spec.HEADER_BYTES_MAX
+    if text_bytes:
+        fits &= header_bytes < text_bytes <= spec.PACKED_RATIO_MAX * header_bytes
+    if not fits:
         raise CorruptError(f"its JSON header takes {header_bytes} bytes, of {text_bytes} unpacked")
     return header_bytes, text_bytes, counts
