@@ -1,7 +1,6 @@
 #include "holdfast/entropy.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "scratch.h"
@@ -12,10 +11,6 @@ namespace {
 // The forms of a stream of coded symbols.
 enum Form : std::uint8_t { kStored = 0, kRepeated = 1, kRans1 = 2, kRans8 = 3, kRans64 = 4 };
 
-// Each lane costs about 6 bytes: more of them where that is little.
-constexpr std::size_t kManyLanesBytes = 16 << 10;
-constexpr std::size_t kSomeLanesBytes = 2 << 10;
-constexpr double kRandomBits = 7.8;  // so many random bytes seem to have 7.955 bits each
 constexpr std::size_t kTableBytesMax = 2 + 2 * 256;
 
 using Frequencies = std::uint16_t[256];
@@ -181,17 +176,6 @@ bool decode_one(std::uint32_t& state, const std::uint8_t*& words, const std::uin
 
 struct TableMemory;
 struct WordMemory;
-struct CountMemory;
-
-double bits_of(const std::uint32_t* counts) {
-  double bits = 0, total = 0;
-  for (int i = 0; i < 256; ++i) {
-    if (counts[i] == 0) continue;
-    total += counts[i];
-    bits -= counts[i] * std::log2(static_cast<double>(counts[i]));
-  }
-  return total > 0 ? bits + total * std::log2(total) : 0;
-}
 
 std::size_t encode_rans(Form form, const Symbols& symbols, const Histogram& histogram,
                         std::uint8_t* out, const CodecKernel& kernel) {
@@ -278,60 +262,6 @@ bool looks_random(const Symbols& symbols) {
 }
 
 }  // namespace
-
-bool looks_random(const std::uint8_t* sample) {
-  std::uint32_t counts[256] = {};
-  for (std::size_t i = 0; i < kSampledBytes; ++i) ++counts[sample[i]];
-  return bits_of(counts) > kRandomBits * kSampledBytes;
-}
-
-void count_symbols(const Symbols& symbols, Histogram& histogram) {
-  std::memset(histogram.counts, 0, symbols.context_count * sizeof histogram.counts[0]);
-  if (symbols.contexts != nullptr) {
-    std::size_t i = 0;
-    // Two halves into two tables: equal neighbours do not wait for each other.
-    auto* other = scratch<Histogram, CountMemory>(1);
-    std::memset(other->counts, 0, symbols.context_count * sizeof other->counts[0]);
-    for (; i + 2 <= symbols.count; i += 2) {
-      ++histogram.counts[symbols.contexts[i]][symbols.data[i]];
-      ++other->counts[symbols.contexts[i + 1]][symbols.data[i + 1]];
-    }
-    if (i < symbols.count) ++histogram.counts[symbols.contexts[i]][symbols.data[i]];
-    for (std::size_t context = 0; context < symbols.context_count; ++context) {
-      for (int s = 0; s < 256; ++s) histogram.counts[context][s] += other->counts[context][s];
-    }
-    return;
-  }
-  std::uint32_t parts[4][256] = {};
-  std::size_t i = 0;
-  for (; i + 8 <= symbols.count; i += 8) {
-    std::uint64_t word;
-    std::memcpy(&word, symbols.data + i, 8);
-    ++parts[0][word & 255];
-    ++parts[1][word >> 8 & 255];
-    ++parts[2][word >> 16 & 255];
-    ++parts[3][word >> 24 & 255];
-    ++parts[0][word >> 32 & 255];
-    ++parts[1][word >> 40 & 255];
-    ++parts[2][word >> 48 & 255];
-    ++parts[3][word >> 56];
-  }
-  for (; i < symbols.count; ++i) ++parts[0][symbols.data[i]];
-  for (int s = 0; s < 256; ++s) {
-    histogram.counts[0][s] = parts[0][s] + parts[1][s] + parts[2][s] + parts[3][s];
-  }
-}
-
-double estimate_bytes(const Histogram& histogram, std::size_t context_count) {
-  double bits = 0;
-  for (std::size_t context = 0; context < context_count; ++context) {
-    const std::uint32_t* counts = histogram.counts[context];
-    bits += bits_of(counts) + 16 +
-            10.0 * static_cast<double>(256 - std::count(counts, counts + 256, 0u));
-  }
-  const double bytes = bits / 8;
-  return bytes + (bytes < kSomeLanesBytes ? 8 : bytes < kManyLanesBytes ? 50 : 390);
-}
 
 std::size_t encode_symbols(const Symbols& symbols, std::uint8_t* out, const CodecKernel& kernel) {
   const std::size_t count = symbols.count, contexts = symbols.context_count;

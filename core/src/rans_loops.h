@@ -44,7 +44,11 @@ inline Vector low_bits(Vector a) {
   return _mm512_and_si512(a, _mm512_set1_epi32(kScale - 1));
 }
 inline Vector gather(Vector index, const std::uint32_t* table) {
-  return _mm512_i32gather_epi32(index, table, 4);
+  // Into zeros, and by a mask that GCC does not see through: else it takes any register for the
+  // target, and the gather waits for whatever that held before.
+  __mmask16 all = 0xFFFF;
+  __asm__("" : "+k"(all));
+  return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), all, index, table, 4);
 }
 
 // Puts down the low halves of too large states in front of `end`.
@@ -66,6 +70,36 @@ inline Vector encode_lanes(Vector state, Vector packed, Vector reciprocal, std::
   const Vector bias = _mm512_and_si512(_mm512_srli_epi32(packed, 12), _mm512_set1_epi32(0x1FFF));
   return _mm512_add_epi32(_mm512_add_epi32(state, bias), _mm512_mullo_epi32(quotient, complement));
 }
+
+// A table whose symbols lie within 32 of each other, as exponents do, held in registers: finding a
+// word takes a permutation, not a load for each lane.
+struct FewSymbols {
+  static constexpr int kFew = 2 * kWidth;
+  const std::uint8_t* symbols;
+  Vector first, packed_0, packed_1, reciprocal_0, reciprocal_1;
+
+  // Returns false where the symbols lie too far apart.
+  bool take(const std::uint8_t* of, const EncodeTable& table) {
+    int low = 0, high = 255;
+    while (low < 255 && table.reciprocal[low] == 0) ++low;
+    while (high > low && table.reciprocal[high] == 0) --high;
+    if (high - low >= kFew) return false;
+    if (low > 256 - kFew) low = 256 - kFew;
+    symbols = of;
+    first = _mm512_set1_epi32(low);
+    packed_0 = load_states(table.packed + low);
+    packed_1 = load_states(table.packed + low + kWidth);
+    reciprocal_0 = load_states(table.reciprocal + low);
+    reciprocal_1 = load_states(table.reciprocal + low + kWidth);
+    return true;
+  }
+
+  void find(std::size_t at, Vector& packed, Vector& reciprocal) const {
+    const Vector index = _mm512_sub_epi32(widen(symbols + at), first);
+    packed = _mm512_permutex2var_epi32(packed_0, index, packed_1);
+    reciprocal = _mm512_permutex2var_epi32(reciprocal_0, index, reciprocal_1);
+  }
+};
 
 // Reads a word into each state that has become too small.
 inline Vector decode_lanes(Vector state, Vector slot, std::uint8_t* symbols,
@@ -193,27 +227,61 @@ inline Vector decode_lanes(Vector state, Vector slot, std::uint8_t* symbols,
 
 constexpr std::size_t kVectors = kLanes / kWidth;
 
-std::uint16_t* encode(const std::uint8_t* symbols, const std::uint8_t* contexts, std::size_t count,
-                      const EncodeTable* tables, std::uint32_t* states, std::uint16_t* end) {
-  constexpr int kTableShift = 9;  // words of 32 bits from one context's table to the next
-  static_assert(sizeof(EncodeTable) == 4 << kTableShift);
+// The words of a table by symbol; those below look them up alike.
+struct OneTable {
+  const std::uint8_t* symbols;
+  const EncodeTable* table;
+
+  void find(std::size_t at, Vector& packed, Vector& reciprocal) const {
+    const Vector index = widen(symbols + at);
+    packed = gather(index, table->packed);
+    reciprocal = gather(index, table->reciprocal);
+  }
+};
+
+struct TablesByContext {
+  const std::uint8_t* symbols;
+  const std::uint8_t* contexts;
+  const EncodeTable* tables;
+
+  void find(std::size_t at, Vector& packed, Vector& reciprocal) const {
+    constexpr int kTableShift = 9;  // words of 32 bits from one context's table to the next
+    static_assert(sizeof(EncodeTable) == 4 << kTableShift);
+    const Vector index = add(widen(symbols + at), shift_left(widen(contexts + at), kTableShift));
+    packed = gather(index, tables->packed);
+    reciprocal = gather(index, tables->reciprocal);
+  }
+};
+
+template <class Lookup>
+inline std::uint16_t* encode_steps(const Lookup& lookup, std::size_t count, std::uint32_t* states,
+                                   std::uint16_t* end) {
   Vector lanes[kVectors];
   for (std::size_t v = 0; v < kVectors; ++v) lanes[v] = load_states(states + v * kWidth);
   for (std::size_t step = count; step > 0;) {
     step -= kLanes;
 #pragma GCC unroll 8
-    for (std::size_t v = kVectors; v-- > 0;) {
-      Vector index = widen(symbols + step + v * kWidth);
-      if (contexts != nullptr) {
-        index = add(index, shift_left(widen(contexts + step + v * kWidth), kTableShift));
-      }
-      const Vector packed = gather(index, tables->packed);
-      const Vector reciprocal = gather(index, tables->reciprocal);
+    for (std::size_t n = 1; n <= kVectors; ++n) {
+      const std::size_t v = kVectors - n;
+      Vector packed, reciprocal;
+      lookup.find(step + v * kWidth, packed, reciprocal);
       lanes[v] = encode_lanes(lanes[v], packed, reciprocal, end);
     }
   }
   for (std::size_t v = 0; v < kVectors; ++v) store_states(states + v * kWidth, lanes[v]);
   return end;
+}
+
+std::uint16_t* encode(const std::uint8_t* symbols, const std::uint8_t* contexts, std::size_t count,
+                      const EncodeTable* tables, std::uint32_t* states, std::uint16_t* end) {
+  if (contexts != nullptr) {
+    return encode_steps(TablesByContext{symbols, contexts, tables}, count, states, end);
+  }
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  FewSymbols few;
+  if (few.take(symbols, *tables)) return encode_steps(few, count, states, end);
+#endif
+  return encode_steps(OneTable{symbols, tables}, count, states, end);
 }
 
 #else

@@ -16,6 +16,11 @@ namespace holdfast {
 
 inline constexpr std::size_t kContextsMax = 16;
 
+// Each lane costs about 6 bytes: there are 64, 8 or 1 of them, more where that is little beside the
+// bytes of the stream.
+inline constexpr std::size_t kManyLanesBytes = 16 << 10;
+inline constexpr std::size_t kSomeLanesBytes = 2 << 10;
+
 // Symbols to code, and the context of each.
 struct Symbols {
   const std::uint8_t* data = nullptr;
