@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash strike mutations bench bench-peers sanitize clean
+.PHONY: all demo test check crash strike mutations bench bench-peers sanitize arm clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
@@ -56,6 +56,14 @@ sanitize: $(VENV)/.system
 	cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=address,undefined
 	cmake --build build/asan -j2
 	ctest --test-dir build/asan --output-on-failure
+
+# The codecs as a machine of ARM's runs them, which QEMU plays: the same bytes as here.
+CODEC_TESTS := checksum compact entropy excp lossless machines replay
+arm: $(VENV)/.system
+	scripts/install-packages g++-aarch64-linux-gnu qemu-user-static
+	cmake -S . -B build/arm -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_TOOLCHAIN_FILE=core/aarch64.cmake
+	cmake --build build/arm -j2 --target $(CODEC_TESTS:%=%_test)
+	ctest --test-dir build/arm --output-on-failure -R '^($(subst $() ,|,$(CODEC_TESTS)))$$'
 
 # System packages: through apt as root, else the command to run.
 $(VENV)/.system: scripts/install-packages Makefile

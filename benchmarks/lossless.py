@@ -114,17 +114,22 @@ def ours(
             bases["holdfast, no master"] = {r: a for r, a in near.items() if r != "master"}
     source = Block(near_of(tensor, first), count, DTYPES[role], row, first % row)
     for name, relatives in bases.items():
-        yield our_codec(name, source, relatives, room, back)
+        yield our_codec(name, role, source, relatives, room, back)
 
 
 def our_codec(
-    name: str, source: Block, relatives: dict[str, int], room: torch.Tensor, back: torch.Tensor
+    name: str,
+    role: str,
+    source: Block,
+    relatives: dict[str, int],
+    room: torch.Tensor,
+    back: torch.Tensor,
 ) -> Peer:
     """Return a codec for just this chunk."""
     held: list[Payload] = []
 
     def encode(data: Bytes) -> Bytes:
-        payload = lossless.encode(source, relatives, room.data_ptr())
+        payload = lossless.encode(role, source, relatives, room.data_ptr())
         held[:] = [payload]
         return memoryview(room[: payload.size_bytes].numpy()) if payload.mode else data
 

@@ -86,7 +86,7 @@ float* wide_target(const Elements& elements, void* target) {
 
 double energy_of(const float* data, std::size_t count, const CodecKernel& kernel) {
   double sums[2];
-  kernel.sum_squares(data, nullptr, count, nullptr, sums);
+  kernel.sum_squares(data, nullptr, count, nullptr, 0, sums);
   return std::isfinite(sums[0]) ? sums[0] : 0;
 }
 

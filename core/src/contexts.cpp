@@ -63,11 +63,7 @@ bool pays(const Symbols& coded) {
   Histogram histogram;
   count_symbols(coded, histogram);
   const double parted = estimate_bytes(histogram, coded.context_count);
-  for (std::size_t context = 1; context < coded.context_count; ++context) {
-    for (int symbol = 0; symbol < 256; ++symbol) {
-      histogram.counts[0][symbol] += histogram.counts[context][symbol];
-    }
-  }
+  join_contexts(histogram, coded.context_count);
   return parted < estimate_bytes(histogram, 1);
 }
 

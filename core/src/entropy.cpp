@@ -22,16 +22,21 @@ std::size_t lanes_of(Form form) {
 // Scales counts to frequencies that sum to 2^12, none of a symbol that occurs 0. What rounding
 // leaves over is given to, or taken from, the symbols where a step changes the length least.
 void normalise(const std::uint32_t* counts, Frequencies& frequencies) {
+  std::uint8_t used[256];
+  std::size_t size = 0;
   std::uint64_t total = 0;
-  for (int i = 0; i < 256; ++i) total += counts[i];
+  for (int i = 0; i < 256; ++i) {
+    if (counts[i] != 0) used[size++] = static_cast<std::uint8_t>(i);
+    total += counts[i];
+  }
   std::memset(frequencies, 0, sizeof frequencies);
   if (total == 0) {
     frequencies[0] = kScale;
     return;
   }
   std::int64_t left = kScale;
-  for (int i = 0; i < 256; ++i) {
-    if (counts[i] == 0) continue;
+  for (std::size_t n = 0; n < size; ++n) {
+    const std::size_t i = used[n];
     const std::uint64_t scaled = (std::uint64_t{counts[i]} * kScale + total / 2) / total;
     frequencies[i] = static_cast<std::uint16_t>(std::max<std::uint64_t>(scaled, 1));
     left -= frequencies[i];
@@ -39,8 +44,9 @@ void normalise(const std::uint32_t* counts, Frequencies& frequencies) {
   while (left != 0) {
     // The gain of a step, count / frequency, compared without division.
     int best = -1;
-    for (int i = 0; i < 256; ++i) {
-      if (counts[i] == 0 || (left < 0 && frequencies[i] == 1)) continue;
+    for (std::size_t n = 0; n < size; ++n) {
+      const int i = used[n];
+      if (left < 0 && frequencies[i] == 1) continue;
       if (best < 0) {
         best = i;
         continue;
@@ -145,33 +151,82 @@ void make_decode_table(const Frequencies& frequencies, DecodeTable& table) {
   }
 }
 
-// One symbol of one lane, as rans_loops.h does many.
+// One symbol of one lane, as rans_loops.h does many. A word is put down in any case, in front of
+// `end`, and stays where the state was full: which it is cannot be foretold.
 void encode_one(std::uint32_t& state, std::uint16_t*& end, const EncodeTable& table,
                 std::uint8_t symbol) {
   const std::uint32_t packed = table.packed[symbol];
   const std::uint32_t complement = packed & (kScale - 1);
-  if (state >= (kScale - complement) << 19) {
-    *--end = static_cast<std::uint16_t>(state);
-    state >>= 16;
-  }
+  const bool full = state >= (kScale - complement) << 19;
+  end[-1] = static_cast<std::uint16_t>(state);
+  end -= full ? 1 : 0;
+  state >>= full ? 16 : 0;
   const auto high =
       static_cast<std::uint32_t>(std::uint64_t{state} * table.reciprocal[symbol] >> 32);
   state += (packed >> 12 & 0x1FFF) + (high >> (packed >> 25)) * complement;
 }
 
-bool decode_one(std::uint32_t& state, const std::uint8_t*& words, const std::uint8_t* end,
-                const DecodeTable& table, std::uint8_t& symbol) {
+// The same backward; `words` has one to read.
+void decode_one(std::uint32_t& state, const std::uint8_t*& words, const DecodeTable& table,
+                std::uint8_t& symbol) {
   const std::uint32_t slot = table.slot[state & (kScale - 1)];
   symbol = static_cast<std::uint8_t>(slot);
   state = ((slot >> 8 & 0xFFF) + 1) * (state >> kScaleBits) + (slot >> 20);
-  if (state < kStateMin) {
-    if (words == end) return false;
-    std::uint16_t word;
-    std::memcpy(&word, words, 2);
-    words += 2;
-    state = state << 16 | word;
+  std::uint16_t word;
+  std::memcpy(&word, words, 2);
+  const bool small = state < kStateMin;
+  words += small ? 2 : 0;
+  state = small ? state << 16 | word : state;
+}
+
+// The same, where there may be no word left to read.
+bool decode_carefully(std::uint32_t& state, const std::uint8_t*& words, const std::uint8_t* end,
+                      const DecodeTable& table, std::uint8_t& symbol) {
+  if (words != end) {
+    decode_one(state, words, table, symbol);
+    return true;
   }
-  return true;
+  static const std::uint8_t kNoWord[2] = {};
+  const std::uint8_t* none = kNoWord;
+  decode_one(state, none, table, symbol);
+  return none == kNoWord;
+}
+
+template <std::size_t lanes>
+std::uint16_t* encode_groups(const Symbols& symbols, std::size_t count, const EncodeTable* tables,
+                             std::uint32_t* states, std::uint16_t* end) {
+  std::uint32_t held[lanes];
+  std::copy_n(states, lanes, held);
+  for (std::size_t at = count; at > 0;) {
+    at -= lanes;
+#pragma GCC unroll 8
+    for (std::size_t n = 1; n <= lanes; ++n) {
+      const std::size_t lane = lanes - n;
+      const std::size_t context = symbols.contexts != nullptr ? symbols.contexts[at + lane] : 0;
+      encode_one(held[lane], end, tables[context], symbols.data[at + lane]);
+    }
+  }
+  std::copy_n(held, lanes, states);
+  return end;
+}
+
+// Stops where words might run out; returns how many symbols were decoded.
+template <std::size_t lanes>
+std::size_t decode_groups(std::span<std::uint8_t> target, const std::uint8_t* contexts,
+                          const DecodeTable* tables, std::uint32_t* states,
+                          const std::uint8_t*& words, const std::uint8_t* end) {
+  std::uint32_t held[lanes];
+  std::copy_n(states, lanes, held);
+  std::size_t at = 0;
+  for (; at + lanes <= target.size() && end - words >= std::ptrdiff_t{2 * lanes}; at += lanes) {
+#pragma GCC unroll 8
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      const std::size_t context = contexts != nullptr ? contexts[at + lane] : 0;
+      decode_one(held[lane], words, tables[context], target[at + lane]);
+    }
+  }
+  std::copy_n(held, lanes, states);
+  return at;
 }
 
 struct TableMemory;
@@ -194,12 +249,17 @@ std::size_t encode_rans(Form form, const Symbols& symbols, const Histogram& hist
   std::uint16_t* words = end;
   std::uint32_t states[kLanes];
   std::fill_n(states, lanes, kStateMin);
-  const std::size_t whole = form == kRans64 ? symbols.count / kLanes * kLanes : 0;
+  const std::size_t whole = symbols.count / lanes * lanes;
   for (std::size_t i = symbols.count; i-- > whole;) {
     const EncodeTable& table = tables[symbols.contexts != nullptr ? symbols.contexts[i] : 0];
     encode_one(states[i % lanes], words, table, symbols.data[i]);
   }
-  words = kernel.encode(symbols.data, symbols.contexts, whole, tables, states, words);
+  if (form == kRans64) {
+    words = kernel.encode(symbols.data, symbols.contexts, whole, tables, states, words);
+  } else {
+    words = form == kRans8 ? encode_groups<8>(symbols, whole, tables, states, words)
+                           : encode_groups<1>(symbols, whole, tables, states, words);
+  }
   const auto table_bytes = static_cast<std::size_t>(table_end - head);
   const auto count = static_cast<std::size_t>(end - words);
   const std::size_t size = 1 + table_bytes + 4 + 4 * lanes + 2 * count;
@@ -234,12 +294,18 @@ bool decode_rans(Form form, std::span<const std::uint8_t>& coded, std::span<std:
   }
   const std::uint8_t* words = coded.data();
   const std::uint8_t* const end = words + 2 * std::size_t{count};
-  const std::size_t whole = form == kRans64 ? target.size() / kLanes * kLanes : 0;
-  words = kernel.decode(target.data(), contexts, whole, tables, states, words, end);
-  if (words == nullptr) return false;
-  for (std::size_t i = whole; i < target.size(); ++i) {
+  std::size_t done = 0;
+  if (form == kRans64) {
+    done = target.size() / kLanes * kLanes;
+    words = kernel.decode(target.data(), contexts, done, tables, states, words, end);
+    if (words == nullptr) return false;
+  } else {
+    done = form == kRans8 ? decode_groups<8>(target, contexts, tables, states, words, end)
+                          : decode_groups<1>(target, contexts, tables, states, words, end);
+  }
+  for (std::size_t i = done; i < target.size(); ++i) {
     const DecodeTable& table = tables[contexts != nullptr ? contexts[i] : 0];
-    if (!decode_one(states[i % lanes], words, end, table, target[i])) return false;
+    if (!decode_carefully(states[i % lanes], words, end, table, target[i])) return false;
   }
   coded = coded.subspan(2 * std::size_t{count});
   return words == end && std::all_of(states, states + lanes,

@@ -273,12 +273,11 @@ bool decode_grid(Mode mode, std::span<const std::uint8_t> payload, const Element
   return at == count && payload.empty();
 }
 
-// Bytes that a mode takes for a sample, scaled to the whole; the side information is not scaled.
-double estimate_grid(Mode mode, const Elements& sample, const std::uint32_t* data,
-                     const Relatives& relatives, double scale, const CodecKernel& kernel) {
+GridBytes estimate_grid(const Elements& sample, const std::uint32_t* data,
+                        const Relatives& relatives, double scale, const CodecKernel& kernel) {
   const GridShape shape = any_sign(data, sample.count) ? kMoment : kSquare;
-  Symbols coded;
-  if (mode == Mode::kGridOfMoment) {
+  Symbols coded = {.count = sample.count};
+  if (relatives.second_moment != nullptr) {
     coded.contexts = moment_classes(sample, relatives.second_moment, kernel);
     coded.context_count = kMomentContexts;
   }
@@ -288,12 +287,13 @@ double estimate_grid(Mode mode, const Elements& sample, const std::uint32_t* dat
   find_grid(sample, data, shape, grid, kernel);
   const std::size_t escapes = find_residuals(sample, data, shape, grid, planes[3], planes, kernel);
   coded.data = planes[3];
-  coded.count = sample.count;
   Histogram histogram;
   count_symbols(coded, histogram);
-  const double heads = estimate_bytes(histogram, coded.context_count);
-  const double tails = static_cast<double>(sample.count) * shape.tail_bits / 8;
-  return scale * (heads + tails + 2.0 * static_cast<double>(escapes));
+  const double tails =
+      static_cast<double>(sample.count) * shape.tail_bits / 8 + 2.0 * static_cast<double>(escapes);
+  const double parted = estimate_bytes(histogram, coded.context_count);
+  join_contexts(histogram, coded.context_count);
+  return {scale * (estimate_bytes(histogram, 1) + tails), scale * (parted + tails)};
 }
 
 }  // namespace holdfast

@@ -51,8 +51,13 @@ std::size_t encode_grid(Mode mode, const Elements& elements, const std::uint32_t
 bool decode_grid(Mode mode, std::span<const std::uint8_t> payload, const Elements& elements,
                  const Relatives& relatives, std::uint32_t* target, const CodecKernel& kernel);
 
-// Bytes that a mode takes for elements of which this is a sample, one in `scale`.
-double estimate_grid(Mode mode, const Elements& sample, const std::uint32_t* data,
-                     const Relatives& relatives, double scale, const CodecKernel& kernel);
+// Bytes of a grid, and of one in the contexts of the second moment, where there is one.
+struct GridBytes {
+  double alone, by_moment;
+};
+
+// Of elements of which this is a sample, one in `scale`.
+GridBytes estimate_grid(const Elements& sample, const std::uint32_t* data,
+                        const Relatives& relatives, double scale, const CodecKernel& kernel);
 
 }  // namespace holdfast

@@ -95,6 +95,12 @@ void count_symbols(const Symbols& symbols, Histogram& histogram) {
   }
 }
 
+void join_contexts(Histogram& histogram, std::size_t context_count) {
+  for (std::size_t context = 1; context < context_count; ++context) {
+    for (int s = 0; s < 256; ++s) histogram.counts[0][s] += histogram.counts[context][s];
+  }
+}
+
 double estimate_bytes(const Histogram& histogram, std::size_t context_count) {
   double bits = 0;
   for (std::size_t context = 0; context < context_count; ++context) {

@@ -118,10 +118,15 @@ double estimate_planes(const Elements& sample, const void* data, double scale,
   plane_memory(sample.count, sample.item_bytes, planes);
   kernel.split(data, sample.count, sample.item_bytes, is_float(sample), planes);
   double bytes = 0;
+  const auto count = static_cast<double>(sample.count);
   for (std::size_t p = 0; p < sample.item_bytes; ++p) {
+    if (sample.count >= kSampledBytes && looks_random(planes[p])) {
+      bytes += count;
+      continue;
+    }
     Histogram histogram;
     count_symbols({.data = planes[p], .count = sample.count}, histogram);
-    bytes += std::min(estimate_bytes(histogram, 1), static_cast<double>(sample.count));
+    bytes += std::min(estimate_bytes(histogram, 1), count);
   }
   return scale * bytes;
 }
@@ -143,18 +148,18 @@ Mode choose(const Elements& elements, const void* data, const Relatives& relativ
   const Sample sample = sample_of(elements, data, relatives);
   const double scale =
       static_cast<double>(elements.count) / static_cast<double>(sample.elements.count);
+  const GridBytes grid =
+      estimate_grid(sample.elements, sample.data, sample.relatives, scale, kernel);
+  const double means = kMeanBytes * static_cast<double>(elements.row);
   double least = estimate_planes(sample.elements, sample.data, scale, kernel);
   Mode best = Mode::kPlanes;
-  for (const Mode mode : {Mode::kGrid, Mode::kGridOfMoment}) {
-    if (mode == Mode::kGridOfMoment && relatives.second_moment == nullptr) continue;
-    const double bytes =
-        estimate_grid(mode, sample.elements, sample.data, sample.relatives, scale, kernel) +
-        kMeanBytes * static_cast<double>(elements.row);
-    if (bytes < 0.999 * least) {
-      least = bytes;
-      best = mode;
-    }
-  }
+  const auto consider = [&](Mode mode, double bytes) {
+    if (bytes >= 0.999 * least) return;
+    least = bytes;
+    best = mode;
+  };
+  consider(Mode::kGrid, grid.alone + means);
+  if (relatives.second_moment != nullptr) consider(Mode::kGridOfMoment, grid.by_moment + means);
   if (has_base && estimate_difference(elements, data, relatives.base) < 0.999 * least) {
     return Mode::kDifference;
   }

@@ -90,10 +90,10 @@ Quantised quantise(const Residuals& residuals, const Classes& classes, double st
   for_blocks(residuals.count, [&](std::size_t at, std::size_t count) {
     const Residuals block = residuals.part(at, count);
     std::uint8_t* symbols = made.symbols + at;
-    const std::uint8_t largest =
-        kernel.quantise(block.data, block.classes, count, scales.data(), rounding, symbols);
+    const std::uint8_t largest = kernel.quantise(block.data, block.classes, count, scales.data(),
+                                                 scales.size(), rounding, symbols);
     most = std::max(most, largest);
-    if (!fine) sums.add(block, symbols, scales.data());
+    if (!fine && is_sampled(at, residuals.count)) sums.add(block, symbols, scales.data());
   });
   for (std::size_t i = 0; most == kEscapeSymbol && i < residuals.count; ++i) {
     if (made.symbols[i] == kEscapeSymbol) ++made.escapes;
@@ -181,7 +181,7 @@ double share_of_bound(const Residuals& sample, Classes classes, double step, boo
   if (made.escapes > 0) put_back_escapes(made.symbols, sample.data, sample.count, decoded);
   std::uint32_t largest = 0;
   double sums[2];
-  kernel.sum_squares(sample.data, nullptr, sample.count, nullptr, sums);
+  kernel.sum_squares(sample.data, nullptr, sample.count, nullptr, 0, sums);
   const double error = kernel.sum_errors(sample.data, decoded, sample.count, &largest);
   return sums[0] > 0 ? error / (sums[0] * steps.limit) : 0;
 }

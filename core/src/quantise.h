@@ -19,11 +19,18 @@ struct Levels {
   float centres[kLevelsMax + 1] = {};
 };
 
-// Calls body(first, count) for pieces that stay in the cache between two passes over them.
+constexpr std::size_t kBlock = 8192;  // elements, which stay in the cache between two passes
+
+// Calls body(first, count) for each block.
 template <class Body>
 void for_blocks(std::size_t count, Body body) {
-  constexpr std::size_t kBlock = 8192;
   for (std::size_t at = 0; at < count; at += kBlock) body(at, std::min(kBlock, count - at));
+}
+
+// Whether statistics take in the block at an element: all of few, one in four of many.
+inline bool is_sampled(std::size_t at, std::size_t count) {
+  constexpr std::size_t kMany = 16 * kBlock;
+  return count < kMany || at / kBlock % 4 == 0;
 }
 
 // Elements whose residuals are quantised: all, or a sample.

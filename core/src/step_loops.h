@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "float_bits.h"
 #include "holdfast/codec_kernel.h"
 
@@ -17,9 +21,26 @@ inline float magnitude(float value) {
 }
 
 // Lanes of a sum, and what is added to them; they may take several registers, or none.
+#if defined(__AVX512BW__)
+constexpr std::size_t kGroup = 8;
+#else
 constexpr std::size_t kGroup = 4;
+#endif
 typedef float Floats __attribute__((vector_size(kGroup * sizeof(float))));
 typedef double Doubles __attribute__((vector_size(kGroup * sizeof(double))));
+
+// GCC 12 widens vectors by halves, where there is an instruction for it.
+inline void widen(const float* floats, Doubles& values) {
+#if defined(__AVX512BW__)
+  values = _mm512_cvtps_pd(_mm256_loadu_ps(floats));
+#elif defined(__AVX2__)
+  values = _mm256_cvtps_pd(_mm_loadu_ps(floats));
+#else
+  Floats narrow;
+  memcpy(&narrow, floats, sizeof narrow);
+  values = __builtin_convertvector(narrow, Doubles);
+#endif
+}
 
 // Adds values, or their squares, to lanes: that of index i to lane i mod 16.
 template <bool squared>
@@ -30,9 +51,8 @@ inline void add_to_lanes(const float* data, std::size_t count, double* lanes) {
   for (; i + kSumLanes <= count; i += kSumLanes) {
 #pragma GCC unroll 4
     for (std::size_t group = 0; group < kSumLanes / kGroup; ++group) {
-      Floats floats;
-      memcpy(&floats, data + i + group * kGroup, sizeof floats);
-      const Doubles values = __builtin_convertvector(floats, Doubles);
+      Doubles values;
+      widen(data + i + group * kGroup, values);
       sums[group] += squared ? values * values : values;
     }
   }
@@ -44,6 +64,55 @@ inline void add_to_lanes(const float* data, std::size_t count, double* lanes) {
 }
 
 constexpr std::size_t kPiece = 512;  // elements, a multiple of the lanes
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+inline __m512i widen_places(const std::uint8_t* places) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
+}
+
+// As in rans_loops.h: by itself GCC lets a gather wait for what its register held before.
+inline __m512 gather_floats(__m512i index, const float* table) {
+  __mmask16 all = 0xFFFF;
+  __asm__("" : "+k"(all));
+  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), all, index, table, 4);
+}
+#endif
+
+// table[places[i]], of a table of so many floats.
+inline void look_up(const float* table, [[maybe_unused]] std::size_t size,
+                    const std::uint8_t* places, std::size_t count, float* found) {
+  std::size_t i = 0;
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if (size <= 32) {  // in two registers
+    const std::uint32_t held = (std::uint32_t)((std::uint64_t{1} << size) - 1);
+    const __m512 low = _mm512_maskz_loadu_ps((__mmask16)held, table);
+    const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(held >> 16), table + 16);
+    for (; i + 16 <= count; i += 16) {
+      const __m512 values = _mm512_permutex2var_ps(low, widen_places(places + i), high);
+      _mm512_storeu_ps(found + i, values);
+    }
+  }
+  for (; i + 16 <= count; i += 16) {
+    _mm512_storeu_ps(found + i, gather_floats(widen_places(places + i), table));
+  }
+#endif
+  for (; i < count; ++i) found[i] = table[places[i]];
+}
+
+// table[classes[i] * stride + symbols[i]]
+inline void look_up_steps(const float* table, std::size_t stride, const std::uint8_t* classes,
+                          const std::uint8_t* symbols, std::size_t count, float* found) {
+  std::size_t i = 0;
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m512i width = _mm512_set1_epi32((int)stride);
+  for (; i + 16 <= count; i += 16) {
+    const __m512i row = _mm512_mullo_epi32(widen_places(classes + i), width);
+    const __m512i index = _mm512_add_epi32(row, widen_places(symbols + i));
+    _mm512_storeu_ps(found + i, gather_floats(index, table));
+  }
+#endif
+  for (; i < count; ++i) found[i] = table[classes[i] * stride + symbols[i]];
+}
 
 inline double total(const double* lanes) {
   double sum = 0;
@@ -142,7 +211,7 @@ void find_contexts(const std::uint8_t* __restrict classes, std::size_t count,
 
 // Sums of the squares of the residuals: scaled, and as they are.
 void sum_squares(const float* residuals, const std::uint8_t* classes, std::size_t count,
-                 const float* scales, double* sums) {
+                 const float* scales, std::size_t scale_count, double* sums) {
   double lanes[kSumLanes] = {};
   add_to_lanes<true>(residuals, count, lanes);
   sums[0] = sums[1] = total(lanes);
@@ -150,10 +219,9 @@ void sum_squares(const float* residuals, const std::uint8_t* classes, std::size_
   double scaled_lanes[kSumLanes] = {};
   for (std::size_t at = 0; at < count; at += kPiece) {
     const std::size_t length = count - at < kPiece ? count - at : kPiece;
-    float scaled[kPiece];
-    for (std::size_t i = 0; i < length; ++i) {
-      scaled[i] = residuals[at + i] * scales[classes[at + i]];
-    }
+    alignas(64) float scaled[kPiece];
+    look_up(scales, scale_count, classes + at, length, scaled);
+    for (std::size_t i = 0; i < length; ++i) scaled[i] *= residuals[at + i];
     add_to_lanes<true>(scaled, length, scaled_lanes);
   }
   sums[0] = total(scaled_lanes);
@@ -164,15 +232,12 @@ void subtract(const float* __restrict data, const float* __restrict base, std::s
   for (std::size_t i = 0; i < count; ++i) residuals[i] = data[i] - base[i];
 }
 
-template <bool scaled>
-inline std::uint8_t quantise_of(const float* __restrict residuals,
-                                const std::uint8_t* __restrict classes, std::size_t count,
-                                const float* __restrict scales, float rounding,
-                                std::uint8_t* __restrict symbols) {
+inline std::uint8_t quantise_piece(const float* __restrict residuals,
+                                   const float* __restrict factors, std::size_t count,
+                                   float rounding, std::uint8_t* __restrict symbols) {
   std::uint8_t most = 0;
-  const float first = scales[0];
   for (std::size_t i = 0; i < count; ++i) {
-    const float x = residuals[i] * (scaled ? scales[classes[i]] : first);
+    const float x = residuals[i] * factors[i];
     float place = magnitude(x) + rounding;
     place = place < (float)kEscapeLevel ? place : (float)kEscapeLevel;
     const int level = (int)place;
@@ -187,24 +252,38 @@ inline std::uint8_t quantise_of(const float* __restrict residuals,
 
 // Levels of the scaled residuals as symbols; returns the largest. `scales` are divided by the step.
 std::uint8_t quantise(const float* residuals, const std::uint8_t* classes, std::size_t count,
-                      const float* scales, float rounding, std::uint8_t* symbols) {
-  return classes != nullptr
-             ? quantise_of<true>(residuals, classes, count, scales, rounding, symbols)
-             : quantise_of<false>(residuals, classes, count, scales, rounding, symbols);
+                      const float* scales, std::size_t scale_count, float rounding,
+                      std::uint8_t* symbols) {
+  std::uint8_t most = 0;
+  alignas(64) float factors[kPiece];
+  for (std::size_t i = 0; i < kPiece; ++i) factors[i] = scales[0];
+  for (std::size_t at = 0; at < count; at += kPiece) {
+    const std::size_t length = count - at < kPiece ? count - at : kPiece;
+    if (classes != nullptr) look_up(scales, scale_count, classes + at, length, factors);
+    const std::uint8_t largest =
+        quantise_piece(residuals + at, factors, length, rounding, symbols + at);
+    most = largest > most ? largest : most;
+  }
+  return most;
 }
 
 // target = base + steps[class][symbol], where a class has `stride` steps. No base: 0.
 void add_steps(const float* base, const std::uint8_t* __restrict classes,
                const std::uint8_t* __restrict symbols, std::size_t count,
                const float* __restrict steps, std::size_t stride, float* __restrict target) {
-  const int width = (int)stride;
-  if (base == nullptr) {
-    for (std::size_t i = 0; i < count; ++i) target[i] = steps[classes[i] * width + symbols[i]];
-  } else if (classes == nullptr) {
-    for (std::size_t i = 0; i < count; ++i) target[i] = base[i] + steps[symbols[i]];
-  } else {
-    for (std::size_t i = 0; i < count; ++i) {
-      target[i] = base[i] + steps[classes[i] * width + symbols[i]];
+  for (std::size_t at = 0; at < count; at += kPiece) {
+    const std::size_t length = count - at < kPiece ? count - at : kPiece;
+    alignas(64) float found[kPiece];
+    if (classes != nullptr) {
+      look_up_steps(steps, stride, classes + at, symbols + at, length, found);
+    } else {
+      look_up(steps, stride, symbols + at, length, found);
+    }
+    float* __restrict made = target + at;
+    if (base == nullptr) {
+      memcpy(made, found, length * sizeof *found);
+    } else {
+      for (std::size_t i = 0; i < length; ++i) made[i] = base[at + i] + found[i];
     }
   }
 }
@@ -216,7 +295,7 @@ double sum_errors(const float* __restrict data, const float* __restrict decoded,
   std::uint32_t most = 0;
   for (std::size_t at = 0; at < count; at += kPiece) {
     const std::size_t length = count - at < kPiece ? count - at : kPiece;
-    float errors[kPiece];
+    alignas(64) float errors[kPiece];
     for (std::size_t i = 0; i < length; ++i) {
       errors[i] = magnitude(data[at + i] - decoded[at + i]);
       const std::uint32_t bits = bits_of(errors[i]);

@@ -91,24 +91,24 @@ bool get_escapes(std::span<const std::uint8_t>& payload, std::span<const std::ui
   return true;
 }
 
-// Differences from the base; sums of their squares: scaled, and as they are. A float that is not
-// finite makes the sums so.
-Residuals find_residuals(const StepTask& task, const Classes& classes, double* sums,
-                         const CodecKernel& kernel) {
+// Differences from the base, the mean of their squares, scaled, and the sum of these as they are: a
+// float that is not finite makes both so.
+Residuals find_residuals(const StepTask& task, const Classes& classes, double& mean_square,
+                         double& energy, const CodecKernel& kernel) {
   Residuals all = {task.data, classes.of, task.elements.count};
   float* differences = nullptr;
   if (task.base != nullptr) all.data = differences = scratch<float, ResidualMemory>(all.count);
   const std::vector<float> scales = scales_of(classes, 1);
-  sums[0] = sums[1] = 0;
+  mean_square = energy = 0;
   for_blocks(all.count, [&](std::size_t at, std::size_t count) {
     if (differences != nullptr) {
       kernel.subtract(task.data + at, task.base + at, count, differences + at);
     }
     const Residuals block = all.part(at, count);
     double more[2];
-    kernel.sum_squares(block.data, block.classes, count, scales.data(), more);
-    sums[0] += more[0];
-    sums[1] += more[1];
+    kernel.sum_squares(block.data, block.classes, count, scales.data(), scales.size(), more);
+    mean_square += more[0] / static_cast<double>(all.count);
+    energy += more[1];
   });
   return all;
 }
@@ -126,11 +126,13 @@ std::size_t put_steps(const StepTask& task, const Steps& steps, std::uint8_t* ou
   const std::uint32_t width = width_of(task.elements);
   const Classes classes = classes_of(task, width, kernel);
   const bool fine = width == 0 && count < kFineCount;
-  double sums[2];
-  const Residuals all = find_residuals(task, classes, sums, kernel);
-  if (!std::isfinite(sums[0]) || !std::isfinite(sums[1])) return 0;
-  loss.energy = sums[1];
-  const double rms = std::sqrt(sums[0] / static_cast<double>(count));
+  double mean_square;
+  const Residuals all = find_residuals(task, classes, mean_square, loss.energy, kernel);
+  if (!std::isfinite(mean_square) || !std::isfinite(loss.energy)) {
+    loss.energy = 0;
+    return 0;
+  }
+  const double rms = std::sqrt(mean_square);
   double step = rms > 0 ? first_step(all, classes, rms, fine, steps, kernel) : 1;
   for (int i = 0; i < kTries; ++i, step *= 0.9) {
     if (!(step >= kStepMin && step <= kStepMax)) return 0;

@@ -138,10 +138,11 @@ struct CodecKernel {
   void (*find_contexts)(const std::uint8_t* classes, std::size_t count, const std::uint8_t* limits,
                         std::size_t limit_count, std::uint8_t first, std::uint8_t* contexts);
   void (*sum_squares)(const float* residuals, const std::uint8_t* classes, std::size_t count,
-                      const float* scales, double* sums);
+                      const float* scales, std::size_t scale_count, double* sums);
   void (*subtract)(const float* data, const float* base, std::size_t count, float* residuals);
   std::uint8_t (*quantise)(const float* residuals, const std::uint8_t* classes, std::size_t count,
-                           const float* scales, float rounding, std::uint8_t* symbols);
+                           const float* scales, std::size_t scale_count, float rounding,
+                           std::uint8_t* symbols);
   void (*add_steps)(const float* base, const std::uint8_t* classes, const std::uint8_t* symbols,
                     std::size_t count, const float* steps, std::size_t stride, float* target);
   double (*sum_errors)(const float* data, const float* decoded, std::size_t count,

@@ -36,6 +36,9 @@ struct Histogram {
 
 void count_symbols(const Symbols& symbols, Histogram& histogram);
 
+// Adds the counts of all contexts to those of the first.
+void join_contexts(Histogram& histogram, std::size_t context_count);
+
 // Bytes that the symbols of a histogram take when coded, tables included, to about 1 %.
 double estimate_bytes(const Histogram& histogram, std::size_t context_count);
 

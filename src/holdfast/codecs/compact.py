@@ -122,7 +122,7 @@ class Compact:
         coded = "exp_avg_sq" in piece.blocks and block.dtype in ("f32", "bf16", "f16")
         if quality == LOSSLESS or not coded:
             copy(decoded, block.address, block.size_bytes)
-            return lossless.encode(block, relatives, out)
+            return lossless.encode(role, block, relatives, out)
         near = dict(relatives)
         if rounds:
             near["exact_master"] = piece.blocks["master"].address

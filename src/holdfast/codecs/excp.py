@@ -196,7 +196,7 @@ def encode(
                 base = 0 if role in _MODES else relatives.get("base", 0)
                 loss = Loss(*measure_loss(block.address, decoded, base, block.elements))
                 return Payload(out, size, _MODES.get(role, FROM_BASE), loss)
-    payload = lossless.encode(block, relatives, out)
+    payload = lossless.encode(role, block, relatives, out)
     copy(decoded, block.address, block.size_bytes)
     return payload
 

@@ -93,7 +93,7 @@ class Delta:
         block = piece.blocks[role]
         if self.replay and (found := replay.encode(role, block, relatives, out)):
             return found
-        payload = encode(block, relatives, out)
+        payload = encode(role, block, relatives, out)
         by_base = payload.mode == _DIFFERENCE
         if self.replay and role == "exp_avg" and not by_base and replay.is_ahead(piece):
             return _encode_difference(block, relatives["base"], out)
@@ -105,7 +105,7 @@ def room(block: Block) -> int:
     return lossless_bytes_max(elements_of(block))
 
 
-def encode(block: Block, relatives: Relatives, out: int) -> Payload:
+def encode(role: str, block: Block, relatives: Relatives, out: int) -> Payload:
     """Encode in the mode that a sample of the elements favours.
 
     Args:
@@ -113,7 +113,11 @@ def encode(block: Block, relatives: Relatives, out: int) -> Payload:
             the base one that has changed little.
         out: address of `room` bytes.
     """
-    mode, size = lossless_encode(elements_of(block), block.address, *_needs(relatives), out)
+    master, second_moment, base = _needs(relatives)
+    if role != "exp_avg":
+        second_moment = 0  # which says nothing of weights: not worth a try
+    elements = elements_of(block)
+    mode, size = lossless_encode(elements, block.address, master, second_moment, base, out)
     return Payload(out if mode else block.address, size, mode)
 
 

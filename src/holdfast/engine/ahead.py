@@ -29,7 +29,8 @@ from .encode import encode
 from .stage import Part, Staged, seal, stage, whole_of
 from .workspace import Threads, Workspace, block_at, borrow, give_back
 
-AHEAD = 2  # encoded, and waiting to be written, besides what the threads are at
+AHEAD = 2  # tasks encoded, and waiting to be written, besides what the threads are at
+TASK_BYTES = 8 << 20  # chunks make a task together up to so many: threads are not woken for less
 
 # What is held of a shard; or the addresses where its chunks have been staged.
 Find = Callable[[Shard], Part | list[int]]
@@ -74,6 +75,9 @@ class _Work:
         return Piece(dotted(self.unit[-1][1].tensor.path), blocks, bases)
 
 
+_Chunks = tuple[_Work, int, "Future[object] | None"]  # a chunk of each shard, and the survey
+
+
 def encode_ahead(
     units: Sequence[Unit], find: Find, codec: Codec, chunk_elements: int, basis: Basis | None
 ) -> Iterator[Encoded]:
@@ -85,17 +89,13 @@ def encode_ahead(
         basis: what is known of the base; it becomes what is known of these.
     """
     threads = Threads()
-    ahead: deque[tuple[Workspace, Future[Encoded]]] = deque()
+    ahead: deque[tuple[Workspace, Future[list[Encoded]]]] = deque()
     try:
-        for unit in units:
-            columns = [list(chunks_of(shard, chunk_elements)) for _, shard in unit]
-            work = _Work(unit, columns, [find(shard) for _, shard in unit], codec, basis)
-            survey = threads.submit(_survey, work)
-            for number in range(len(columns[0])):
-                room = borrow()
-                ahead.append((room, threads.submit(_encode_chunks, work, number, survey, room)))
-                if len(ahead) > threads.count + AHEAD:
-                    yield from _first(ahead)
+        for task in _tasks(units, find, codec, chunk_elements, basis, threads):
+            room = borrow()
+            ahead.append((room, threads.submit(_encode_all, task, room)))
+            if len(ahead) > threads.count + AHEAD:
+                yield from _first(ahead)
         while ahead:
             yield from _first(ahead)
     finally:
@@ -104,15 +104,39 @@ def encode_ahead(
             give_back(room)
 
 
-def _first(ahead: deque[tuple[Workspace, "Future[Encoded]"]]) -> Iterator[Encoded]:
-    yield ahead[0][1].result()
+def _tasks(
+    units: Sequence[Unit],
+    find: Find,
+    codec: Codec,
+    chunk_elements: int,
+    basis: Basis | None,
+    threads: Threads,
+) -> Iterator[list[_Chunks]]:
+    """Yield all chunks of units in order, small ones together."""
+    task: list[_Chunks] = []
+    size_bytes = 0
+    for unit in units:
+        columns = [list(chunks_of(shard, chunk_elements)) for _, shard in unit]
+        work = _Work(unit, columns, [find(shard) for _, shard in unit], codec, basis)
+        is_surveyed = codec.is_lossy and basis is not None and basis.is_base
+        survey = threads.submit(_survey, work) if is_surveyed else None
+        for number in range(len(columns[0])):
+            task.append((work, number, survey))
+            size_bytes += sum(column[number].size_bytes for column in columns)
+            if size_bytes >= TASK_BYTES:
+                yield task
+                task, size_bytes = [], 0
+    if task:
+        yield task
+
+
+def _first(ahead: deque[tuple[Workspace, "Future[list[Encoded]]"]]) -> Iterator[Encoded]:
+    yield from ahead[0][1].result()
     give_back(ahead.popleft()[0])
 
 
 def _survey(work: _Work) -> object:
-    """Let the codec look at all of a unit, where it is going to; what is not in one is copied."""
-    if not (work.codec.is_lossy and work.basis and work.basis.is_base):
-        return None
+    """Let the codec look at all of a unit; what is not in one piece is copied."""
     rows: list[list[int]] = []
     kept: list[torch.Tensor] = []
     for column, part in zip(work.columns, work.parts, strict=True):
@@ -127,7 +151,13 @@ def _survey(work: _Work) -> object:
     return work.codec.survey(pieces)
 
 
-def _encode_chunks(work: _Work, number: int, survey: "Future[object]", room: Workspace) -> Encoded:
+def _encode_all(task: list[_Chunks], room: Workspace) -> list[Encoded]:
+    return [_encode_chunks(*chunks, room) for chunks in task]
+
+
+def _encode_chunks(
+    work: _Work, number: int, survey: "Future[object] | None", room: Workspace
+) -> Encoded:
     started = time.perf_counter()
     chunks = [column[number] for column in work.columns]
     staged: list[Staged] = []
@@ -136,7 +166,7 @@ def _encode_chunks(work: _Work, number: int, survey: "Future[object]", room: Wor
             staged.append(seal(part[number], chunk.size_bytes, 0))
         else:
             staged.append(stage(*part, chunk, room.take(chunk.size_bytes), 0))
-    known = survey.result()
+    known = survey.result() if survey else None
     between = time.perf_counter()
     piece = work.piece(number, [one.address for one in staged])
     digests = {role: one.digest for (role, _), one in zip(work.unit, staged, strict=True)}
