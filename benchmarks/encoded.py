@@ -3,8 +3,9 @@
     python benchmarks/encoded.py
 
 The state is a real one: bf16 weights, f32 masters and moments of a GPT-NeoX of 17 million
-parameters after some training (as in `lossless.py`), as often as it takes to make `--gib`. Rounds
-are shuffled, ratios paired round by round. Needs `pip install tokenizers`.
+parameters after some training (as in `lossless.py`), as often as it takes to make `--gib`: each
+tensor behind its copies, as large as those of a model of that size; or `--apart`, as many small
+models. Rounds are shuffled, ratios paired round by round. Needs `pip install tokenizers`.
 """
 
 import argparse
@@ -30,20 +31,21 @@ RAW = "raw"
 SAVE, LOAD = "save", "load"
 
 
-def make_state(size_bytes: int, steps: int) -> dict[str, Any]:
-    """Train, and return as many models with their optimizers as come to about so many bytes."""
+def make_state(size_bytes: int, steps: int, *, apart: bool) -> dict[str, Any]:
+    """Train; return the model and its optimizer as often as comes to about so many bytes."""
     groups, state = trained(steps, 1), dict[str, Any]()
     one = sum(group[role].nbytes for group in groups for role in ("master", "weight"))
     one += sum(group[role].nbytes for group in groups for role in ("exp_avg", "exp_avg_sq"))
-    for copy in range(max(1, round(size_bytes / one))):
-        parts: dict[str, Any] = {"model": {}, "master": {}, "optimizer": {}}
-        for number, group in enumerate(groups):
-            name = f"layer{number}"
-            parts["model"][name] = group["weight"].clone()
-            parts["master"][name] = group["master"].clone()
-            moments = {role: group[role].clone() for role in ("exp_avg", "exp_avg_sq")}
-            parts["optimizer"][name] = moments
-        state[f"part{copy}"] = parts
+    copies = max(1, round(size_bytes / one))
+    models, behind = (copies, 1) if apart else (1, copies)
+    for number in range(models):
+        state[f"part{number}"] = parts = {"model": {}, "master": {}, "optimizer": {}}
+        for layer, group in enumerate(groups):
+            many = {role: torch.cat([values] * behind) for role, values in group.items()}
+            parts["model"][f"layer{layer}"] = many["weight"]
+            parts["master"][f"layer{layer}"] = many["master"]
+            moments = {role: many[role] for role in ("exp_avg", "exp_avg_sq")}
+            parts["optimizer"][f"layer{layer}"] = moments
     return state
 
 
@@ -82,11 +84,12 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=2.0, help="size of the state, about")
     parser.add_argument("--steps", type=int, default=200, help="of training")
     parser.add_argument("--rounds", type=int, default=11, help="rounds that count")
+    parser.add_argument("--apart", action="store_true", help="many small models, not a large one")
     parser.add_argument("--codecs", nargs="+", default=["lossless"])
     parser.add_argument("--directory", type=Path, default=OUT, help="on the disk to write to")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
-    state = make_state(int(options.gib * 2**30), options.steps)
+    state = make_state(int(options.gib * 2**30), options.steps, apart=options.apart)
     into, size, order = zeros_like(state), bytes_of(state), random.Random(20240614)
     codecs = [RAW, *options.codecs]
     seconds: dict[tuple[str, str], list[float]] = {(c, w): [] for c in codecs for w in (SAVE, LOAD)}

@@ -1,6 +1,9 @@
 """codec="lossless": every bit comes back, from fewer bytes, whatever wrote and reads them."""
 
+import itertools
+import os
 import random
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,11 +18,12 @@ import holdfast
 from format.simulated_ranks import cut, pieces, run_ranks, save_pieces
 from holdfast.codecs.base import Payload
 from holdfast.codecs.groups import find_groups
+from holdfast.engine.decode import decode
 from holdfast.engine.encode import Coded
 from holdfast.errors import CorruptError, OptionError
 from holdfast.format.manifest import _check_references
 from holdfast.layout import Tensor
-from holdfast.options import Options
+from holdfast.options import SLOT_BYTES, Options
 
 from .test_round_trip import bits_of, exactly
 from .test_sharing import load_together
@@ -260,3 +264,26 @@ def test_a_payload_that_no_codec_writes_is_refused(
 def test_an_unknown_codec_is_refused_with_those_there_are(new_path: NewPath) -> None:
     with pytest.raises(OptionError, match="codec is 'zip'; there are raw, lossless"):
         holdfast.save({"w": torch.ones(2)}, new_path(), codec="zip")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two threads need two cores")
+def test_runs_are_decoded_while_others_are(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_slots = Options(pool_bytes=3 * SLOT_BYTES)
+    state = {f"{n}": torch.randn(SLOT_BYTES // 5) for n in range(6)}  # more runs than slots
+    holdfast.save(state, path := new_path(), codec="lossless", options=few_slots)
+    together, calls = threading.Barrier(2), itertools.count()
+
+    def decode_two_together(*values: Any) -> bool:
+        if next(calls) < 2:
+            together.wait(timeout=20)
+        return decode(*values)
+
+    monkeypatch.setattr("holdfast.engine.ahead.decode", decode_two_together)
+    holdfast.load(
+        path,
+        into=(into := {name: torch.zeros_like(t) for name, t in state.items()}),
+        options=few_slots,
+    )
+    assert all(torch.equal(into[name], state[name]) for name in state)

@@ -319,6 +319,10 @@ class SlotThreads:
         """Call it in a thread, which has the slot until it returns."""
         self._tasks[slot] = self._threads.submit(call, *values)
 
+    def is_clear(self, slot: int) -> bool:
+        """Whether a slot is free."""
+        return slot not in self._tasks or self._tasks[slot].done()
+
     def clear(self, slot: int) -> None:
         """Wait until a slot is free; raise what its task failed with."""
         if task := self._tasks.pop(slot, None):

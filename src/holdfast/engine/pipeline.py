@@ -346,7 +346,8 @@ def read_shards(
                     place_run(run, slot)
             else:
                 with SlotThreads() as threads:
-                    for run, slot in reader.stream(runs, clear=threads.clear):
+                    stream = reader.stream(runs, clear=threads.clear, is_clear=threads.is_clear)
+                    for run, slot in stream:
                         threads.start(slot, place_run, run, slot)
     except CorruptError as error:
         raise _with_filled(error, filled) from error

@@ -54,19 +54,23 @@ class DataFileReader:
         *,
         in_order: bool = False,
         clear: Callable[[int], None] = lambda _: None,
+        is_clear: Callable[[int], bool] = lambda _: True,
     ) -> Iterator[tuple[Run, int]]:
         """Read runs ahead; yield each with its slot, which is reused for a later one.
 
         Args:
             slots: to read into; default: all of the pool.
             in_order: yield runs in the order given, not as they come.
-            clear: called before a slot is read into again.
+            clear: called before a slot is read into again; waits until that may be.
+            is_clear: whether it may be at once: else a read in flight is waited for instead.
         """
         queue, pool = self._lease.queue, self._lease.pool
         free, flying, coming = deque(slots or range(pool.slots)), dict[int, Run](), iter(runs)
         landed: dict[int, tuple[int, int]] = {}
         while True:
-            while free and (run := next(coming, None)) is not None:
+            while free and (not flying or is_clear(free[0])):
+                if (run := next(coming, None)) is None:
+                    break
                 slot, extent = free.popleft(), run.extent
                 clear(slot)
                 self._close_idle({r.extent.file for r in flying.values()} | {extent.file})
