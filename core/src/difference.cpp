@@ -1,26 +1,27 @@
 #include "difference.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "holdfast/entropy.h"
-#include "places.h"
 #include "scratch.h"
 
 namespace holdfast {
 namespace {
 
-constexpr unsigned kContexts = 16;
 constexpr std::size_t kRareShare = 1000;    // of the exponents one in so many is above the top
 constexpr std::size_t kTopSamples = 65536;  // by which the top is found
 constexpr std::size_t kRun = 256;           // elements that are looked at together in an estimate
 constexpr std::size_t kRuns = 64;
+constexpr unsigned kTogether = 57;      // bits that are put down, or looked at, at once
 constexpr std::size_t kSlackBytes = 8;  // that bits touch behind their end
+constexpr std::size_t kBlock = 4096;    // elements whose bits are put down together
 
 struct SymbolMemory;
 struct ContextMemory;
-struct WordMemory;
+struct LengthMemory;
+struct TailMemory;
+struct SampleMemory;
 
 // The eight bits behind the sign: of bf16 and f32 the exponent.
 template <class Word>
@@ -28,26 +29,15 @@ int exponent_of(Word bits) {
   return static_cast<int>(bits >> (8 * sizeof(Word) - 9)) & 0xFF;
 }
 
-// Classes of magnitudes: 0, 1, and each power of two in two halves. Without branches: which way
-// they would go is random.
-unsigned class_of(std::uint32_t magnitude) {
-  const unsigned top = static_cast<unsigned>(std::bit_width(magnitude | 1)) - 1;
-  const unsigned number = 2 * top + (std::uint64_t{magnitude} * 2 >> top & 1);
-  return magnitude < 2 ? magnitude : number;
-}
-
-// Of each class, how many bits of a magnitude it does not tell, and its least magnitude; found by
-// a symbol, which is 0 for no difference, and else twice the class, less one for those upwards.
+// How many bits of a magnitude the class of a symbol does not tell.
 struct Classes {
   constexpr Classes() {
-    for (unsigned symbol = 0; symbol < 128; ++symbol) {
+    for (unsigned symbol = 0; symbol < 256; ++symbol) {
       const unsigned number = (symbol + 1) / 2;
       rest[symbol] = static_cast<std::uint8_t>(number < 4 ? 0 : number / 2 - 1);
-      least[symbol] = number < 2 ? number : (2 | (number & 1)) << (number / 2 - 1);
     }
   }
-  std::uint8_t rest[128] = {};
-  std::uint32_t least[128] = {};
+  std::uint8_t rest[256] = {};
 };
 constexpr Classes kClasses;
 
@@ -63,111 +53,84 @@ std::uint8_t top_exponent(const Word* base, std::size_t count) {
   return static_cast<std::uint8_t>(top);
 }
 
-template <class Word>
-void find_contexts(const Word* base, std::size_t count, std::uint8_t top, std::uint8_t* contexts) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const int below = std::min(top - exponent_of(base[i]), static_cast<int>(kContexts) - 1);
-    contexts[i] = static_cast<std::uint8_t>(std::max(below, 0));
-  }
+std::uint8_t top_of(const Elements& elements, const void* base) {
+  return elements.item_bytes == 2
+             ? top_exponent(static_cast<const std::uint16_t*>(base), elements.count)
+             : top_exponent(static_cast<const std::uint32_t*>(base), elements.count);
 }
 
-// Returns the symbol of a difference.
-template <class Word>
-std::uint8_t step_of(Word bits, Word base, Word& magnitude) {
-  const auto up = static_cast<Word>(place_of(bits) - place_of(base));
-  const auto down = static_cast<Word>(-up);
-  magnitude = std::min(up, down);
-  return static_cast<std::uint8_t>(2 * class_of(magnitude) - (up < down ? 1 : 0));
-}
-
-template <class Word>
-std::size_t encode_words(const Word* data, const Word* base, std::size_t count, std::uint8_t* out,
-                         const CodecKernel& kernel) {
-  auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
-  auto* contexts = scratch<std::uint8_t, ContextMemory>(count);
-  std::uint8_t* const begin = out;
-  *out++ = top_exponent(base, count);
-  find_contexts(base, count, *begin, contexts);
-  auto* magnitudes = scratch<Word, WordMemory>(count);
-  for (std::size_t i = 0; i < count; ++i) symbols[i] = step_of(data[i], base[i], magnitudes[i]);
-  out += encode_symbols({symbols, count, contexts, kContexts}, out, kernel);
+// What a stream of bits ends in: less than a byte that is not put down yet.
+struct Bits {
+  std::uint8_t* out;
   std::uint64_t held = 0;
   unsigned length = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    held |= std::uint64_t{magnitudes[i] - kClasses.least[symbols[i]]} << length;
-    length += kClasses.rest[symbols[i]];
+
+  // At most kTogether bits.
+  void put(std::uint64_t bits, unsigned count) {
+    held |= bits << length;
+    length += count;
     std::memcpy(out, &held, sizeof held);
     out += length / 8;
     held >>= length / 8 * 8;
     length %= 8;
   }
-  return static_cast<std::size_t>(out - begin) + (length > 0 ? 1 : 0);
+};
+
+// Two together wherever they are short enough, as nearly all are. Returns the end.
+std::uint8_t* put_tails(const std::uint32_t* tails, const std::uint8_t* lengths, std::size_t count,
+                        std::uint8_t* out) {
+  Bits bits = {out};
+  std::size_t i = 0;
+  for (; i + 2 <= count; i += 2) {
+    const unsigned first = lengths[i], both = first + lengths[i + 1];
+    if (both <= kTogether) {
+      bits.put(tails[i] | std::uint64_t{tails[i + 1]} << first, both);
+    } else {
+      bits.put(tails[i], first);
+      bits.put(tails[i + 1], lengths[i + 1]);
+    }
+  }
+  if (i < count) bits.put(tails[i], lengths[i]);
+  return bits.out + (bits.length > 0 ? 1 : 0);
 }
 
-template <class Word>
-bool decode_words(std::span<const std::uint8_t> payload, const Word* base, std::size_t count,
-                  Word* target, const CodecKernel& kernel) {
-  constexpr unsigned kSymbolMax = 2 * (2 * 8 * sizeof(Word) - 2);
-  if (payload.empty()) return false;
-  auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
-  auto* contexts = scratch<std::uint8_t, ContextMemory>(count);
-  find_contexts(base, count, payload[0], contexts);
-  payload = payload.subspan(1);
-  if (!decode_symbols(payload, {symbols, count}, contexts, kContexts, kernel)) return false;
-  std::size_t bits = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (symbols[i] > kSymbolMax) return false;
-    bits += kClasses.rest[symbols[i]];
+const std::uint8_t* bytes_at(const void* data, std::size_t offset) {
+  return static_cast<const std::uint8_t*>(data) + offset;
+}
+
+// Bits of the payload from `at` on: kTogether at least, or all that are left.
+std::uint64_t bits_from(std::span<const std::uint8_t> payload, std::size_t at) {
+  std::uint64_t held = 0;
+  const std::size_t left = payload.size() - at / 8;
+  if (left >= sizeof held) {
+    std::memcpy(&held, payload.data() + at / 8, sizeof held);
+  } else {
+    std::memcpy(&held, payload.data() + at / 8, left);
   }
-  if (payload.size() != (bits + 7) / 8) return false;
-  for (std::size_t i = 0, at = 0; i < count; ++i) {
-    const unsigned symbol = symbols[i], length = kClasses.rest[symbol];
-    std::uint64_t held = 0;
-    const std::size_t left = payload.size() - at / 8;
-    if (left >= sizeof held) {
-      std::memcpy(&held, payload.data() + at / 8, sizeof held);
-    } else {
-      std::memcpy(&held, payload.data() + at / 8, left);
-    }
-    held = held >> at % 8 & ((std::uint64_t{1} << length) - 1);
-    const auto magnitude = static_cast<Word>(kClasses.least[symbol] + held);
-    const auto down = static_cast<Word>((symbol & 1) - 1u);  // all bits, or none
-    target[i] = bits_at(static_cast<Word>(place_of(base[i]) + (magnitude ^ down) - down));
+  return held >> at % 8;
+}
+
+// Returns where the next ones begin.
+std::size_t get_tails(std::span<const std::uint8_t> payload, std::size_t at,
+                      const std::uint8_t* symbols, std::size_t count, std::uint32_t* tails) {
+  const auto take = [](std::uint64_t held, unsigned length) {
+    return static_cast<std::uint32_t>(held & ((std::uint64_t{1} << length) - 1));
+  };
+  std::size_t i = 0;
+  for (; i + 2 <= count; i += 2) {
+    const unsigned first = kClasses.rest[symbols[i]], second = kClasses.rest[symbols[i + 1]];
+    const std::uint64_t held = bits_from(payload, at);
+    tails[i] = take(held, first);
+    const bool together = first + second <= kTogether;
+    tails[i + 1] = take(together ? held >> first : bits_from(payload, at + first), second);
+    at += first + second;
+  }
+  if (i < count) {
+    const unsigned length = kClasses.rest[symbols[i]];
+    tails[i] = take(bits_from(payload, at), length);
     at += length;
   }
-  return true;
-}
-
-template <class Word>
-double estimate_words(const Word* data, const Word* base, std::size_t count) {
-  const std::size_t runs = count <= kRun * kRuns ? 1 : kRuns;
-  const std::size_t run = runs == 1 ? count : kRun;
-  auto* memory = scratch<Word, WordMemory>(2 * runs * run);
-  Word* const olds = memory + runs * run;
-  for (std::size_t r = 0; r < runs; ++r) {
-    const std::size_t from = runs == 1 ? 0 : r * (count - run) / (runs - 1);
-    std::memcpy(memory + r * run, data + from, run * sizeof(Word));
-    std::memcpy(olds + r * run, base + from, run * sizeof(Word));
-  }
-  const std::size_t taken = runs * run;
-  auto* symbols = scratch<std::uint8_t, SymbolMemory>(taken);
-  auto* contexts = scratch<std::uint8_t, ContextMemory>(taken);
-  find_contexts(olds, taken, top_exponent(olds, taken), contexts);
-  double bits = 0;
-  for (std::size_t i = 0; i < taken; ++i) {
-    Word magnitude;
-    symbols[i] = step_of(memory[i], olds[i], magnitude);
-    bits += kClasses.rest[symbols[i]];
-  }
-  Histogram histogram;
-  count_symbols({symbols, taken, contexts, kContexts}, histogram);
-  const double bytes = estimate_bytes(histogram, kContexts) + bits / 8;
-  return bytes * static_cast<double>(count) / static_cast<double>(taken);
-}
-
-template <class Body>
-auto with_words(const Elements& elements, Body body) {
-  return elements.item_bytes == 2 ? body(std::uint16_t{}) : body(std::uint32_t{});
+  return at;
 }
 
 }  // namespace
@@ -182,27 +145,73 @@ std::size_t difference_bytes_max(const Elements& elements) {
 
 std::size_t encode_difference(const Elements& elements, const void* data, const void* base,
                               std::uint8_t* out, const CodecKernel& kernel) {
-  return with_words(elements, [&](auto word) {
-    using Words = const decltype(word)*;
-    return encode_words(static_cast<Words>(data), static_cast<Words>(base), elements.count, out,
-                        kernel);
-  });
+  const std::size_t count = elements.count, item = elements.item_bytes;
+  auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
+  auto* contexts = scratch<std::uint8_t, ContextMemory>(count);
+  auto* lengths = scratch<std::uint8_t, LengthMemory>(count);
+  auto* tails = scratch<std::uint32_t, TailMemory>(count);
+  std::uint8_t* const begin = out;
+  *out++ = top_of(elements, base);
+  kernel.find_differences(data, base, count, item, *begin, symbols, contexts, lengths, tails);
+  out += encode_symbols({symbols, count, contexts, kExponentContexts}, out, kernel);
+  return static_cast<std::size_t>(put_tails(tails, lengths, count, out) - begin);
 }
 
 bool decode_difference(std::span<const std::uint8_t> payload, const Elements& elements,
                        const void* base, void* target, const CodecKernel& kernel) {
-  return with_words(elements, [&](auto word) {
-    using Word = decltype(word);
-    return decode_words(payload, static_cast<const Word*>(base), elements.count,
-                        static_cast<Word*>(target), kernel);
-  });
+  const std::size_t count = elements.count, item = elements.item_bytes;
+  const std::size_t symbol_max = 2 * (2 * 8 * item - 2);
+  if (payload.empty()) return false;
+  auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
+  auto* contexts = scratch<std::uint8_t, ContextMemory>(count);
+  kernel.find_exponents(base, count, item, payload[0], contexts);
+  payload = payload.subspan(1);
+  if (!decode_symbols(payload, {symbols, count}, contexts, kExponentContexts, kernel)) return false;
+  std::size_t bits = 0;
+  std::uint8_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    bits += kClasses.rest[symbols[i]];
+    most = std::max(most, symbols[i]);
+  }
+  if (most > symbol_max || payload.size() != (bits + 7) / 8) return false;
+  std::uint32_t tails[kBlock];
+  std::size_t at = 0;
+  for (std::size_t first = 0; first < count; first += kBlock) {
+    const std::size_t size = std::min(kBlock, count - first);
+    at = get_tails(payload, at, symbols + first, size, tails);
+    auto* here = static_cast<std::uint8_t*>(target) + first * item;
+    kernel.add_differences(bytes_at(base, first * item), size, item, symbols + first, tails, here);
+  }
+  return true;
 }
 
-double estimate_difference(const Elements& elements, const void* data, const void* base) {
-  return with_words(elements, [&](auto word) {
-    using Words = const decltype(word)*;
-    return estimate_words(static_cast<Words>(data), static_cast<Words>(base), elements.count);
-  });
+double estimate_difference(const Elements& elements, const void* data, const void* base,
+                           const CodecKernel& kernel) {
+  const std::size_t count = elements.count, item = elements.item_bytes;
+  const std::size_t runs = count <= kRun * kRuns ? 1 : kRuns;
+  const std::size_t run = runs == 1 ? count : kRun;
+  Elements sample = elements;
+  sample.count = runs * run;
+  auto* news = scratch<std::uint32_t, SampleMemory>(2 * sample.count);
+  auto* olds = news + sample.count;
+  for (std::size_t r = 0; r < runs; ++r) {
+    const std::size_t from = runs == 1 ? 0 : r * (count - run) / (runs - 1);
+    auto* place = reinterpret_cast<std::uint8_t*>(news) + r * run * item;
+    std::memcpy(place, bytes_at(data, from * item), run * item);
+    std::memcpy(place + sample.count * sizeof *news, bytes_at(base, from * item), run * item);
+  }
+  auto* symbols = scratch<std::uint8_t, SymbolMemory>(sample.count);
+  auto* contexts = scratch<std::uint8_t, ContextMemory>(sample.count);
+  auto* lengths = scratch<std::uint8_t, LengthMemory>(sample.count);
+  auto* tails = scratch<std::uint32_t, TailMemory>(sample.count);
+  const int top = top_of(sample, olds);
+  kernel.find_differences(news, olds, sample.count, item, top, symbols, contexts, lengths, tails);
+  std::size_t bits = 0;
+  for (std::size_t i = 0; i < sample.count; ++i) bits += lengths[i];
+  Histogram histogram;
+  count_symbols({symbols, sample.count, contexts, kExponentContexts}, histogram);
+  const double bytes = estimate_bytes(histogram, kExponentContexts) + static_cast<double>(bits) / 8;
+  return bytes * static_cast<double>(count) / static_cast<double>(sample.count);
 }
 
 }  // namespace holdfast

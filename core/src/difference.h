@@ -19,6 +19,7 @@ bool decode_difference(std::span<const std::uint8_t> payload, const Elements& el
                        const void* base, void* target, const CodecKernel& kernel);
 
 // Bytes that encode_difference would take, by evenly spread runs of the elements.
-double estimate_difference(const Elements& elements, const void* data, const void* base);
+double estimate_difference(const Elements& elements, const void* data, const void* base,
+                           const CodecKernel& kernel);
 
 }  // namespace holdfast

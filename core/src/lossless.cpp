@@ -142,7 +142,7 @@ Mode choose(const Elements& elements, const void* data, const Relatives& relativ
     const double scale = static_cast<double>(elements.count) / static_cast<double>(middle.count);
     const double planes =
         estimate_planes(middle, static_cast<const char*>(data) + from, scale, kernel);
-    const double difference = estimate_difference(elements, data, relatives.base);
+    const double difference = estimate_difference(elements, data, relatives.base, kernel);
     return difference < 0.999 * planes ? Mode::kDifference : Mode::kPlanes;
   }
   const Sample sample = sample_of(elements, data, relatives);
@@ -160,7 +160,7 @@ Mode choose(const Elements& elements, const void* data, const Relatives& relativ
   };
   consider(Mode::kGrid, grid.alone + means);
   if (relatives.second_moment != nullptr) consider(Mode::kGridOfMoment, grid.by_moment + means);
-  if (has_base && estimate_difference(elements, data, relatives.base) < 0.999 * least) {
+  if (has_base && estimate_difference(elements, data, relatives.base, kernel) < 0.999 * least) {
     return Mode::kDifference;
   }
   return best;

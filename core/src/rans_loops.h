@@ -227,7 +227,7 @@ inline Vector decode_lanes(Vector state, Vector slot, std::uint8_t* symbols,
 
 constexpr std::size_t kVectors = kLanes / kWidth;
 
-// The words of a table by symbol; those below look them up alike.
+// The words of a table by symbol; FewSymbols and TablesByContext find them alike.
 struct OneTable {
   const std::uint8_t* symbols;
   const EncodeTable* table;

@@ -96,6 +96,15 @@ TEST(moments_are_coded_by_rows_and_columns) {
   CHECK(known.payload.size() < alone.payload.size());
 }
 
+TEST(a_sign_that_the_sample_misses_escapes) {
+  Moments made = moments(300, 1000, 2);
+  const Elements elements = {300000, 4, Kind::kFloat, 1000, 0};
+  for (const std::size_t at : {300, 5000, 123456, 299000}) made.second[at] |= 0x80000000;
+  const Made second = round_trip(elements, made.second.data());
+  CHECK(second.mode == Mode::kGrid);
+  CHECK_EQ(int{second.payload[0]}, 0);
+}
+
 TEST(runs_that_begin_and_end_within_a_row) {
   const Moments made = moments(64, 999, 3);
   for (const std::size_t first : {0, 1, 500, 998, 999}) {

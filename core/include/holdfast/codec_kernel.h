@@ -48,6 +48,8 @@ struct LogShape {
   int floor;  // from kLogMin to kLogMax; no logarithm is less
 };
 
+inline constexpr unsigned kExponentContexts = 16;  // of a difference
+
 struct CodecKernel {
   const char* name;
 
@@ -91,6 +93,18 @@ struct CodecKernel {
 
   void (*to_bf16)(const std::uint32_t* data, std::uint16_t* target, std::size_t count);
   bool (*is_bf16)(const std::uint16_t* data, const std::uint32_t* masters, std::size_t count);
+
+  // Floats of 2 or 4 bytes in their order: how far each is from its base, as a symbol (0 for equal,
+  // else twice the class of its magnitude, less one upwards) and the bits that the class does not
+  // tell; in contexts by how far the base's exponent is below the top one.
+  void (*find_differences)(const void* data, const void* base, std::size_t count,
+                           std::size_t item_bytes, int top, std::uint8_t* symbols,
+                           std::uint8_t* contexts, std::uint8_t* lengths, std::uint32_t* tails);
+  void (*find_exponents)(const void* base, std::size_t count, std::size_t item_bytes, int top,
+                         std::uint8_t* contexts);
+  // The inverse; `base` may be `target`.
+  void (*add_differences)(const void* base, std::size_t count, std::size_t item_bytes,
+                          const std::uint8_t* symbols, const std::uint32_t* tails, void* target);
 
   // What follows keeps the large among f32 and puts zeros for the rest. `sum_up` adds the elements,
   // the bits outside `mask` cleared, and returns the largest of their bits; `find_distances` has

@@ -121,11 +121,12 @@ def _tasks(
         is_surveyed = codec.is_lossy and basis is not None and basis.is_base
         survey = threads.submit(_survey, work) if is_surveyed else None
         for number in range(len(columns[0])):
-            task.append((work, number, survey))
-            size_bytes += sum(column[number].size_bytes for column in columns)
-            if size_bytes >= TASK_BYTES:
+            more = sum(column[number].size_bytes for column in columns)
+            if task and size_bytes + more > TASK_BYTES:
                 yield task
                 task, size_bytes = [], 0
+            task.append((work, number, survey))
+            size_bytes += more
     if task:
         yield task
 
