@@ -79,7 +79,7 @@ def _measure_one(unit: Unit, options: excp.Excp) -> dict[str, float]:
     survey_s = time.thread_time() - started
     for first, part in zip(starts, parts, strict=True):
         count, below = min(CHUNK_ELEMENTS, size - first), at(base, first)
-        near = {"base": below, "weight_base": below}
+        near = {"base": below, "other_base": below}
         for role in ROLES:
             block = Block(at(tensors[role], first), count, "f32", 1, 0)
             place = at(decoded[role], first)

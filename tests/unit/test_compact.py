@@ -518,7 +518,11 @@ def test_damaged_payloads_touch_nothing_else() -> None:
         ({"rel": 1.5}, "rel is 1.5; expected a number above 0, at most 1"),
         ({"abs": 0}, "abs is 0; expected a number above 0"),
         ({"abs": math.nan}, "abs is nan; expected a number"),
-        ({"bits": "2"}, "bits is '2'; expected a number above 0, at most 16"),
+        ({"bits": "2"}, "bits is '2'; expected a number above 0, at most 6"),
+        ({"bits": 6.5}, "bits is 6.5; expected a number above 0, at most 6"),
+        ({"residual": "yes"}, "residual is 'yes'; expected True, False or None"),
+        ({"overrides": ["*"]}, "overrides is .*; expected patterns of names and a quality"),
+        ({"overrides": {1: "tiny"}}, "overrides is .*; expected patterns of names"),
         ({"every": 0}, "every is 0; expected an integer from 2"),
     ],
 )

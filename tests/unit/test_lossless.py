@@ -138,6 +138,22 @@ def test_groups_are_found_by_name_and_shape() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["master", "master_param", "master_weight", "fp32_param"])
+def test_a_master_beside_its_moments_is_found(name: str) -> None:
+    above = ("optimizer", "state", "a")
+    tensors = [
+        Tensor(("model", "a"), "bf16", (3, 4)),
+        Tensor((*above, "exp_avg"), "f32", (3, 4)),
+        Tensor((*above, "exp_avg_sq"), "f32", (3, 4)),
+        Tensor((*above, "max_exp_avg_sq"), "f32", (3, 4)),
+        Tensor((*above, name), "f32", (3, 4)),
+    ]
+    group = {"exp_avg_sq": 2, "exp_avg": 1, "master": 4, "weight": 0}
+    assert find_groups(tensors) == (group,)
+    full = [Tensor(("model", "a"), "f32", (3, 4)), *tensors[1:]]
+    assert find_groups(full) == ({"exp_avg_sq": 2, "exp_avg": 1, "weight": 0},)
+
+
 def test_replicas_write_whole_groups_in_equal_shares(new_path: NewPath) -> None:
     state, path = trained(), new_path()
     options = Options(chunk_elements=CHUNK)

@@ -45,12 +45,13 @@ class Compact:
     Attributes:
         quality: of weights and moments, which become some 23, 83, 113 and 173 times smaller than
             in f32. All but "high" drop the first moment: keep the step counter.
-        rel: squared error over the energy of the difference from the base, above 0, below 1.
+        rel: squared error over the energy of the difference from the base, above 0, at most 1.
         abs: largest error of an element, above 0.
-        bits: of an element, about, above 0, at most 16.
+        bits: of an element, about, above 0, at most 6.
         bf16_exact: f32 weights round to the same bf16 as before, so that a forward pass in bf16 is
             the same to the bit; what is not f32 loses nothing.
-        residual: the second moment within an octave, element by element; None: in "high" alone.
+        residual: the second moment within an octave, element by element, down to 2^-40 of the
+            largest of a chunk; None: in "high" alone.
         overrides: a quality, or "lossless", for parameters whose name fits a pattern, such as
             ``{"*.norm.*": "lossless"}``; of several the first.
         every: of so many checkpoints one is lossless, and stands by itself.
@@ -77,16 +78,24 @@ class Compact:
             raise OptionError(f"quality is {self.quality!r}; there are {known}")
         if type(self.bf16_exact) is not bool:
             raise OptionError(f"bf16_exact is {self.bf16_exact!r:.40}; expected True or False")
+        if self.residual is not None and type(self.residual) is not bool:
+            raise OptionError(f"residual is {self.residual!r:.40}; expected True, False or None")
         given = [name for name in ("rel", "abs", "bits") if getattr(self, name) is not None]
         given += ["bf16_exact"] if self.bf16_exact else []
         if len(given) > 1:
             raise OptionError(f"{' and '.join(given)} are given; expected one of them at most")
-        for name, most in (("rel", 1.0), ("abs", _LARGEST), ("bits", 16.0)):
+        for name, most in (("rel", 1.0), ("abs", _LARGEST), ("bits", 6.0)):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value <= most):
                 raise OptionError(
                     f"{name} is {value!r}; expected a number above 0, at most {most:g}"
                 )
+        patterns = self.overrides if isinstance(self.overrides, Mapping) else None
+        if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
+            raise OptionError(
+                f"overrides is {self.overrides!r:.60}; expected patterns of names and a quality "
+                'for each, such as {"*.norm.*": "lossless"}'
+            )
         for pattern, choice in self.overrides.items():
             if choice not in (LOSSLESS, *get_args(Quality)):
                 known = ", ".join((LOSSLESS, *get_args(Quality)))

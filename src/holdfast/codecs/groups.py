@@ -10,6 +10,8 @@ from ..layout import ROLES, Group, Key, Path, Shape, Shard, Tensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 HALF = ("bf16", "f16")
+# What optimizers call a master copy that they keep beside the moments.
+MASTERS = ("master", "master_param", "master_params", "master_weight", "main_param", "fp32_param")
 
 Unit = tuple[tuple[str, Shard], ...]  # (role, shard): the same box of a group's tensors
 _Name = tuple[Key, Shape]
@@ -20,7 +22,8 @@ def find_groups(tensors: Sequence[Tensor]) -> tuple[Group, ...]:
 
     Moments stand side by side: ``…, name, "exp_avg"`` and ``…, name, "exp_avg_sq"``. A weight has
     ``name`` as its last key elsewhere, and the same shape; where there is one of half precision and
-    one of f32, that is its master. Of several, the first goes with the first.
+    one of f32, that is its master; else what stands beside the moments under a name of `MASTERS`.
+    Of several, the first goes with the first.
     """
     index = {tensor.path: number for number, tensor in enumerate(tensors)}
     groups: dict[_Name, list[dict[str, int]]] = {}
@@ -31,6 +34,10 @@ def find_groups(tensors: Sequence[Tensor]) -> tuple[Group, ...]:
             group = {"exp_avg_sq": number}
             if first is not None and _form(tensors[first]) == _form(tensor):
                 group["exp_avg"] = first
+            for word in MASTERS:
+                beside = index.get((*above, word))
+                if beside is not None and _form(tensors[beside]) == _form(tensor):
+                    group["beside"] = beside
             groups.setdefault((above[-1], tensor.shape), []).append(group)
     for dtypes, role in ((HALF, "half"), (("f32",), "full")):
         taken: dict[_Name, int] = {}
@@ -49,7 +56,9 @@ def find_groups(tensors: Sequence[Tensor]) -> tuple[Group, ...]:
 
 def _roles(found: dict[str, int]) -> Group:
     half, full = found.pop("half", None), found.pop("full", None)
+    beside = found.pop("beside", None)
     if half is not None:
+        full = beside if full is None else full
         found |= {"weight": half} | ({"master": full} if full is not None else {})
     elif full is not None:
         found["weight"] = full
