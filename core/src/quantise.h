@@ -27,10 +27,11 @@ void for_blocks(std::size_t count, Body body) {
   for (std::size_t at = 0; at < count; at += kBlock) body(at, std::min(kBlock, count - at));
 }
 
-// Whether statistics take in the block at an element: all of few, one in four of many.
+// Whether statistics take in the block at an element: all of few, one in four of many, one in eight
+// of a whole chunk.
 inline bool is_sampled(std::size_t at, std::size_t count) {
-  constexpr std::size_t kMany = 16 * kBlock;
-  return count < kMany || at / kBlock % 4 == 0;
+  const std::size_t blocks = count / kBlock, step = blocks < 16 ? 1 : blocks < 64 ? 4 : 8;
+  return at / kBlock % step == 0;
 }
 
 // Elements whose residuals are quantised: all, or a sample.
