@@ -107,7 +107,8 @@ def _make_parser() -> argparse.ArgumentParser:
     recompress.add_argument(
         "--codec",
         default="lossless",
-        help="lossless (the default), raw, delta, excp, compact, compact:tiny, … compact:high",
+        help="lossless (the default), raw, delta, delta:replay, excp, compact, compact:tiny, … "
+        "compact:high",
     )
     rebase = verbs.add_parser("rebase", help="make a link of a chain need no other checkpoint")
     rebase.add_argument("path", metavar="PATH", help="directory of a checkpoint")

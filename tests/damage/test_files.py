@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import holdfast
 from attacks.lies import OPTIONS, save_truth, target
@@ -256,6 +257,15 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(
     monkeypatch.setattr(_load, "read_shards", shrink)
     with pytest.raises(CorruptError, match="ends at byte 100, within its payloads"):
         holdfast.load(checkpoint, into=target(), options=OPTIONS)
+
+
+def test_a_read_behind_the_end_says_where_the_end_is(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    holdfast.save({"x": torch.zeros(5000, 1000)}, path)
+    with holdfast.open(path) as checkpoint:
+        os.truncate(data_files(path)[0], 100)
+        with pytest.raises(CorruptError, match="ends at byte 100, within its payloads"):
+            checkpoint.tensor("x", ((4999, 0), (1, 1000)))
 
 
 def test_verify_names_every_damaged_file(checkpoint: Path) -> None:

@@ -159,9 +159,9 @@ class DataFileReader:
         if run.extent.offset + done < min(
             run.extent.offset + run.extent.size_bytes, int(self._manifest.payload_end[file])
         ):
-            raise CorruptError(
-                f"{self._where(file)} ends at byte {run.extent.offset + done}, within its payloads"
-            )
+            # A read behind the end does not say where that is.
+            end = min(run.extent.offset + done, os.fstat(self._descriptors[file]).st_size)
+            raise CorruptError(f"{self._where(file)} ends at byte {end}, within its payloads")
 
     def _where(self, file: int) -> str:
         return f"{self._store.location}/{self._manifest.file_names[file]}"
