@@ -60,6 +60,17 @@ def test_a_run_is_recompressed_and_its_links_rebased(
     assert "lossless on step-00000000, which is missing" in answer.out
 
 
+def test_inspect_names_what_a_chain_lacks_for_every_link_above(
+    run: Path, new_path: NewPath, holdfast_command: Command
+) -> None:
+    other = new_path()
+    assert holdfast_command("recompress", run, other, "--codec", "delta").code == 0
+    (other / "step-00000000").rename(other / "away")
+    answer = holdfast_command("inspect", other)
+    assert "lossless on step-00000000, which is missing" in answer.out
+    assert "lossless; step-00000000 below it is missing" in answer.out
+
+
 def test_what_is_lost_is_shown(run: Path, new_path: NewPath, holdfast_command: Command) -> None:
     other = new_path()
     answer = holdfast_command("recompress", run, other, "--codec", "compact:small", "--json")

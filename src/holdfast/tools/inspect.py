@@ -2,7 +2,7 @@
 
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -306,8 +306,8 @@ def _render_run(document: Document, width: int, limit: int | None) -> list[str]:
     size = show_bytes(sum(step["disk_bytes"] for step in steps))
     shown = steps if limit is None else steps[-limit:]  # the newest matter most
     hidden = len(steps) - len(shown)
-    there = {step["name"] for step in steps if step["state"] == "committed"}
-    body = columns([_step_cells(step, there) for step in shown], right=(1,), width=width)
+    bases = {step["name"]: step["base"] for step in steps if step["state"] == "committed"}
+    body = columns([_step_cells(step, bases) for step in shown], right=(1,), width=width)
     return [
         printable(document["path"]),
         f"  steps: {counts}   {size}   {_latest_text(document)}",
@@ -325,7 +325,16 @@ def _latest_text(document: Document) -> str:
     return f"LATEST says {cut(printable(latest), FIGURE_WIDTH)}{doubt}"
 
 
-def _step_cells(step: Document, there: set[str]) -> tuple[str, str, str]:
+def _missing(base: str | None, bases: Mapping[str, str | None]) -> str | None:
+    """Return the first of a chain that is not there."""
+    for _ in range(len(bases) + 1):  # bases may go round in a circle
+        if base is None or base not in bases:
+            return base
+        base = bases[base]
+    return None
+
+
+def _step_cells(step: Document, bases: Mapping[str, str | None]) -> tuple[str, str, str]:
     size = show_bytes(step["disk_bytes"])
     name = printable(step["name"])
     if step["state"] == "uncommitted":
@@ -337,8 +346,11 @@ def _step_cells(step: Document, there: set[str]) -> tuple[str, str, str]:
     if step["base"] is not None:
         base = printable(step["base"])
         parts.append(f"{codecs} on {base}")
-        if step["base"] not in there:
+        missing = _missing(step["base"], bases)
+        if missing == step["base"]:
             parts = [f"{codecs} on {base}, which is missing"]
+        elif missing is not None:
+            parts = [f"{codecs}; {printable(missing)} below it is missing"]
     elif codecs:
         parts.append(codecs)
     return (name, size, cut("   ".join([*parts, *_metrics(step["metrics"])]), FIGURE_WIDTH))
