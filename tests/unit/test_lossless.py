@@ -17,7 +17,7 @@ from torch import nn, optim
 import holdfast
 from format.simulated_ranks import cut, pieces, run_ranks, save_pieces
 from holdfast.codecs.base import Payload
-from holdfast.codecs.groups import find_groups
+from holdfast.codecs.groups import MOMENTS, find_groups
 from holdfast.engine.decode import decode
 from holdfast.engine.encode import Coded
 from holdfast.errors import CorruptError, OptionError
@@ -152,6 +152,23 @@ def test_a_master_beside_its_moments_is_found(name: str) -> None:
     assert find_groups(tensors) == (group,)
     full = [Tensor(("model", "a"), "f32", (3, 4)), *tensors[1:]]
     assert find_groups(full) == ({"exp_avg_sq": 2, "exp_avg": 1, "weight": 0},)
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_numbered_moments_go_with_weights_where_they_are_as_many(fewer: int) -> None:
+    tensors = [Tensor(("model", name), "bf16", (3, 4)) for name in "ab"]
+    tensors += [Tensor(("master", name), "f32", (3, 4)) for name in "ab"[fewer:]]
+    for number in range(2 - fewer):
+        above = ("optimizer", "state", number)
+        tensors += [Tensor((*above, moment), "f32", (3, 4)) for moment in MOMENTS]
+    found = find_groups(tensors)
+    if fewer:  # which of them were stepped is not known
+        assert found == ({"exp_avg_sq": 4, "exp_avg": 3}, {"master": 2, "weight": 1})
+    else:
+        assert found == (
+            {"exp_avg_sq": 5, "exp_avg": 4, "master": 2, "weight": 0},
+            {"exp_avg_sq": 7, "exp_avg": 6, "master": 3, "weight": 1},
+        )
 
 
 def test_replicas_write_whole_groups_in_equal_shares(new_path: NewPath) -> None:

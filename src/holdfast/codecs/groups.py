@@ -4,7 +4,7 @@ A group is a parameter's weight, its master copy and an optimizer's moments: of 
 their names. A wrong guess costs size, never a bit: a codec looks whether a relative helps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..layout import ROLES, Group, Key, Path, Shape, Shard, Tensor
 
@@ -23,7 +23,8 @@ def find_groups(tensors: Sequence[Tensor]) -> tuple[Group, ...]:
     Moments stand side by side: ``…, name, "exp_avg"`` and ``…, name, "exp_avg_sq"``. A weight has
     ``name`` as its last key elsewhere, and the same shape; where there is one of half precision and
     one of f32, that is its master; else what stands beside the moments under a name of `MASTERS`.
-    Of several, the first goes with the first.
+    Of several, the first goes with the first. Moments with numbers for names (of parameters that no
+    module holds) go with the weights of their shape, in order, where these are as many.
     """
     index = {tensor.path: number for number, tensor in enumerate(tensors)}
     groups: dict[_Name, list[dict[str, int]]] = {}
@@ -50,8 +51,29 @@ def find_groups(tensors: Sequence[Tensor]) -> tuple[Group, ...]:
             if place == len(known):
                 known.append({})
             known[place][role] = number
+    _join_numbered(groups)
     found = (_roles(each) for known in groups.values() for each in known)
     return tuple(group for group in found if len(group) > 1)
+
+
+def _join_numbered(groups: Mapping[_Name, Sequence[dict[str, int]]]) -> None:
+    """Give weights without moments those of their shape that have numbers for names."""
+    moments: dict[Shape, list[dict[str, int]]] = {}
+    weights: dict[Shape, list[dict[str, int]]] = {}
+    for (name, shape), known in groups.items():
+        for group in known:
+            if "exp_avg_sq" not in group:
+                weights.setdefault(shape, []).append(group)
+            elif str(name).isdigit() and not group.keys() & {"half", "full"}:
+                moments.setdefault(shape, []).append(group)
+    for shape, numbered in moments.items():
+        lonely = sorted(weights.get(shape, []), key=lambda group: min(group.values()))
+        if len(lonely) != len(numbered):
+            continue
+        numbered.sort(key=lambda group: group["exp_avg_sq"])
+        for weight, moment in zip(lonely, numbered, strict=True):
+            weight |= moment
+            moment.clear()
 
 
 def _roles(found: dict[str, int]) -> Group:
