@@ -58,9 +58,9 @@ nb::object file_name(const std::string& name) {
   return nb::steal(PyUnicode_DecodeFSDefaultAndSize(name.data(), Py_ssize_t(name.size())));
 }
 
-nb::list entries_of(Vfs& vfs, const std::string& path) {
+nb::list entries_of(Vfs& vfs, const std::string& root, const std::string& name) {
   nb::list entries;
-  const auto found = value_of(without_gil([&] { return vfs.list_directory(path); }));
+  const auto found = value_of(without_gil([&] { return vfs.list_beneath(root, name); }));
   for (const auto& entry : found)
     entries.append(nb::make_tuple(file_name(entry.name), entry.kind, entry.size));
   return entries;
@@ -92,6 +92,7 @@ void bind_vfs(nb::module_& module) {
       .def("trace", trace_of)
       .def("create", checked(&Vfs::create), "path"_a, "direct"_a = false)
       .def("open", checked(&Vfs::open), "path"_a, "direct"_a = false)
+      .def("open_beneath", checked(&Vfs::open_beneath), "root"_a, "name"_a, "direct"_a = false)
       .def("close", checked(&Vfs::close), "fd"_a)
       .def("write", write_buffer, "fd"_a, "data"_a, "offset"_a)
       .def("read", read_bytes, "fd"_a, "size"_a, "offset"_a)
@@ -105,7 +106,7 @@ void bind_vfs(nb::module_& module) {
       .def("unlink", checked(&Vfs::unlink), "path"_a)
       .def("make_directory", checked(&Vfs::make_directory), "path"_a)
       .def("remove_directory", checked(&Vfs::remove_directory), "path"_a)
-      .def("list_directory", entries_of, "path"_a);
+      .def("list_directory", entries_of, "path"_a, "name"_a = "");
 }
 
 }  // namespace holdfast

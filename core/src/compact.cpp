@@ -266,8 +266,9 @@ bool decode_compact(Mode mode, std::span<const std::uint8_t> payload, const Elem
                         static_cast<float*>(target), kernel);
   }
   if (!moments && !steps) {
-    return decode_lossless(mode, payload, elements, {reference.master, reference.second_moment},
-                           target, kernel);
+    return decode_lossless(mode, payload, elements,
+                           {reference.master, reference.second_moment, reference.base}, target,
+                           kernel);
   }
   if (!is_f32(elements) && (moments || !is_half(elements))) return false;
   if (mode == Mode::kMeans) {

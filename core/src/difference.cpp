@@ -13,7 +13,8 @@ constexpr std::size_t kRareShare = 1000;    // of the exponents one in so many i
 constexpr std::size_t kTopSamples = 65536;  // by which the top is found
 constexpr std::size_t kRun = 256;           // elements that are looked at together in an estimate
 constexpr std::size_t kRuns = 64;
-constexpr unsigned kTogether = 57;      // bits that are put down, or looked at, at once
+constexpr unsigned kTogether = 57;      // bits that are looked at at once: 64 but 7 before them
+constexpr unsigned kPutTogether = 56;   // that are put down: a shift by 64, all held, is undefined
 constexpr std::size_t kSlackBytes = 8;  // that bits touch behind their end
 constexpr std::size_t kBlock = 4096;    // elements whose bits are put down together
 
@@ -65,7 +66,7 @@ struct Bits {
   std::uint64_t held = 0;
   unsigned length = 0;
 
-  // At most kTogether bits.
+  // At most kPutTogether bits.
   void put(std::uint64_t bits, unsigned count) {
     held |= bits << length;
     length += count;
@@ -83,7 +84,7 @@ std::uint8_t* put_tails(const std::uint32_t* tails, const std::uint8_t* lengths,
   std::size_t i = 0;
   for (; i + 2 <= count; i += 2) {
     const unsigned first = lengths[i], both = first + lengths[i + 1];
-    if (both <= kTogether) {
+    if (both <= kPutTogether) {
       bits.put(tails[i] | std::uint64_t{tails[i + 1]} << first, both);
     } else {
       bits.put(tails[i], first);

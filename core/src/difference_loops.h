@@ -6,22 +6,10 @@
 
 #include "float_bits.h"
 #include "holdfast/codec_kernel.h"
+#include "places.h"
 
 namespace holdfast {
 namespace {
-
-// As in places.h, for words of 32 or 16 bits in 32.
-template <unsigned bits>
-inline std::uint32_t in_order(std::uint32_t word) {
-  constexpr std::uint32_t kSign = 1u << (bits - 1), kAll = kSign | (kSign - 1);
-  return word ^ ((word & kSign) != 0 ? kAll : kSign);
-}
-
-template <unsigned bits>
-inline std::uint32_t out_of_order(std::uint32_t place) {
-  constexpr std::uint32_t kSign = 1u << (bits - 1), kAll = kSign | (kSign - 1);
-  return place ^ ((place & kSign) != 0 ? kSign : kAll);
-}
 
 // How far the exponent (of f16 with the head of the fraction) is below the top one.
 template <unsigned bits>
@@ -50,7 +38,7 @@ inline void differences_of(const Word* __restrict data, const Word* __restrict b
   constexpr unsigned kBits = 8 * sizeof(Word);
   for (std::size_t i = 0; i < count; ++i) {
     contexts[i] = context_of<kBits>(base[i], top);
-    const Word up = (Word)(in_order<kBits>(data[i]) - in_order<kBits>(base[i]));
+    const Word up = (Word)(place_of<kBits>(data[i]) - place_of<kBits>(base[i]));
     const Word down = (Word)(0u - up);
     const std::uint32_t magnitude = up < down ? up : down;
     const int number = class_of(magnitude);
@@ -98,9 +86,9 @@ inline void sums_of(const Word* base, std::size_t count, const std::uint8_t* __r
     const std::uint32_t head = 2 | (number & 1), length = (number >> 1) - 1;
     const std::uint32_t least = number < 2 ? number : head << (length & 31);
     const std::uint32_t magnitude = least + tails[i];
-    const std::uint32_t place = in_order<kBits>(base[i]);
+    const std::uint32_t place = place_of<kBits>(base[i]);
     const std::uint32_t moved = (symbol & 1) != 0 ? place + magnitude : place - magnitude;
-    target[i] = (Word)out_of_order<kBits>(moved);
+    target[i] = (Word)bits_at<kBits>(moved);
   }
 }
 

@@ -1,25 +1,24 @@
-// Floats in their order, as unsigned integers.
+// Floats in their order, as unsigned integers of 16 or 32 bits. For the loops of one instruction
+// set too: nothing here is shared between files.
 #pragma once
 
-#include <type_traits>
+#include <stdint.h>
 
 namespace holdfast {
+namespace {
 
 // Neighbours differ by one; of both zeros the negative one comes first.
-template <class Word>
-Word place_of(Word bits) {
-  constexpr unsigned kSign = 8 * sizeof(Word) - 1;
-  using Signed = std::make_signed_t<Word>;
-  const auto flip = static_cast<Word>(static_cast<Signed>(bits) >> kSign | Word{1} << kSign);
-  return static_cast<Word>(bits ^ flip);
+template <unsigned bits>
+inline uint32_t place_of(uint32_t word) {
+  constexpr uint32_t kSign = 1u << (bits - 1), kAll = kSign | (kSign - 1);
+  return word ^ ((word & kSign) != 0 ? kAll : kSign);
 }
 
-template <class Word>
-Word bits_at(Word place) {
-  constexpr unsigned kSign = 8 * sizeof(Word) - 1;
-  using Signed = std::make_signed_t<Word>;
-  const auto flip = static_cast<Word>(static_cast<Signed>(~place) >> kSign | Word{1} << kSign);
-  return static_cast<Word>(place ^ flip);
+template <unsigned bits>
+inline uint32_t bits_at(uint32_t place) {
+  constexpr uint32_t kSign = 1u << (bits - 1), kAll = kSign | (kSign - 1);
+  return place ^ ((place & kSign) != 0 ? kSign : kAll);
 }
 
+}  // namespace
 }  // namespace holdfast

@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #endif
 
+#include "gather.h"
 #include "holdfast/codec_kernel.h"
 
 namespace holdfast {
@@ -44,11 +45,7 @@ inline Vector low_bits(Vector a) {
   return _mm512_and_si512(a, _mm512_set1_epi32(kScale - 1));
 }
 inline Vector gather(Vector index, const std::uint32_t* table) {
-  // Into zeros, and by a mask that GCC does not see through: else it takes any register for the
-  // target, and the gather waits for whatever that held before.
-  __mmask16 all = 0xFFFF;
-  __asm__("" : "+k"(all));
-  return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), all, index, table, 4);
+  return gather_words(index, table);
 }
 
 // Puts down the low halves of too large states in front of `end`.

@@ -81,13 +81,13 @@ void predict(Mode mode, const Constants& constants, const Part& part, std::size_
 
 // How far an element is from what was predicted: 0, -1, 1, -2, 2, … are 0, 1, 2, 3, 4, …
 std::uint32_t missed_by(float value, float predicted) {
-  const std::uint32_t step = place_of(bits_of(value)) - place_of(bits_of(predicted));
+  const std::uint32_t step = place_of<32>(bits_of(value)) - place_of<32>(bits_of(predicted));
   return step << 1 ^ static_cast<std::uint32_t>(static_cast<std::int32_t>(step) >> 31);
 }
 
 std::uint32_t moved_by(float predicted, std::uint32_t missed) {
   const std::uint32_t step = missed >> 1 ^ (0u - (missed & 1));
-  return bits_at(place_of(bits_of(predicted)) + step);
+  return bits_at<32>(place_of<32>(bits_of(predicted)) + step);
 }
 
 // Elements that are evenly spread, next to each other in memory.
@@ -182,13 +182,15 @@ double fit_moment(const Part& sample, std::size_t count, Constants& best) {
 bool fit_rest(const Part& sample, std::size_t count, double epsilon, Constants& constants,
               double* more) {
   double found[3] = {};
-  const auto row_of = [&](std::size_t i, double* row, double& result) {
+  const auto row_of = [&](std::size_t i, auto& row, double& result) {
     const double value = sample.data[i], base = sample.base[i];
     const double root = std::sqrt(sample.other[i]) + epsilon, unit = sample.exp_avg[i] / root;
     const double scale = 1 / (std::fabs(value) + std::fabs(base));
     row[0] = base * scale;
     row[1] = unit * scale;
-    if (more != nullptr) row[2] = -unit / root * epsilon * scale;
+    if constexpr (sizeof row == sizeof found) {
+      row[2] = -unit / root * epsilon * scale;
+    }
     result = value * scale;
     return std::fabs(base) < kOutlier * std::fabs(value) && std::fabs(unit) < kOutlier;
   };

@@ -11,6 +11,7 @@
 #endif
 
 #include "float_bits.h"
+#include "gather.h"
 #include "holdfast/codec_kernel.h"
 
 namespace holdfast {
@@ -70,11 +71,8 @@ inline __m512i widen_places(const std::uint8_t* places) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
 }
 
-// As in rans_loops.h: by itself GCC lets a gather wait for what its register held before.
 inline __m512 gather_floats(__m512i index, const float* table) {
-  __mmask16 all = 0xFFFF;
-  __asm__("" : "+k"(all));
-  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), all, index, table, 4);
+  return _mm512_castsi512_ps(gather_words(index, table));
 }
 #endif
 

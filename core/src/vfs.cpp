@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "beneath.h"
+
 namespace holdfast {
 namespace {
 
@@ -65,6 +67,10 @@ bool has_nul(const std::string& path) {
   return path.find('\0') != std::string::npos;
 }
 
+std::string joined(const std::string& root, const std::string& name) {
+  return name.empty() ? root : root + '/' + name;
+}
+
 template <class Body>
 Status on_path(Vfs& vfs, Operation operation, const std::string& path, Body body) {
   const Call call{.operation = operation, .path = path};
@@ -95,11 +101,13 @@ Result<int> make_descriptor(Vfs& vfs, Operation operation, const std::string& pa
   return static_cast<int>(fd);
 }
 
-std::int64_t open_regular(const std::string& path, bool direct) {
+// Opens a file by a function of flags: a descriptor, or -errno.
+template <class Open>
+std::int64_t open_regular(bool direct, Open open) {
   // O_NONBLOCK: opening a FIFO would wait for its writer.
   const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  const int fd = ::open(path.c_str(), flags);
-  if (fd < 0) return errno == ENXIO || errno == ENODEV ? -EINVAL : -errno;
+  const int fd = open(flags);
+  if (fd < 0) return fd == -ENXIO || fd == -ENODEV ? -EINVAL : fd;
   struct stat info{};
   // A ring would answer EAGAIN where a read has to wait, were O_NONBLOCK left on.
   if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
@@ -110,9 +118,16 @@ std::int64_t open_regular(const std::string& path, bool direct) {
   return -EINVAL;
 }
 
-std::int64_t list_entries(const std::string& path, std::vector<DirectoryEntry>& entries) {
-  DIR* directory = ::opendir(path.c_str());
-  if (directory == nullptr) return -errno;
+std::int64_t list_entries(const std::string& root, const std::string& name,
+                          std::vector<DirectoryEntry>& entries) {
+  const int fd = open_beneath(root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return fd;
+  DIR* directory = ::fdopendir(fd);
+  if (directory == nullptr) {
+    const int error = errno;
+    ::close(fd);
+    return -error;
+  }
   entries.clear();
   errno = 0;
   while (const dirent* entry = ::readdir(directory)) {
@@ -170,7 +185,14 @@ Result<int> Vfs::create(const std::string& path, bool direct) {
 }
 
 Result<int> Vfs::open(const std::string& path, bool direct) {
-  return make_descriptor(*this, Operation::kOpen, path, [&] { return open_regular(path, direct); });
+  const auto open = [&](int flags) { return int(or_error(::open(path.c_str(), flags))); };
+  return make_descriptor(*this, Operation::kOpen, path, [&] { return open_regular(direct, open); });
+}
+
+Result<int> Vfs::open_beneath(const std::string& root, const std::string& name, bool direct) {
+  const auto open = [&](int flags) { return holdfast::open_beneath(root, name, flags); };
+  return make_descriptor(*this, Operation::kOpen, joined(root, name),
+                         [&] { return open_regular(direct, open); });
 }
 
 Status Vfs::close(int fd) {
@@ -310,11 +332,17 @@ Status Vfs::remove_directory(const std::string& path) {
 }
 
 Result<std::vector<DirectoryEntry>> Vfs::list_directory(const std::string& path) {
+  return list_beneath(path, "");
+}
+
+Result<std::vector<DirectoryEntry>> Vfs::list_beneath(const std::string& root,
+                                                      const std::string& name) {
   std::vector<DirectoryEntry> entries;
+  const std::string path = joined(root, name);
   const Call call{.operation = Operation::kListDirectory, .path = path};
   if (has_nul(path)) return outcome(call, -EINVAL);
-  Status status = outcome(
-      call, perform(*this, call, [&](const Admission&) { return list_entries(path, entries); }));
+  const auto list = [&](const Admission&) { return list_entries(root, name, entries); };
+  Status status = outcome(call, perform(*this, call, list));
   if (!status.ok()) return status;
   return entries;
 }

@@ -119,6 +119,23 @@ TEST(a_rounding_is_kept) {
   }
 }
 
+TEST(halves_that_keep_their_rounding_are_decoded_as_a_difference) {
+  const Group made = group(20'000, 200, 8);
+  std::vector<std::uint16_t> weight(20'000), base(20'000), decoded(20'000), target(20'000);
+  const CodecKernel& kernel = best_codec_kernel();
+  kernel.to_bf16(reinterpret_cast<const std::uint32_t*>(made.weight.data()), weight.data(), 20'000);
+  kernel.to_bf16(reinterpret_cast<const std::uint32_t*>(made.base.data()), base.data(), 20'000);
+  const Elements elements = {20'000, 2, Kind::kBf16, 200, 0};
+  const Reference reference = {.base = base.data()};
+  Bytes out(compact_bytes_max(elements));
+  const Lossy coded = encode_steps(elements, weight.data(), {.bound = Bound::kBf16}, reference,
+                                   out.data(), decoded.data());
+  CHECK(coded.mode == Mode::kDifference);
+  CHECK(decode_compact(coded.mode, {out.data(), coded.size_bytes}, elements, reference,
+                       target.data()));
+  CHECK(target == weight);
+}
+
 TEST(damage_touches_nothing_else) {
   std::mt19937_64 random(9);
   const std::size_t count = 64 * 300;

@@ -173,6 +173,22 @@ TEST(roundings_of_masters_take_nothing) {
   CHECK(round_trip(elements, data.data(), {masters.data(), nullptr}).mode == Mode::kPlanes);
 }
 
+// 28 and 29 bits behind 7 others: a word of 64 is full, and must be empty after it.
+TEST(differences_that_fill_a_word_of_bits_come_back) {
+  std::mt19937_64 random(12);
+  std::vector<std::uint32_t> base = weights(200000, 11), data;
+  for (std::uint32_t& word : base) word = random() % 2 ? word : 0;
+  for (const std::uint32_t word : base) data.push_back(word);
+  for (std::size_t at = 0; at + 2 <= data.size(); at += 2 + random() % 50) {
+    for (std::size_t i = at; i < at + 2; ++i) {
+      data[i] = base[i] == 0 ? base[(i + 2) % base.size()] : base[i] ^ 0x80000000;
+    }
+  }
+  const Elements elements = {data.size(), 4, Kind::kFloat, 1000, 0};
+  const Made made = round_trip(elements, data.data(), {nullptr, nullptr, base.data()});
+  CHECK(made.mode == Mode::kDifference);
+}
+
 TEST(damage_is_refused_or_decodes_to_something_and_nothing_else_is_touched) {
   std::mt19937_64 random(9);
   const Moments made = moments(64, 500, 10);

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 
+#include "../src/beneath.h"
 #include "check.h"
 #include "files.h"
 
@@ -136,6 +137,56 @@ TEST(a_recording_logs_what_changes_the_disk_in_order) {
   CHECK_EQ(vfs->calls()["unlink"], 1u);
   CHECK_EQ(vfs->calls()["size"], 1u);
   CHECK(Vfs::posix()->calls().empty());
+}
+
+TEST(what_lies_below_is_opened_through_no_link) {
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::posix();
+  const std::string root = directory / "root";
+  CHECK(vfs->make_directory(root).ok() && vfs->make_directory(root + "/data").ok());
+  write_file(root + "/data/file", "inside");
+  write_file(directory / "secret", "outside");
+  CHECK_EQ(::symlink("data", (root + "/linked").c_str()), 0);
+  CHECK_EQ(::symlink("..", (root + "/up").c_str()), 0);
+  CHECK_EQ(::symlink(root.c_str(), (directory / "alias").c_str()), 0);
+  CHECK_EQ(::symlink("file", (root + "/data/name").c_str()), 0);
+  CHECK_EQ(::symlink("/proc/self/fd/0", (root + "/data/magic").c_str()), 0);
+  struct Way {
+    const char* name;
+    int error;  // of openat2, then of the walk
+    int walked;
+  };
+  const Way ways[] = {{"data/file", 0, 0},
+                      {"linked/file", ELOOP, ENOTDIR},
+                      {"data/name", ELOOP, ELOOP},
+                      {"data/magic", ELOOP, ELOOP},
+                      {"up/secret", ELOOP, ENOTDIR},
+                      {"../secret", EXDEV, EINVAL},
+                      {"data/../../secret", EXDEV, EINVAL},
+                      {"/etc/passwd", EXDEV, EINVAL},
+                      {"data/file/more", ENOTDIR, ENOTDIR},
+                      {"none/file", ENOENT, ENOENT}};
+  for (const std::string& place : {root, directory / "alias"}) {
+    for (const Way& way : ways) {
+      const int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC;
+      const int found = open_beneath(place, way.name, flags);
+      const int walked = walk_beneath(place, way.name, flags);
+      // Where the kernel has no openat2, the first is the second.
+      CHECK(found >= 0 ? way.error == 0 : found == -way.error || found == -way.walked);
+      CHECK(walked >= 0 ? way.walked == 0 : walked == -way.walked);
+      if (found >= 0) ::close(found);
+      if (walked >= 0) ::close(walked);
+    }
+    auto fd = vfs->open_beneath(place, "data/file", false);
+    if (!CHECK(fd.ok())) return;
+    CHECK(vfs->close(fd.value()).ok());
+    CHECK_EQ(vfs->list_beneath(place, "data").value().size(), 3u);
+  }
+  failed_with(vfs->open_beneath(root, "data", false).status(), EINVAL, root + "/data");
+  failed_with(vfs->open_beneath(root, "linked/file", false).status(), ELOOP, root + "/linked/file");
+  failed_with(vfs->list_beneath(root, "linked").status(), ELOOP, root + "/linked");
+  CHECK(!vfs->list_beneath(root, "..").ok());
+  CHECK(!vfs->open_beneath(directory / "none", "file", false).ok());
 }
 
 }  // namespace holdfast

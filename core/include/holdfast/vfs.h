@@ -101,6 +101,9 @@ class Vfs {
   Result<int> create(const std::string& path, bool direct);
   // Regular files only, and no link: ELOOP or EINVAL otherwise.
   Result<int> open(const std::string& path, bool direct);
+  // The same below `root`: no part of `name` may be a link or lead out, whatever is swapped
+  // meanwhile. ELOOP, ENOTDIR, EXDEV or EINVAL otherwise. `root` may be reached through links.
+  Result<int> open_beneath(const std::string& root, const std::string& name, bool direct);
   // The descriptor is gone whatever the result.
   Status close(int fd);
   Status write(int fd, const void* data, std::size_t size, std::uint64_t offset);
@@ -117,6 +120,8 @@ class Vfs {
   Result<bool> make_directory(const std::string& path);
   Status remove_directory(const std::string& path);
   Result<std::vector<DirectoryEntry>> list_directory(const std::string& path);
+  Result<std::vector<DirectoryEntry>> list_beneath(const std::string& root,
+                                                   const std::string& name);
 
   // One pread or pwrite: bytes done, or -errno. `call` is a kRead or kWrite.
   std::int64_t transfer(const Call& call);
