@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from ._load import LoadReport, load
     from ._random import RandomState
     from ._recode import rebase, recompress
+    from ._repair import repair
     from ._save import save, save_async
+    from ._scrub import scrub
+    from ._sign import sign, signer
     from ._trial import Trial, Trials, try_codecs
+    from ._verify import verify
     from .engine.pipeline import Progress
     from .options import Options
     from .state.shard import Shard
@@ -41,9 +45,14 @@ __all__ = [
     "open",
     "rebase",
     "recompress",
+    "repair",
     "save",
     "save_async",
+    "scrub",
+    "sign",
+    "signer",
     "try_codecs",
+    "verify",
 ]
 
 _HOME = {
@@ -65,9 +74,14 @@ _HOME = {
     "open": "_checkpoint",
     "rebase": "_recode",
     "recompress": "_recode",
+    "repair": "_repair",
     "save": "_save",
     "save_async": "_save",
+    "scrub": "_scrub",
+    "sign": "_sign",
+    "signer": "_sign",
     "try_codecs": "_trial",
+    "verify": "_verify",
 }
 
 

@@ -4,21 +4,20 @@ import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
-from functools import partial
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ._damage import Damage, Subject, find_damage, find_wrong, of_base
 from .codecs.base import Loss
-from .engine.check import check_files, check_names, read_manifest
+from .engine.check import read_manifest
 from .engine.pool import lease
-from .engine.read import DataFileReader
-from .errors import CorruptError, MismatchError, OptionError, VersionError
+from .engine.trust import check_of
+from .errors import CorruptError, MismatchError, OptionError
 from .format.names import display_names
 from .layout import Box, Path, Shape, whole
 from .options import SLOT_BYTES, Options
 from .plan.load_plan import plan_load
-from .plan.runs import Run
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -54,21 +53,6 @@ class TensorInfo:
     loss: Loss | None
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One fault that `Checkpoint.verify` found.
-
-    Attributes:
-        where: file or directory.
-        what: the whole text: file, bytes, tensor, chunk, found and expected, as far as they apply.
-        tensor: name of the tensor whose elements are hit, or None when none is.
-    """
-
-    where: str
-    what: str
-    tensor: str | None = None
-
-
 class Checkpoint:
     """A committed checkpoint, open for reading; made by `holdfast.open`.
 
@@ -79,7 +63,7 @@ class Checkpoint:
     def __init__(self, path: "str | os.PathLike[str]", options: Options | None = None) -> None:
         self._store = open_store(path)
         self._options = options or Options()
-        self._manifest = read_manifest(self._store)
+        self._manifest = read_manifest(self._store, check_of(self._options.trust))
         self._chain: Chain = ()  # opened when something is read
         losses = self._manifest.table.header.losses
         self._losses = {n.tensor: Loss(*astuple(n)[1:]) for n in losses}
@@ -265,37 +249,23 @@ class Checkpoint:
 
         Raises:
             StoreError: the disk or the network failed, which says nothing about the checkpoint.
+            VersionError: a newer holdfast wrote what a link was made from.
         """
-        store, manifest = self._store, self._manifest
-        found = _attempt(self.location, lambda: check_names(store, manifest))
-        header = manifest.table.header
-        wanted = {t.path: (i, [whole(t.shape)]) for i, t in enumerate(header.tensors)}
-        runs: dict[int, list[Run]] = {}
-        for run in plan_load(manifest, wanted, SLOT_BYTES):
-            runs.setdefault(run.extent.file, []).append(run)
-        for file, name in enumerate(manifest.file_names):
-            where = f"{self.location}/{name}"
-            found += _attempt(where, partial(check_files, store, manifest, [file]))
-            with (
-                lease(store.vfs, self.location, self._options) as leased,
-                DataFileReader(store, leased, manifest) as reader,
-            ):
-                for read, fault in reader.scan(runs.get(file, ()), report):
-                    tensor = self._names[read.chunk.shard.tensor.path] if read else None
-                    found.append(Damage(where, str(fault), tensor))
-        if len(manifest.based):
-            found += _attempt(self.location, self._open_chain)
-        return found if found or not deep else self._verify_deep()
+        subject = self.subject
+        found = list(find_damage(subject, report))
+        if len(self._manifest.based):
+            try:
+                self._open_chain()
+            except CorruptError as error:
+                found.append(of_base(subject, self.location, error))
+        if deep:
+            found += find_wrong(subject, found, lambda _: None)
+        return found
 
-    def _verify_deep(self) -> list[Damage]:
-        from .engine.deep import check_digests
-
-        with lease(self._store.vfs, self.location, self._options) as leased:
-            faults = check_digests(self._open_chain(), leased, lambda _: None)
-            return [
-                Damage(self.location, str(fault), self._names[shard.tensor.path])
-                for shard, fault in faults
-            ]
+    @property
+    def subject(self) -> Subject:
+        """Its MANIFEST, for rooms that look deeper."""
+        return Subject(self._store, self._manifest, self._options)
 
     def _open_chain(self) -> "Chain":
         from .engine.chain import open_chain
@@ -333,14 +303,6 @@ class Checkpoint:
         with lease(self._store.vfs, self.location, self._options) as leased:
             read_chain(self._open_chain(), leased, runs, targets)
         return result
-
-
-def _attempt(where: str, check: Callable[[], object]) -> list[Damage]:
-    try:
-        check()
-    except (CorruptError, VersionError) as error:
-        return [Damage(where, str(error))]
-    return []
 
 
 def _checked_box(name: str, shape: Shape, box: "tuple[Shape, Shape] | None") -> Box:

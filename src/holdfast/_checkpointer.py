@@ -102,7 +102,7 @@ class Checkpointer:
         group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,
     ) -> None:
-        """Prepare; nothing is written before the first save.
+        """Prepare; nothing is written before the first step or save.
 
         Raises:
             OptionError: an argument that cannot be.
@@ -198,6 +198,8 @@ class Checkpointer:
         self._check_usable(step)
         self._signals.pass_on_served()
         self._signals.watch()
+        if self._ranks.rank == COORDINATOR:
+            self._run.fence.enter()
         if self._last is not None:
             self._last.take(step, state)
         self._schedule.begin_step()
@@ -264,6 +266,10 @@ class Checkpointer:
         if self._last is not None:
             self._last.forget()  # from here on the state is of no step, until it is of another
         self._saver.saved_step = None
+        if not partial:
+            with Phase(self._ranks):
+                if self._ranks.rank == COORDINATOR:
+                    self._run.fence.look()
         if step is None:
             step = restore_newest(self._run, into, self._ranks, self._options, partial=partial)
         else:

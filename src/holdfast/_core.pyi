@@ -111,6 +111,12 @@ class Vfs:
     def open(self, path: str, direct: bool = False) -> int:
         """Open a regular file for reading; anything else fails with ELOOP or EINVAL."""
 
+    def open_beneath(self, root: str, name: str, direct: bool = False) -> int:
+        """`open` what lies below ``root``: no part of ``name`` may be a link or lead out of it.
+
+        That holds whoever swaps directories meanwhile; ``root`` itself may be reached by links.
+        """
+
     def close(self, fd: int) -> None: ...
     def write(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of ``data`` at ``offset``; resumes short writes and EINTR."""
@@ -136,8 +142,11 @@ class Vfs:
         """Whether it was made (False: it is there already, as a directory)."""
 
     def remove_directory(self, path: str) -> None: ...
-    def list_directory(self, path: str) -> list[tuple[str, str, int]]:
-        """(name, "file" | "directory" | "other", size) of each entry, sorted; links are "other"."""
+    def list_directory(self, path: str, name: str = "") -> list[tuple[str, str, int]]:
+        """(name, "file" | "directory" | "other", size) of each entry, sorted; links are "other".
+
+        Of ``path``, or of what lies below it, as `open_beneath` has it.
+        """
 
 class Queue:
     """Reads and writes in flight on files of one `Vfs`; its own threads do the work.

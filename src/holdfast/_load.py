@@ -15,6 +15,7 @@ from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
 from .engine.pipeline import read_shards
 from .engine.pool import Lease, lease
+from .engine.trust import check_of
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
 from .options import SLOT_BYTES, Options
@@ -93,7 +94,7 @@ def load(
     Raises:
         NotCommittedError: there is no checkpoint at ``path``.
         CorruptError: a check failed; what was filled before it holds verified values, and is
-            named in ``.filled``.
+            named in ``.filled``. A TrustError where ``options.trust`` was to be kept to.
         MismatchError: names, shapes or dtypes differ; the text lists all of them. Nothing was
             changed.
         VersionError: a newer holdfast wrote it.
@@ -133,7 +134,7 @@ def load_from(
     with Phase(ranks) as prepared:
         check_into(into)
         store = open_store(path)
-        manifest = read_manifest(store)
+        manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
         chain = open_chain(store, manifest) if len(manifest.based) else ()
         target = bind(into, source_of(manifest))
         prepared.answer = describe_fit(manifest, target, cast=cast)

@@ -25,7 +25,7 @@ from .engine.write import WriterPlan
 from .format import spec
 from .format.header import RAW, Coding, Header
 from .format.links import Base
-from .format.manifest import Manifest, content_digest
+from .format.manifest import content_digest
 from .format.rows import Planned, encode_written
 from .layout import Box, Shard, batches, size_of
 from .options import SLOT_BYTES, STREAM_BYTES, Options
@@ -58,15 +58,15 @@ def recompress(
         CorruptError: the source, or something below it, fails a check.
     """
     there = open_store(target)
-    chain = open_chain(open_store(source))
+    chain = open_chain(open_store(source), trust=(options or Options()).trust)
     chosen = find_codec(codec)
     check_absent(there)
     word = choose_base(there, chosen, 0)
     base = Base(word["name"], word["digest"], word["links"]) if word else None
-    header = _header(chain[-1].manifest, chosen, base)
-    writing = _writing(there, header, chain, chosen, word["save_id"] if word else "")
+    header = rewritten_header(chain[-1].manifest.table.header, chosen, base)
+    writing = make_writing(there, header, chain, chosen, word["save_id"] if word else "")
     try:
-        made = _write(chain, writing, options or Options(), report)
+        made = write_again(chain, writing, options or Options(), report)
         commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
@@ -95,19 +95,21 @@ def rebase(
         CorruptError: it, or something below it, fails a check; nothing was changed.
     """
     store = open_store(path)
-    chain = open_chain(store)
+    chain = open_chain(store, trust=(options or Options()).trust)
     manifest = chain[-1].manifest
     old = manifest.table.header
     if old.base is None:
         return False
-    header = _header(manifest, LOSSLESS, None)
-    writing = _writing(store, header, chain, LOSSLESS, "")
+    header = rewritten_header(old, LOSSLESS, None)
+    writing = make_writing(store, header, chain, LOSSLESS, "")
     try:
-        made = _write(chain, writing, options or Options(), report)
+        made = write_again(chain, writing, options or Options(), report)
         commit_again(store, header, *made.told, content_digest(manifest.table))
     except BaseException:
         remove_files(store, header.save_id)
         raise
+    if store.exists(spec.SIGNATURE_NAME):
+        store.remove(spec.SIGNATURE_NAME)  # it was of what is stored no more
     remove_files(store, old.save_id)
     return True
 
@@ -117,34 +119,36 @@ def _with_losses(header: Header, basis: Basis | None) -> Header:
     return replace(header, losses=join_losses([encode_losses(basis, header)]) or header.losses)
 
 
-def _header(manifest: Manifest, codec: Codec | None, base: Base | None) -> Header:
-    old = manifest.table.header
+def rewritten_header(old: Header, codec: Codec | None, base: Base | None) -> Header:
+    """Return the header of a checkpoint that is written again, by this holdfast."""
     coding = RAW if codec is None else Coding(codec.name, find_groups(old.tensors))
     save_id = secrets.token_hex(16)
     return replace(old, save_id=save_id, codecs=(coding,), codec_of=(), base=base)
 
 
-def _writing(
+def make_writing(
     store: LocalStore, header: Header, chain: Chain, codec: Codec | None, base_save_id: str
 ) -> Writing:
-    manifest = chain[-1].manifest
+    """Say what is written of a checkpoint: all shards of the tensors that the header has."""
+    manifest, kept = chain[-1].manifest, set(header.tensors)
     count = len(manifest.table.shard_tensor)
-    shards = [manifest.shard(index) for index in range(count)]
+    every = (manifest.shard(index) for index in range(count))
+    shards = [shard for shard in every if shard.tensor in kept]
     groups = [group for coding in header.codecs for group in coding.groups]
     ordered = tuple(s for unit in units_of(shards, header.tensors, groups) for _, s in unit)
     return Writing(store, header, ordered, codec, base_save_id, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class Made:
     """What was written: as `commit` takes it, and what the next link is made from."""
 
     told: tuple[Planned, list[bytes]]
     basis: Basis | None
 
 
-def _write(chain: Chain, writing: Writing, options: Options, report: Report) -> _Made:
-    """Write all shards as the first rank, durably."""
+def write_again(chain: Chain, writing: Writing, options: Options, report: Report) -> Made:
+    """Write shards as the first rank, durably."""
     header, store = writing.header, writing.store
     files = WriterPlan(header, 0, 0, size_of(writing.shards), options.file_bytes)
     basis = begin_link(writing, options)
@@ -159,9 +163,9 @@ def _write(chain: Chain, writing: Writing, options: Options, report: Report) -> 
     flat = [n for shard in writing.shards for n in (*shard.box.offset, *shard.box.shape)]
     numbers = np.array(flat, np.int64)
     boxes = unflatten(numbers, np.cumsum(2 * ndim) - 2 * ndim, ndim)
-    first = np.array([0, *[len(writing.shards)] * header.world_size], np.int64)
-    nothing = [encode_written([])] * (header.world_size - 1)
-    return _Made((Planned(owner, boxes, first), [encode_written(tables), *nothing]), basis)
+    # Of the first rank alone: the header may name four thousand million of them.
+    first = np.array([0, len(writing.shards)], np.int64)
+    return Made((Planned(owner, boxes, first), [encode_written(tables)]), basis)
 
 
 class _Source:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._load import load_from
 from ._run import Run
-from .errors import CorruptError, NotCommittedError, PeerError, StoreError
+from .errors import CorruptError, NotCommittedError, PeerError, StoreError, TrustError
 from .group.base import COORDINATOR, Phase
 from .options import Options
 
@@ -179,6 +179,8 @@ def _kind_of(error: BaseException) -> str:
     """Whether an error says that this checkpoint cannot be read, and another perhaps can."""
     if isinstance(error, NotCommittedError):
         return "gone"
+    if isinstance(error, TrustError):
+        return ""  # an older step that is signed is no answer: say so, and let people decide
     damaged = isinstance(error, CorruptError) or (
         isinstance(error, StoreError) and error.errno == errno.EIO
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ._fence import Fence
 from ._keep import Keep
 from .engine.retire import retire, sweep, sweep_pending
 from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError
@@ -37,11 +38,13 @@ class Run:
     Attributes:
         keep: the policy.
         damaged: steps that could not be restored; the same on every rank.
+        fence: who may write here; every removal looks at it.
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: Keep) -> None:
         self.damaged: set[int] = set()
         self._store = open_store(root)
+        self.fence = Fence(self._store)
         self.keep = keep
         self._headers: dict[int, Header] = {}  # of steps, where the policy has looked at them
         self._seen = False
@@ -94,7 +97,12 @@ class Run:
         )
 
     def retire(self, step: int) -> None:
-        """Remove a step, if it is there."""
+        """Remove a step, if it is there.
+
+        Raises:
+            FencedError: another job writes here now.
+        """
+        self.fence.hold()
         self._headers.pop(step, None)  # a step of this number may be saved again, with others
         if self._store.exists(step_name(step)):
             retire(LocalStore(self.path(step), self._store.vfs))
@@ -120,15 +128,22 @@ class Run:
         self._seen = True
         said = f"step {step} is saved, but"
         with self._warning(said):
+            self.fence.hold()
+            self._tidy(step, said)
+
+    def _tidy(self, step: int, said: str) -> None:
+        with self._warning(said):
             hint = f"{step_name(step)}\n".encode()
             self._store.replace(LATEST_NAME, f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}", hint)
         self._let_go(step, said)
         with self._warning(said):
+            # The time now, by the clock of those that are looked at: the hint was just written.
+            before_s = self._store.modified_s(LATEST_NAME) - GRACE_S
             for entry in self._store.list():
                 if step_of(entry.name) is not None:
                     with self._warning(said):
-                        sweep(LocalStore(f"{self.root}/{entry.name}", self._store.vfs), GRACE_S)
-            sweep_pending(self._store, PENDING_LATEST_PREFIX, GRACE_S)
+                        sweep(LocalStore(f"{self.root}/{entry.name}", self._store.vfs), before_s)
+            sweep_pending(self._store, PENDING_LATEST_PREFIX, before_s)
 
     def make_room(self, spare: int | None) -> int:
         """Retire what the policy does not keep of the steps there are; return how many went.

@@ -155,7 +155,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
             tables = write_shards(store, leased, files, shards, parts, codec, basis, ledger)
         return tables, basis
 
-    records = _finish(agreed, ranks, write, ledger)
+    records = _finish(agreed, ranks, write, ledger, wanted.check_last)
     ledger.stall_s = time.perf_counter() - ledger.started
     return records
 
@@ -198,7 +198,7 @@ def start_save(
         handle.forget_failure()
         raise
     ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
-    handle.start(lambda: _finish(agreed, background, write, ledger), after)
+    handle.start(lambda: _finish(agreed, background, write, ledger, wanted.check_last), after)
     return handle
 
 
@@ -286,7 +286,11 @@ def _stage(
 
 
 def _finish(
-    agreed: Agreed, ranks: "Group", write: Callable[[], Written], ledger: Ledger
+    agreed: Agreed,
+    ranks: "Group",
+    write: Callable[[], Written],
+    ledger: Ledger,
+    check_last: Callable[[], None] = lambda: None,
 ) -> Records:
     """Write this rank's share; commit when all ranks have written theirs."""
     store, header = agreed.store, agreed.files.header
@@ -310,7 +314,12 @@ def _finish(
             planned = Planned(plan.tensor, plan.boxes, plan.first)
             lost = join_losses([losses for _, _, losses, _ in told])
             header = replace(header, objects=values, losses=lost)
-            commit(store, header, planned, [written for *_, written in told], ledger.check)
+
+            def check() -> None:
+                ledger.check()
+                check_last()
+
+            commit(store, header, planned, [written for *_, written in told], check)
             records = [json.loads(record) for record, *_ in told]
     known.remember(agreed.made)
     end_link(agreed.writing(ranks.rank), basis)

@@ -185,17 +185,20 @@ class Saver:
                 return save()
 
     def _for(self, step: int, metrics: Metrics, wanted: Wanted) -> Wanted:
-        def free_bytes() -> int | None:
+        def find_room() -> int | None:
             # Where all ranks learn of an error: of their metrics, only the coordinator's count.
             if lacking := self._run.keep.metrics - set(metrics or ()):
                 raise OptionError(
                     f"{self._run.keep} looks at {', '.join(sorted(lacking))}, but metrics has "
                     f"{', '.join(sorted(metrics or ())) or 'nothing'}; give it, as NaN if unknown"
                 )
-            return self._run.free_bytes()
+            spare = self._run.free_bytes()
+            self._run.fence.hold()
+            return spare
 
-        path = self._run.path(step)
-        return replace(wanted, path=path, step=step, metrics=metrics, free_bytes=free_bytes)
+        path, check = self._run.path(step), self._run.fence.hold
+        wanted = replace(wanted, path=path, step=step, metrics=metrics, check_last=check)
+        return replace(wanted, free_bytes=find_room)
 
     def _conclude(self, step: int, records: Records) -> None:
         """Do what follows a commit; of all ranks the coordinator has the records."""
@@ -219,6 +222,7 @@ class Saver:
         try:
             yield
         except AlreadyCommittedError as error:
+            self._run.fence.hold()  # when it was another job's save, that says more
             raise AlreadyCommittedError(
                 f"{error}. To train on from an earlier step, call retire_after(step) first"
             ) from error

@@ -105,7 +105,7 @@ def try_codecs(
         report: called with the bytes of elements that all codecs tried since the last call.
 
     Raises:
-        OptionError: there is no such codec, or no sample.
+        OptionError: there is no such codec, or no sample, or ``base`` is ``path``.
         NotCommittedError: there is no checkpoint at ``path`` or ``base``.
         CorruptError: one of them, or something below it, fails a check.
     """
@@ -139,6 +139,11 @@ def _told(codec: "str | Codec") -> str:
 def _open_base(chain: Chain, base: "str | os.PathLike[str] | None") -> Chain | None:
     store, header = chain[-1].store, chain[-1].manifest.table.header
     if base is not None:
+        if os.path.realpath(base) == os.path.realpath(store.location):
+            raise OptionError(
+                f"base is {store.location} itself, of which nothing would be left to store; give "
+                "an earlier checkpoint of the run, or leave it out"
+            )
         return open_chain(open_store(base))
     assert isinstance(store, LocalStore)
     place = header.base.name if header.base else os.path.basename(step_before(store))

@@ -29,6 +29,8 @@ class Wanted:
     Attributes:
         free_bytes: called on the coordinator: checks what its caller has to, the place too, and
             returns what may be written there. None: that is not looked at.
+        check_last: called on the coordinator right before the commit; raises when there may be
+            none.
     """
 
     path: str | os.PathLike[str]
@@ -40,6 +42,7 @@ class Wanted:
     busy: str = "wait"
     deadline_s: float = 1800.0
     free_bytes: Callable[[], int | None] | None = None
+    check_last: Callable[[], None] = lambda: None
 
 
 def check_wanted(wanted: Wanted) -> None:

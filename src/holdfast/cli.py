@@ -1,7 +1,7 @@
 """The command line: `holdfast VERB PATH`. What the verbs do is in `tools`.
 
 Exit codes: 0 good (the same), 1 a bad checkpoint (different), 2 usage and what cannot be read,
-130 Ctrl-C, 141 when the reader of a pipe has gone.
+130 Ctrl-C, 143 SIGTERM (scrub), 141 when the reader of a pipe has gone.
 """
 
 import argparse
@@ -69,7 +69,8 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return USAGE
     verbs = {"inspect": _inspect, "verify": _verify, "diff": _diff, "bench": _bench}
-    verbs |= {"convert": _convert, "recompress": _recompress, "rebase": _rebase}
+    verbs |= {"sign": _sign, "convert": _convert, "recompress": _recompress, "rebase": _rebase}
+    verbs |= {"repair": _repair, "scrub": _scrub}
     return verbs[chosen.verb](chosen)
 
 
@@ -91,6 +92,8 @@ def _make_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--deep", action="store_true", help="decode everything too, through the bases of links"
     )
+    _add_signing(verbs, verify)
+    _add_care(verbs)
     diff = verbs.add_parser("diff", help="compare two checkpoints, element by element")
     diff.add_argument("a", metavar="A", help="directory of a checkpoint")
     diff.add_argument("b", metavar="B", help="directory of another")
@@ -118,6 +121,39 @@ def _make_parser() -> argparse.ArgumentParser:
         if verb.add_help:
             verb.add_argument("--json", action="store_true", help="for machines, with full names")
     return parser
+
+
+def _add_care(verbs: "argparse._SubParsersAction[_Parser]") -> None:
+    scrub = verbs.add_parser("scrub", help="verify a run slowly, from the disk; goes on if stopped")
+    scrub.add_argument("path", metavar="RUN", help="directory of a run")
+    scrub.add_argument(
+        "--mb-per-s",
+        type=float,
+        default=50.0,
+        help="read at most so much; 0: no limit; default: 50",
+    )
+    repair = verbs.add_parser("repair", help="what a damaged checkpoint or run still offers")
+    repair.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
+    do = repair.add_mutually_exclusive_group()
+    do.add_argument("--write", action="store_true", help="rebuild a lost or damaged MANIFEST")
+    do.add_argument("--to", metavar="NEW", help="write all tensors that are whole to NEW")
+
+
+def _add_signing(verbs: "argparse._SubParsersAction[_Parser]", verify: _Parser) -> None:
+    verify.add_argument(
+        "--signature", action="store_true", help="its SIGNATURE too; what has none is bad"
+    )
+    verify.add_argument(
+        "--public-key",
+        metavar="KEY",
+        action="append",
+        help="with --signature: this key has to have signed it; may be repeated",
+    )
+    sign = verbs.add_parser("sign", help="sign every byte of a checkpoint with a key")
+    sign.add_argument("path", metavar="PATH", help="directory of a checkpoint")
+    sign.add_argument(
+        "--key", required=True, metavar="KEY", help="file of an Ed25519 private key, PEM or OpenSSH"
+    )
 
 
 def _add_bench(verbs: "argparse._SubParsersAction[_Parser]") -> None:
@@ -157,9 +193,38 @@ def _inspect(chosen: argparse.Namespace) -> int:
 def _verify(chosen: argparse.Namespace) -> int:
     from .tools import verify
 
-    document = verify.verify(chosen.path, deep=chosen.deep)
+    if chosen.public_key and not chosen.signature:
+        raise OptionError("--public-key is of a signature; give --signature with it")
+    keys = chosen.public_key or () if chosen.signature else None
+    document = verify.verify(chosen.path, deep=chosen.deep, keys=keys)
     _write(chosen, document, verify.render)
     return verify.exit_code(document)
+
+
+def _scrub(chosen: argparse.Namespace) -> int:
+    from .tools import scrub
+
+    try:
+        document = scrub.scrub(chosen.path, mb_per_s=chosen.mb_per_s)
+    except scrub.Terminated:
+        return scrub.TERMINATED
+    _write(chosen, document, scrub.render)
+    return scrub.exit_code(document)
+
+
+def _repair(chosen: argparse.Namespace) -> int:
+    from .tools import repair
+
+    document = repair.repair(chosen.path, to=chosen.to, write=chosen.write)
+    _write(chosen, document, repair.render)
+    return repair.exit_code(document)
+
+
+def _sign(chosen: argparse.Namespace) -> int:
+    from .tools import sign
+
+    _write(chosen, sign.sign(chosen.path, chosen.key), sign.render)
+    return GOOD
 
 
 def _diff(chosen: argparse.Namespace) -> int:
@@ -187,7 +252,7 @@ def _recompress(chosen: argparse.Namespace) -> int:
 
     document = recompress.recompress_all(chosen.source, chosen.target, chosen.codec)
     _write(chosen, document, recompress.render_recompress)
-    return GOOD
+    return BAD if document["damaged"] else GOOD
 
 
 def _rebase(chosen: argparse.Namespace) -> int:

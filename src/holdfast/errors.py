@@ -7,8 +7,10 @@ HoldfastError
 │   └── NoSpaceError           the disk or the quota is full
 ├── NotCommittedError      no MANIFEST here
 ├── AlreadyCommittedError  this step exists, with other contents
+├── FencedError            a newer job writes to this run
 ├── OptionError            an option or argument that cannot be (lists what there is)
 ├── CorruptError           committed bytes fail a check (file, tensor, chunk, found, expected)
+│   └── TrustError             they are not what a trusted key has signed
 ├── VersionError           written by a newer holdfast
 ├── BusyError              another save is in flight, and busy="fail"
 ├── CancelledError         the save was cancelled
@@ -60,6 +62,10 @@ class AlreadyCommittedError(HoldfastError):
     """The step exists already, with other contents."""
 
 
+class FencedError(HoldfastError):
+    """A newer job writes to this run; the text names its epoch, host and start."""
+
+
 class OptionError(HoldfastError):
     """An option or argument that cannot be."""
 
@@ -72,6 +78,10 @@ class CorruptError(HoldfastError):
     """
 
     filled: tuple[str, ...] = ()
+
+
+class TrustError(CorruptError):
+    """Only what a trusted key has signed was to be loaded, and this is something else."""
 
 
 class VersionError(HoldfastError):

@@ -1,8 +1,11 @@
 """The settings of a save or a load, in one frozen record. Knows nothing but its own bounds."""
 
+import os
 from dataclasses import dataclass
 
 from .errors import OptionError
+
+Keys = str | os.PathLike[str] | tuple[str | os.PathLike[str], ...]
 
 SLOT_BYTES = 16 << 20  # holds the largest chunk (2^24 - 1 bytes), page-rounded
 STREAM_BYTES = 128 << 20  # eight slots: one fills while the others are on their way
@@ -25,6 +28,8 @@ class Options:
             the lowest rank of each host; a number: so many ranks at most, evenly spread. Fewer
             writers make fewer and larger files. What none of these ranks holds is written by those
             that do.
+        trust: Ed25519 public keys, as files or as OpenSSH's lines: `load`, `open` and restores take
+            only what one of them has signed (SECURITY.md). Default: whatever is whole.
     """
 
     chunk_elements: int = 1 << 20
@@ -34,6 +39,7 @@ class Options:
     queue_depth: int = 16
     io: str = "auto"
     writers: str | int = "rank"
+    trust: Keys = ()
 
     def __post_init__(self) -> None:
         """Reject what cannot be."""
@@ -50,6 +56,12 @@ class Options:
         if self.writers not in ("rank", "node") and not _is_count(self.writers):
             raise OptionError(
                 f"writers is {self.writers!r}; there are 'rank', 'node' and numbers of ranks from 1"
+            )
+        keys = self.trust if isinstance(self.trust, tuple) else (self.trust,)
+        if not all(isinstance(key, (str, os.PathLike)) for key in keys):
+            raise OptionError(
+                f"trust is {self.trust!r:.80}; expected a public key's file or line, or a tuple "
+                "of them"
             )
 
 

@@ -25,32 +25,47 @@ preamble("2^60 chunks, whose bytes wrap around", 7, 2**60 + 4, SIZES)
 preamble("2^61 box numbers, whose bytes wrap around", 8, 2**61 + 10, SIZES)
 
 
-def packed(name: str, change: Callable[[bytes], bytes], text: str, unpacked: int = 0) -> None:
-    """A lie in a packed JSON header, or in the bytes that it is said to have unpacked."""
+def stream_of(body: bytes, change: Callable[[bytes], bytes] = bytes) -> bytes:
+    stream = change(zlib.compress(body))
+    return stream + bytes(-len(stream) % 8)
+
+
+def packed(name: str, change: Callable[[bytes], bytes], text: str, more: int = 0) -> None:
+    """A lie in a packed table, or in the bytes of its JSON header: so many more than it has."""
 
     def tell(forgery: Forgery) -> None:
-        plain = text_bytes(forgery)
-        stream = change(zlib.compress(plain))
-        forgery.manifest.header = stream + bytes(-len(stream) % 8)
-        forgery.manifest.preamble[9] = unpacked or len(plain)
+        forgery.manifest.pack = lambda body: stream_of(body, change)
+        forgery.manifest.preamble |= {4: len(text_bytes(forgery)) + more} if more else {}
 
     lie(name, text)(tell)
 
 
-TAKES, UNPACKS = r"takes \d+ bytes, of \d+ unpacked", r"does not unpack to \d+ bytes"
-preamble("the length of a JSON header that is not packed", 9, 8, TAKES)
-packed("a packed JSON header of 7 bytes too many", lambda s: s, TAKES, 1007)
-packed("a packed JSON header that grows", lambda s: s, TAKES, 64)
-packed("a packed JSON header of 2^63 bytes", lambda s: s, TAKES, 2**63)
-packed("a packed JSON header of 256 MiB in a few bytes", lambda s: s, TAKES, 2**28)
-packed("a packed JSON header that is not", lambda s: bytes(len(s)), "cannot be unpacked")
-packed("a packed JSON header with another sum", lambda s: s[:-1] + b"?", "cannot be unpacked")
-packed("a packed JSON header that is cut off", lambda s: s[:-16], UNPACKS)
-packed("a packed JSON header of more than it says", lambda s: s, UNPACKS, 800)
-packed("a packed JSON header of less than it says", lambda s: s, UNPACKS, 4000)
-packed("a byte behind a packed JSON header", lambda s: s + b"?", UNPACKS)
-packed("padding behind a packed JSON header", lambda s: s + bytes(8), UNPACKS)
-packed("two packed JSON headers", lambda s: s + zlib.compress(b"{}"), UNPACKS)
+TAKES, PACKED = r"JSON header takes \d+ bytes", r"packed into \d+ bytes, from \d+"
+UNPACKS = r"does not unpack to \d+ bytes"
+preamble("the length of a stream where there is none", 9, 8, SIZES)
+packed("a packed table with a JSON header of 7 bytes more", lambda s: s, TAKES, 7)
+packed("a packed table with a JSON header of 2^62 bytes", lambda s: s, TAKES, 2**62)
+packed("a packed table of 256 MiB in a few bytes", lambda s: s, PACKED, 2**28 - 4096)
+packed("a packed table of 8 bytes more than the stream has", lambda s: s, UNPACKS, 8)
+packed("a packed table of 8 bytes less than the stream has", lambda s: s, UNPACKS, -8)
+packed("a packed table that grows", lambda s: s + bytes(4096), PACKED)
+packed("a packed table that is no stream", lambda s: bytes(len(s)), "cannot be unpacked")
+packed("a packed table with another sum", lambda s: s[:-1] + b"?", "cannot be unpacked")
+packed("a packed table that is cut off", lambda s: s[:-16], UNPACKS)
+packed("a byte behind a packed table", lambda s: s + b"?", UNPACKS)
+packed("padding behind a packed table", lambda s: s + bytes(8), UNPACKS)
+packed("two packed tables", lambda s: s + zlib.compress(b"{}"), UNPACKS)
+
+
+@lie("a stream of a length that is no multiple of 8", PACKED)
+def _(forgery: Forgery) -> None:
+    forgery.manifest.pack = lambda body: stream_of(body) + b"\0"
+
+
+@lie("a packed table of 2^27 chunks", PACKED)
+def _(forgery: Forgery) -> None:
+    forgery.manifest.pack = stream_of
+    forgery.manifest.preamble[7] = 2**27
 
 
 @lie("chunks counted as box numbers", "not hold as many chunks")

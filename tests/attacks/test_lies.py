@@ -1,10 +1,9 @@
 """Every lie is refused, by its own error, in little time and memory; by the other reader too."""
 
-import json
 import re
+import sys
 import time
 import tracemalloc
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from format.forge import Forgery
 from holdfast.errors import CorruptError, HoldfastError, VersionError
 
 from . import file_lies, header_lies, row_lies
+from .header_lies import stream_of
 from .lies import LIES, OPTIONS, Lie, save_truth, target
 
 assert file_lies and header_lies and row_lies  # they add to LIES
 
 NewPath = Callable[[], Path]
-SECONDS_MAX = 2.0
+SECONDS_MAX = 2.0 if sys.gettrace() is None else 60.0  # where coverage looks on
 MEMORY_MAX = 8 << 20  # what 100,000 levels or digits take; a size that is believed takes far more
 
 
@@ -74,13 +74,10 @@ def test_the_truth_is_accepted_however_it_is_put_together(truth: Path, new_path:
     assert len(reader.read(path)["tensors"]) == 3
 
 
-def test_a_packed_header_is_accepted_under_any_codec(truth: Path, new_path: NewPath) -> None:
+def test_a_packed_table_is_accepted_under_any_codec(truth: Path, new_path: NewPath) -> None:
     forgery, path = Forgery.read(truth), new_path()
     for table in (forgery.manifest, *(file.footer for file in forgery.files)):
-        text = json.dumps(table.header).encode()
-        text += b" " * (-len(text) % 8)
-        stream = zlib.compress(text, 1)
-        table.header, table.preamble[9] = stream + bytes(-len(stream) % 8), len(text)
+        table.pack = stream_of
     forgery.write(path)
     assert holdfast.open(path).verify() == []
     assert len(reader.read(path)["tensors"]) == 3

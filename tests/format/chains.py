@@ -1,4 +1,4 @@
-"""What only some checkpoints have, for the independent reader: packed headers, bases, losses.
+"""What only some checkpoints have, for the independent reader: packed tables, bases, losses.
 
 Written from docs/format.md §6 alone.
 """
@@ -29,18 +29,19 @@ def check(condition, rule):
 KNOWN = {"features": ("base", "losses"), "codecs": ("raw", "lossless", "compact", "excp")}
 
 
-def unpack(content, size):
-    if size == 0:
+def unpack(content, packed, size):
+    if not packed:
         return content
-    check(len(content) < size <= 64 * len(content), "bytes of a packed JSON header")
+    check(len(content) % 8 == 0 and size <= 2**30, "bytes of a packed table")
+    check(len(content) < size <= 64 * len(content), "bytes of a packed table")
     stream = zlib.decompressobj()
     try:
-        text = stream.decompress(content, size + 1)
+        body = stream.decompress(content, size + 1)
     except zlib.error as error:
-        raise Corrupt(f"packed JSON header: {error}") from None
+        raise Corrupt(f"packed table: {error}") from None
     rest = stream.unused_data
-    check(stream.eof and len(text) == size and rest == bytes(len(rest) % 8), "packed JSON header")
-    return text
+    check(stream.eof and len(body) == size and rest == bytes(len(rest) % 8), "packed table")
+    return body
 
 
 def check_further(header):
@@ -90,6 +91,20 @@ def content_digest(header, files):
     parts += [struct.pack(f"<{len(shards)}I", *(index[id(shard.tensor)] for shard in shards))]
     parts += [json.dumps(named, ensure_ascii=False, separators=(",", ":")).encode()]
     return hash128(b"".join(parts)).hex()
+
+
+def signed(path, files):
+    """The name of a SIGNATURE that is there, its bytes checked: §8, but for who has signed it."""
+    place = Path(path, "SIGNATURE")
+    if not (place.exists() or place.is_symlink()):
+        return set()
+    check(place.is_file() and not place.is_symlink(), "SIGNATURE is no file")
+    rows = sum(len(file.chunks) for file in files)
+    check(place.stat().st_size == 80 + 32 * rows + 32 + 64 + 16 <= 2**30, "bytes of SIGNATURE")
+    content = place.read_bytes()
+    check(content[:16] == b"\x89HFS\r\n\x1a\n" + struct.pack("<2I", 1, 0), "head of SIGNATURE")
+    check(hash128(content[:-16]) == content[-16:], "H128 of SIGNATURE")
+    return {"SIGNATURE"}
 
 
 def lengths(box):

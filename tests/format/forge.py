@@ -7,6 +7,7 @@ what our own writer would refuse to write.
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,46 +44,51 @@ class Table:
     Attributes:
         header: the JSON header; as bytes, it is written as it is.
         columns: rows by column name.
-        preamble: fields to write instead of the right ones, by number: 0 magic … 9 bytes unpacked.
+        preamble: fields to write instead of the right ones, by number: 0 magic … 9 bytes packed.
+        pack: makes of a body what is stored in its place.
     """
 
     magic: bytes
     header: Any
     columns: dict[str, list[Any]]
     preamble: dict[int, Any] = field(default_factory=dict)
+    pack: Callable[[bytes], bytes] | None = None
 
     @staticmethod
     def parse(content: bytes) -> "Table":
         magic, _, _, _, size, *numbers, packed = struct.unpack_from("<8s2I7Q", content)
         counts = dict(zip("FSCB", numbers, strict=True))
-        at = PREAMBLE_BYTES + size
-        columns = {}
+        body = content[PREAMBLE_BYTES:-H128_BYTES]
+        if packed:
+            body = zlib.decompressobj().decompress(body)
+        at, columns = size, {}
         for name, letter, count in COLUMNS:
             one = struct.calcsize("<" + letter)
-            rows = struct.iter_unpack("<" + letter, content[at : at + counts[count] * one])
+            rows = struct.iter_unpack("<" + letter, body[at : at + counts[count] * one])
             columns[name] = [row for (row,) in rows]
             at += counts[count] * one
-        text = content[PREAMBLE_BYTES : PREAMBLE_BYTES + size]
-        if packed:
-            text = zlib.decompressobj().decompress(text)
-        return Table(magic, json.loads(text), columns)
+        return Table(magic, json.loads(body[:size]), columns)
 
     def encode(self) -> bytes:
         text = self.header
         if not isinstance(text, bytes):
             text = json.dumps(text, ensure_ascii=False, separators=(",", ":")).encode()
             text += b" " * (-len(text) % 8)
-        body = b"".join(
+        body = text + b"".join(
             struct.pack("<" + letter, row)
             for name, letter, _ in COLUMNS
             for row in self.columns[name]
         )
         lengths = {count: len(self.columns[name]) for name, _, count in COLUMNS}
-        total = PREAMBLE_BYTES + len(text) + len(body) + H128_BYTES
-        fields = [self.magic, 1, 0, total, len(text), *(lengths[c] for c in "FSCB"), 0]
+        packed = 0
+        if self.pack:
+            body = self.pack(body)
+            packed = len(body)
+        total = PREAMBLE_BYTES + len(body) + H128_BYTES
+        fields = [self.magic, 1, 0, total, len(text), *(lengths[c] for c in "FSCB"), packed]
         for index, value in self.preamble.items():
             fields[index] = value
-        content = struct.pack("<8s2I7Q", *fields) + text + body
+        content = struct.pack("<8s2I7Q", *fields) + body
         return content + hash128(content)
 
 
@@ -110,7 +116,7 @@ class Forgery:
     Attributes:
         kept: columns of the MANIFEST that `write` leaves as they are. The others that depend on
             the data files (file.bytes, file.footer_checksum, chunk.checksum) are made right.
-        footer_kept: the same for footers.
+        footer_kept: the same for footers (chunk.checksum alone).
     """
 
     manifest: Table
@@ -182,8 +188,6 @@ class Forgery:
     def _content(self, index: int, file: DataFile) -> bytes:
         offset = HEAD_BYTES + len(file.body)
         size = offset + len(file.footer.encode()) + TRAILER_BYTES
-        if "file.bytes" not in self.footer_kept:
-            file.footer.columns["file.bytes"][0] = size
         footer = file.footer.encode()
         checksum = hash64(footer, self._seed(file, 2**64 - 1))
         fields = [offset, len(footer), checksum, TRAILER_MAGIC]

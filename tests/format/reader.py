@@ -94,7 +94,7 @@ def read_data_file(path, header, file, base):
         footer_header, footer_files = read_table(footer, MAGIC % b"F")
     except Newer as error:
         raise Corrupt(f"footer: {error}") from None
-    check(footer_files == [file._replace(footer_checksum=0)], "rows of footer and MANIFEST")
+    check(footer_files == [file._replace(bytes=0, footer_checksum=0)], "rows of footer")
     own = {id(shard.tensor) for shard in file.shards}
     kept = [index for index, tensor in enumerate(header["tensors"]) if id(tensor) in own]
     tensors, ties = [header["tensors"][index] for index in kept], header["ties"]
@@ -123,17 +123,18 @@ def read_data_file(path, header, file, base):
 def read_table(content, magic):
     """The JSON header and the files, each with its shards and chunks."""
     check(88 <= len(content) <= 2**30 and content[:8] == magic, "bytes or magic of a table")
-    version, zero, size, J, F, S, C, B, U = struct.unpack("<2I7Q", content[8:72])
+    version, zero, size, J, F, S, C, B, P = struct.unpack("<2I7Q", content[8:72])
     if version > 1:
         raise Newer(f"format version {version}")
-    check((version, zero, J % 8, U % 8) == (1, 0, 0, 0) and max(J, U) <= 2**28, "preamble")
-    check(len(content) == size == 88 + J + 28 * F + 32 * S + 16 * C + 8 * B, "counts of a table")
+    N = J + 28 * F + 32 * S + 16 * C + 8 * B
+    check((version, zero, J % 8) == (1, 0, 0) and J <= 2**28, "preamble")
+    check(len(content) == size == 88 + (P or N), "counts of a table")
     check(hash128(content[:-16]) == content[-16:], "H128 of a table")
+    body = chains.unpack(content[72:-16], P, N)
     layout = f"<{2 * F}Q{'16s' * S}{B}q{C}Q{3 * F + 4 * S + 2 * C}I"
-    numbers = iter(struct.unpack(layout, content[72 + J : -16]))
+    numbers = iter(struct.unpack(layout, body[J:]))
     columns = [list(islice(numbers, n)) for n in (F, F, S, B, C, F, F, F, S, S, S, S, C, C)]
-    text = chains.unpack(content[72 : 72 + J], U)
-    header, boxes, last_file = read_header(text), iter(columns[3]), 0
+    header, boxes, last_file = read_header(body[:J]), iter(columns[3]), 0
     rows = zip(columns[4], columns[12], columns[13], strict=True)
     chunks = iter([(each, n & 0xFFFFFF, 64 * units, n >> 24) for each, n, units in rows])
     files = [File(*row, [], []) for row in zip(*columns[:2], *columns[5:8], strict=True)]
@@ -225,8 +226,7 @@ def path_text(entry):
     text = json.dumps(entry["path"], ensure_ascii=False, separators=(",", ":"))
     check(re.fullmatch(rf"\[{key}(,{key})*\]", text), "keys of a path")
     check(len(text.encode()) <= 4096, "length of a path")
-    integers = [key for key in entry["path"] if isinstance(key, int)]
-    check(all(-(2**63) <= key < 2**63 for key in integers), "an integer key of a path")
+    check(all(-(2**63) <= k < 2**63 for k in entry["path"] if isinstance(k, int)), "an integer")
     check(len(entry["path"]) <= 128, "keys of a path")
     return text
 
@@ -274,9 +274,9 @@ def read(path, links=65):
     header, files = read_table(manifest.read_bytes(), MAGIC % b"M")
     numbered = [(file.rank, file.number) for file in files]
     check(sorted(set(numbered)) == numbered, "order of the files")
-    check(all(rank < header["world_size"] for rank, _ in numbered), "a rank out of range")
+    check(max(numbered, default=(0,))[0] < header["world_size"], "a rank out of range")
     names = [f"data/{header['save_id']}/{rank:05d}-{number}.hf" for rank, number in numbered]
-    check_names(Path(path), header["save_id"], {"MANIFEST", *names})
+    check_names(Path(path), header["save_id"], {"MANIFEST", *names} | chains.signed(path, files))
     base = chains.read_base(path, header, read, links)
     shards = {id(tensor): [] for tensor in header["tensors"]}
     for name, file in zip(names, files, strict=True):

@@ -5,7 +5,7 @@ is read by any layout, a bounded part at a time. Knows stores and memory; no nam
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from ..format.links import Base
 from ..format.manifest import Manifest, content_digest
 from ..format.names import dotted
 from ..layout import Box, Path, Shard, batches, boxes_of_range
-from ..options import SLOT_BYTES
+from ..options import SLOT_BYTES, Keys
 from ..plan.load_plan import plan_load
 from ..plan.runs import ChunkRead, Run
 from ..state.tensors import TORCH_DTYPES
@@ -24,6 +24,7 @@ from .check import read_manifest
 from .pipeline import Done, read_shards
 from .pool import Lease
 from .stage import Sources
+from .trust import check_of, check_of_base
 from .workspace import borrow, give_back
 
 SCRATCH_BYTES = 512 << 20  # elements of bases in memory, shared by the links
@@ -41,35 +42,55 @@ class Link:
 Chain = tuple[Link, ...]  # from the one that needs none to the newest
 
 
-def open_chain(store: Store, manifest: Manifest | None = None) -> Chain:
+def open_chain(store: Store, manifest: Manifest | None = None, trust: Keys = ()) -> Chain:
     """Open a checkpoint with everything below it that its chunks may need.
 
     Args:
         manifest: the checkpoint's, where it has been read.
+        trust: else, the keys one of which has to have signed it.
 
     Raises:
         NotCommittedError: there is no checkpoint.
         CorruptError: it fails a check; or a base is missing, or is not the one it was made from.
     """
-    links = [Link(store, manifest or read_manifest(store))]
+    links = [Link(store, manifest or read_manifest(store, check_of(trust)))]
     while len(links[-1].manifest.based):
-        links.append(_open_base(links[-1]))
+        links.append(open_base(links[-1]))
     return tuple(reversed(links))
 
 
-def _open_base(link: Link) -> Link:
+def open_readable(store: Store, manifest: Manifest) -> Chain:
+    """Open a checkpoint with what is below it, as far as that can be opened.
+
+    For reading what does not refer to what is missing.
+    """
+    links = [Link(store, manifest)]
+    with suppress(CorruptError):
+        while len(links[-1].manifest.based):
+            links.append(open_base(links[-1]))
+    return tuple(reversed(links))
+
+
+def open_base(link: Link) -> Link:
+    """Open what a link was made from.
+
+    Raises:
+        CorruptError: it is missing, fails a check, or is another.
+        VersionError: a newer holdfast wrote it.
+    """
     base = link.manifest.table.header.base
     assert base is not None  # a manifest whose chunks refer to one has it
     where = f"{link.store.location} was made from {base.name}, which has to stand beside it"
     store = link.store.sibling(base.name)
     try:
-        manifest = read_manifest(store)
+        signed = link.manifest.signed
+        manifest = read_manifest(store, check_of_base(signed) if signed else None)
     except NotCommittedError as error:
         raise CorruptError(
             f"{where}, and is not there: {error}. Put it back, or use a checkpoint of another chain"
         ) from error
     except CorruptError as error:
-        raise CorruptError(f"{where}, and is damaged: {error}") from error
+        raise type(error)(f"{where}, and is damaged: {error}") from error
     header = manifest.table.header
     if content_digest(manifest.table) != base.digest:
         raise CorruptError(

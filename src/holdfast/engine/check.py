@@ -7,25 +7,30 @@ format; no tensors.
 
 import errno
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
 from .._core import xxh3_64
-from ..errors import CorruptError, NotCommittedError, StoreError, VersionError
+from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, VersionError
 from ..format import spec
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header_values
 from ..format.manifest import Manifest, check_tiling, decode_manifest
 from ..format.table import Table, decode_table
-from ..stores.base import Entry, Store
-from .read import NOT_A_FILE, open_data_file
+from ..stores.base import NOT_A_FILE, Entry, Store
+from .read import open_data_file
+from .trust import Check, read_signature
 
 
-def read_manifest(store: Store) -> Manifest:
+def read_manifest(store: Store, check: Check | None = None) -> Manifest:
     """Read and check the MANIFEST: a checkpoint is there if and only if it is.
 
+    Args:
+        check: binds its bytes to what a trusted key has signed, before they are parsed.
+
     Raises:
+        TrustError: nobody trusted has signed it.
         NotCommittedError: there is none.
         CorruptError: it fails a check.
         VersionError: a newer holdfast wrote it.
@@ -39,7 +44,12 @@ def read_manifest(store: Store) -> Manifest:
         if error.errno in (*NOT_A_FILE, errno.EFBIG):
             raise CorruptError(f"{where} is not a regular file of at most 1 GiB") from error
         raise
+    signed = check(store, data) if check else None
     manifest = decode_manifest(data, where)
+    if signed is not None:
+        if len(signed.payloads) != len(manifest.chunk_start):
+            raise TrustError(f"{store.location}/{spec.SIGNATURE_NAME} is of other chunks")
+        manifest = replace(manifest, signed=signed)
     try:
         check_tiling(manifest)
     except CorruptError as error:
@@ -81,6 +91,7 @@ def check_names(store: Store, manifest: Manifest) -> None:
     """
     save_id = manifest.table.header.save_id
     known = {spec.MANIFEST_NAME: "file", spec.DATA_DIRECTORY: "directory"}
+    known |= {spec.SIGNATURE_NAME: "file"}
     for entry in store.list():
         if not entry.name.startswith(spec.PENDING_MANIFEST_PREFIX):
             _check_entry(store, "", entry.name, entry.kind, known.get(entry.name))
@@ -92,13 +103,16 @@ def check_names(store: Store, manifest: Manifest) -> None:
     for entry in _list_data(store, manifest, below.rstrip("/")):
         expected = "file" if entry.name in names else None
         _check_entry(store, below, entry.name, entry.kind, expected)
+    signature = read_signature(store) if store.exists(spec.SIGNATURE_NAME) else None
+    if signature and len(signature.statement.payloads) != len(manifest.chunk_start):
+        raise CorruptError(f"{store.location}/{spec.SIGNATURE_NAME} is of another; remove it")
 
 
 def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:
     try:
         return store.list(name)
     except StoreError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         if manifest.file_names:
             raise CorruptError(
@@ -187,7 +201,7 @@ def _footer_of(manifest: Manifest, file: int) -> Table:
     tensors, numbers = np.unique(table.shard_tensor[shards], return_inverse=True)
     return Table(
         header=table.header.part(tensors.tolist()),
-        file_bytes=table.file_bytes[[file]],
+        file_bytes=np.zeros(1, np.uint64),
         file_footer_checksum=np.zeros(1, np.uint64),
         file_rank=table.file_rank[[file]],
         file_number=table.file_number[[file]],

@@ -59,7 +59,8 @@ def commit(
     Args:
         planned: what the ranks were to write.
         written: the `encode_written` of every rank.
-        check: raises when it is too late: the other ranks take it by then that there was no commit.
+        check: raises when it is too late, right before the manifest appears: the other ranks take
+            it by then that there was no commit, or another job writes here now.
 
     Raises:
         AlreadyCommittedError: this checkpoint exists already.
@@ -68,10 +69,10 @@ def commit(
     """
     data = b""
     try:
-        data = _manifest_of(store, header, planned, written)
+        manifest, data = _manifest_of(store, header, planned, written)
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
-        check()
-        if not store.publish(spec.MANIFEST_NAME, pending, data):
+        check_present(store, manifest)
+        if not store.publish(spec.MANIFEST_NAME, pending, data, check):
             _settle_race(store, data)
     except BaseException as error:
         if not data or _certainly_not_published(store, data):
@@ -81,6 +82,8 @@ def commit(
                 f"MANIFEST of {store.location} may be there nevertheless: then the checkpoint is "
                 "whole and loads, but whether it survives a power cut is not known"
             )
+        if isinstance(error, StoreError) and error.errno == errno.ENOENT:
+            check()  # the job that has taken this run over removes what was not published yet
         raise
 
 
@@ -92,15 +95,14 @@ def commit_again(
     Raises:
         StateError: the content is another; nothing was replaced.
     """
-    data = _manifest_of(store, header, planned, written)
-    found = content_digest(decode_manifest(data, spec.MANIFEST_NAME).table)
-    if found != digest:
+    manifest, data = _manifest_of(store, header, planned, written)
+    if content_digest(manifest.table) != digest:
         raise StateError(
             f"what was read of {store.location} is not what its MANIFEST says; the checkpoint was "
             "left as it is. 'holdfast verify --deep' says more"
         )
     pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
-    store.replace(spec.MANIFEST_NAME, pending, data)
+    store.replace(spec.MANIFEST_NAME, pending, data, lambda: check_present(store, manifest))
 
 
 def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
@@ -155,7 +157,9 @@ def check_absent(store: Store) -> None:
         )
 
 
-def _manifest_of(store: Store, header: Header, planned: Planned, written: Sequence[bytes]) -> bytes:
+def _manifest_of(
+    store: Store, header: Header, planned: Planned, written: Sequence[bytes]
+) -> tuple[Manifest, bytes]:
     """Join what the ranks wrote; check it as a reader will: what that refuses is not committed."""
     try:
         data = encode_manifest(join_written(header, planned, written))
@@ -171,11 +175,10 @@ def _manifest_of(store: Store, header: Header, planned: Planned, written: Sequen
             f"the shards of all ranks do not make whole tensors: {error}. Give each rank its part "
             "as a DTensor or a holdfast.Shard, or the same whole tensor on every rank"
         ) from error
-    _check_present(store, manifest)
-    return data
+    return manifest, data
 
 
-def _check_present(store: Store, manifest: Manifest) -> None:
+def check_present(store: Store, manifest: Manifest) -> None:
     """Check that every file the manifest will name is here, at its size, whoever wrote it."""
     below = f"{spec.DATA_DIRECTORY}/{manifest.table.header.save_id}"
     entries = store.list(below) if manifest.file_names else []

@@ -3,14 +3,14 @@
 What checksums cannot tell: whether a codec, or a layout, gives back what it was given.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
 from .._core import xxh3_128
 from ..errors import CorruptError
 from ..format.names import dotted
-from ..layout import Shard, batches, chunks_of, size_of
+from ..layout import Path, Shard, batches, chunks_of, size_of
 from .chain import Chain, read_parts
 from .pool import Lease
 
@@ -18,15 +18,17 @@ BATCH_BYTES = 256 << 20  # of shards in memory at once, if no single one is larg
 
 
 def check_digests(
-    chain: Chain, lease: Lease, report: Callable[[int], None]
+    chain: Chain, lease: Lease, report: Callable[[int], None], skipped: Collection[Path] = ()
 ) -> Iterator[tuple[Shard, CorruptError]]:
     """Decode every shard of a checkpoint, and yield each that is not what was saved.
 
     Args:
         report: called with the bytes of elements checked since the last call.
+        skipped: tensors of which it is known that they cannot be read.
     """
     manifest = chain[-1].manifest
-    shards = [(index, manifest.shard(index)) for index in range(len(manifest.table.shard_tensor))]
+    every = ((index, manifest.shard(index)) for index in range(len(manifest.table.shard_tensor)))
+    shards = [(index, shard) for index, shard in every if shard.tensor.path not in skipped]
     for batch in batches(shards, lambda known: known[1].size_bytes, BATCH_BYTES):
         yield from _check(chain, lease, dict(batch))
         report(size_of(shard for _, shard in batch))
@@ -41,7 +43,9 @@ def _check(
         read_parts(chain, lease, parts)
     except CorruptError as error:
         if len(batch) == 1:
-            yield next(iter(batch.values())), error
+            # Not what it says of the targets that a load would have filled.
+            cause = error.__cause__
+            yield next(iter(batch.values())), cause if isinstance(cause, CorruptError) else error
             return
         for index, shard in batch.items():  # one by one: the others may be good
             yield from _check(chain, lease, {index: shard})

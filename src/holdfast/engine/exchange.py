@@ -122,7 +122,7 @@ class _Walk:
         try:
             self._place(shared.run, slot)
         except CorruptError as error:
-            self._damage = CorruptError(
+            self._damage = type(error)(
                 f"what rank {shared.reader} read and sent came here damaged, though it was whole "
                 f"there: {error}"
             )

@@ -360,6 +360,6 @@ def _with_filled(error: CorruptError, paths: Iterable[Path]) -> CorruptError:
     """Say which tensors a load that failed half-way has filled."""
     filled = tuple(dotted(path) for path in paths)
     shown = f"{', '.join(filled[:5])}{' …' if len(filled) > 5 else ''}" if filled else "none"
-    told = CorruptError(f"{error}. Tensors filled, with verified bytes, before that: {shown}")
+    told = type(error)(f"{error}. Tensors filled, with verified bytes, before that: {shown}")
     told.filled = filled
     return told

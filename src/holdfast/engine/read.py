@@ -12,17 +12,16 @@ from types import TracebackType
 
 from .._core import checksum, is_zero
 from ..codecs.base import Payload
-from ..errors import CorruptError, NotCommittedError, StoreError
+from ..errors import CorruptError, NotCommittedError, StoreError, TrustError
 from ..format import spec
 from ..format.data_file import chunk_seed
 from ..format.manifest import Manifest
 from ..format.names import dotted
+from ..format.signature import Statement
 from ..plan.runs import ChunkRead, Run
-from ..stores.base import Store
+from ..stores.base import NOT_A_FILE, Store
 from .pool import Lease
-
-# What the opening of a link, a directory, a socket, and of a pipe or device says.
-NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
+from .trust import digest
 
 
 class DataFileReader:
@@ -134,7 +133,19 @@ class DataFileReader:
             )
         if not is_zero(base + gap, start - gap):
             raise CorruptError(f"{what}: the padding before it, from byte {gap}, is not zero")
+        if manifest.signed is not None:
+            self._check_signed(manifest.signed, row, slot, start - run.extent.offset, size, what)
         return Payload(base + start, size, int(table.chunk_size_mode[row]) >> 24)
+
+    def _check_signed(
+        self, signed: Statement, row: int, slot: int, start: int, size: int, what: str
+    ) -> None:
+        payload = self._lease.pool.view(slot)[start : start + size] if size else b""
+        if digest(payload) != signed.payloads[row].tobytes():
+            raise TrustError(
+                f"{what}: these are not the bytes that were signed, though their checksum is "
+                "right: somebody has changed them"
+            )
 
     def _close_idle(self, busy: set[int]) -> None:
         """Close files that no read is in flight on; a checkpoint may have thousands of files."""

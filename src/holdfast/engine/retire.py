@@ -6,7 +6,6 @@ is gone.
 
 import contextlib
 import logging
-import time
 
 from ..errors import StoreError
 from ..format import spec
@@ -22,6 +21,8 @@ def retire(store: LocalStore) -> None:
     Raises:
         StoreError: something could not be removed; what is left has no manifest any more.
     """
+    if store.exists(spec.SIGNATURE_NAME):  # of nothing, were it to outlive the manifest
+        store.remove(spec.SIGNATURE_NAME)
     store.remove(spec.MANIFEST_NAME)
     store.sync_directory()
     for save in _saves(store):
@@ -36,10 +37,14 @@ def retire(store: LocalStore) -> None:
     store.remove_directory()
 
 
-def sweep(store: LocalStore, older_than_s: float) -> None:
-    """Remove data that no manifest here names, when all of it is older than the grace period.
+def sweep(store: LocalStore, before_s: float) -> None:
+    """Remove data that no manifest here names, when all of it was last modified before a time.
 
     A save that is still being written is younger, so it is left alone.
+
+    Args:
+        before_s: by the clock that gives files their times, as `LocalStore.modified_s` tells them:
+            this machine's may be wrong.
     """
     keep = ""
     saves = _saves(store)
@@ -49,33 +54,33 @@ def sweep(store: LocalStore, older_than_s: float) -> None:
         data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
         keep = decode_manifest(data, store.location).table.header.save_id
     # Asked first: whatever is removed below makes it young again.
-    is_dead = not keep and _is_older(store, [""], older_than_s)
+    is_dead = not keep and _is_older(store, [""], before_s)
     for save in saves:
         below = f"{spec.DATA_DIRECTORY}/{save}"
         if save == keep:
             continue
         names = [f"{below}/{file.name}" for file in store.list(below)]
-        if _is_older(store, [below, *names], older_than_s):
+        if _is_older(store, [below, *names], before_s):
             for name in names:
                 store.remove(name)
             store.remove_directory(below)
             logger.info("removed %s/%s, left by a save that died", store.location, below)
-    sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, older_than_s)
+    sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
     if is_dead:
         for name in (spec.DATA_DIRECTORY, ""):
             with contextlib.suppress(StoreError):
                 store.remove_directory(name)
 
 
-def sweep_pending(store: LocalStore, prefix: str, older_than_s: float) -> None:
+def sweep_pending(store: LocalStore, prefix: str, before_s: float) -> None:
     """Remove files that were to get another name, but whose writer died."""
     for entry in store.list():
-        if entry.name.startswith(prefix) and _is_older(store, [entry.name], older_than_s):
+        if entry.name.startswith(prefix) and _is_older(store, [entry.name], before_s):
             store.remove(entry.name)
 
 
-def _is_older(store: LocalStore, names: list[str], seconds: float) -> bool:
-    return time.time() - max(store.modified_s(name) for name in names) > seconds
+def _is_older(store: LocalStore, names: list[str], before_s: float) -> bool:
+    return max(store.modified_s(name) for name in names) < before_s
 
 
 def _saves(store: LocalStore) -> list[str]:

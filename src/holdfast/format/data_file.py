@@ -5,7 +5,7 @@ Bytes only; reads and writes no file.
 
 import struct
 
-from .._core import xxh3_64, xxh3_128
+from .._core import xxh3_64
 from ..errors import CorruptError
 from . import spec
 from .table import Table, encode_table
@@ -52,17 +52,12 @@ def check_header(data: bytes, save_id: str, rank: int, number: int) -> None:
 
 
 def encode_footer(table: Table, footer_offset: int) -> tuple[bytes, int]:
-    """Write footer and trailer of the one file of ``table``; its ``file_bytes`` is filled in.
+    """Write footer and trailer of the one file of ``table``.
 
     Returns:
         (footer and trailer, footer checksum).
     """
-    draft = encode_table(spec.FOOTER_MAGIC, table)
-    file_bytes = footer_offset + len(draft) + spec.TRAILER_BYTES
-    # file_bytes is the first column, behind the header: known only once all is written.
-    at = spec.PREAMBLE_BYTES + int.from_bytes(draft[24:32], "little")
-    body = draft[:at] + struct.pack("<Q", file_bytes) + draft[at + 8 : -spec.TABLE_CHECKSUM_BYTES]
-    footer = body + xxh3_128(body)
+    footer = encode_table(spec.FOOTER_MAGIC, table)
     rank, number = int(table.file_rank[0]), int(table.file_number[0])
     seed = chunk_seed(table.header.save_id, rank, number, spec.FOOTER_CHUNK)
     checksum = xxh3_64(footer, seed)

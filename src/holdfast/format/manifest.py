@@ -31,7 +31,8 @@ from . import spec
 from .header import Header
 from .names import data_file_name, dotted
 from .references import NONE, find_based, find_references
-from .table import I64, U32, U64, Table, decode_table, encode_table, unpacked_bytes
+from .signature import Statement
+from .table import I64, U32, Table, decode_table, encode_table, unpacked_bytes
 from .values import encode_path
 
 BLOCK_ROWS = 1 << 16  # looked at in one go: 64 dimensions of that many boxes take 64 MiB
@@ -52,7 +53,8 @@ class Manifest:
         references: row of the chunk that each chunk's payload refers to, or -1; empty: none refers.
         based: whether each chunk refers to the base; empty: none does.
         tensor_order, tensor_first: shards ordered by tensor, and where those of each begin.
-        size_bytes: of the MANIFEST itself, when its JSON header is unpacked.
+        size_bytes: of the MANIFEST itself, when it is unpacked.
+        signed: what a trusted key has signed of it, where that was asked for.
     """
 
     table: Table
@@ -69,6 +71,7 @@ class Manifest:
     tensor_order: I64
     tensor_first: I64
     size_bytes: int = 0
+    signed: Statement | None = None
 
     def shards_of(self, tensor: int) -> I64:
         """Return the indices of a tensor's shards, ascending."""
@@ -197,7 +200,7 @@ def check_tiling(manifest: Manifest) -> None:
     for index in np.flatnonzero(differing).tolist():
         tensor = table.header.tensors[index]
         held = [manifest.shard(i).box for i in manifest.shards_of(index).tolist()]
-        if fault := tiling_fault(tensor.shape, held):
+        if fault := tiling_fault(tensor.shape, held):  # pragma: no branch: measures err to one side
             raise CorruptError(f"tensor {dotted(tensor.path)}: {fault}")
 
 
@@ -354,8 +357,3 @@ def _below(indices: np.ndarray[tuple[int], np.dtype[np.uint32]], limit: int) -> 
 def _require(holds: bool | np.bool_, fault: str) -> None:
     if not holds:
         raise CorruptError(fault)
-
-
-def digest_column(digests: list[bytes]) -> U64:
-    """Return 16-byte digests as the (S, 2) column of a table."""
-    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)

@@ -62,11 +62,20 @@ FOOTER_CHUNK = (1 << 64) - 1  # the chunk number that seeds the footer's checksu
 MANIFEST_MAGIC = b"\x89HFM\r\n\x1a\n"
 PREAMBLE_BYTES = 72
 TABLE_CHECKSUM_BYTES = 16
-PACKED_RATIO_MAX = 64  # of a JSON header; real ones reach 10
+PACKED_RATIO_MAX = 64  # of a table; real ones reach 6
 PATH_BYTES_MAX = 4096
 PATH_KEYS_MAX = 128
 JSON_DEPTH_MAX = 64
 JSON_INTEGER_MAX = 1 << 53  # larger ones are tagged: many JSON readers hold them in a binary64
+
+# 8. Signature
+SIGNATURE_NAME = "SIGNATURE"
+SIGNATURE_MAGIC = b"\x89HFS\r\n\x1a\n"
+SIGNATURE_VERSION = 1
+SIGNED_DIGEST_BYTES = 32  # BLAKE3
+PUBLIC_KEY_BYTES = 32  # Ed25519, RFC 8032
+SIGNATURE_BYTES = 64
+SIGNATURE_BYTES_MAX = 1 << 30  # of the file
 
 # 7. What a reader checks
 MANIFEST_BYTES_MAX = 1 << 30  # a larger one is an attack, not a checkpoint

@@ -1,9 +1,14 @@
 """What a store is: names and bytes below one root. Knows nothing of what the bytes mean."""
 
+import errno
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from .._core import Vfs
+
+# What the opening of a link, a directory, a socket, and of a pipe or device says.
+NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +56,30 @@ class Store(Protocol):
     def get(self, name: str, bytes_max: int) -> bytes:
         """Read a whole file of at most ``bytes_max`` bytes."""
 
-    def publish(self, name: str, pending_name: str, data: bytes) -> bool:
+    def publish(
+        self,
+        name: str,
+        pending_name: str,
+        data: bytes,
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Create ``name`` with ``data`` in one atomic, durable step; False when it exists already.
 
-        ``pending_name`` may exist for a moment, and after a crash.
+        ``pending_name`` may exist for a moment, and after a crash; when it is removed by another
+        before that step, there is none.
+
+        Args:
+            check: called with ``pending_name`` durable, right before that step; it may raise.
         """
 
-    def replace(self, name: str, pending_name: str, data: bytes) -> None:
-        """Give ``name`` new contents in one atomic, durable step."""
+    def replace(
+        self,
+        name: str,
+        pending_name: str,
+        data: bytes,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Give ``name`` new contents in one atomic, durable step; ``check`` as in `publish`."""
 
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name."""

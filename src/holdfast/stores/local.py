@@ -6,8 +6,7 @@ Knows only names and bytes.
 import contextlib
 import errno
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .._core import Vfs
 from ..errors import StoreError
@@ -61,8 +60,8 @@ class LocalStore:
         return self.vfs.create(path, direct)
 
     def open(self, name: str, *, direct: bool) -> int:
-        """Open a regular file for reading."""
-        return self.vfs.open(self._path(name), direct)
+        """Open a regular file for reading; no link may be on the way to it from the root."""
+        return self.vfs.open_beneath(self.location, name, direct)
 
     def close(self, descriptor: int) -> None:
         """Close a descriptor of `create` or `open`."""
@@ -93,12 +92,19 @@ class LocalStore:
         finally:
             self.vfs.close(descriptor)
 
-    def publish(self, name: str, pending_name: str, data: bytes) -> bool:
+    def publish(
+        self,
+        name: str,
+        pending_name: str,
+        data: bytes,
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Write, sync, link, sync the directories: the name appears whole or not at all."""
         pending = self._path(pending_name)
         try:
             self._write_durably(pending, data)
-            self._sync_above()
+            self._sync_above(self.modified_s(pending_name))
+            check()
             made = self._link(pending, self._path(name))
             if made:
                 self.sync_path(name)
@@ -107,11 +113,18 @@ class LocalStore:
             with contextlib.suppress(StoreError):
                 self.vfs.unlink(pending)
 
-    def replace(self, name: str, pending_name: str, data: bytes) -> None:
+    def replace(
+        self,
+        name: str,
+        pending_name: str,
+        data: bytes,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Give ``name`` new contents in one atomic, durable step."""
         pending = self._path(pending_name)
         try:
             self._write_durably(pending, data)
+            check()
             self.vfs.rename(pending, self._path(name))
         except BaseException:
             with contextlib.suppress(StoreError):
@@ -119,9 +132,29 @@ class LocalStore:
             raise
         self.vfs.sync_directory(os.path.dirname(pending))
 
+    def claim(self, name: str, note: bytes) -> bool:
+        """Create a file in one exclusive step; return False when it is there already.
+
+        It is not synced: a machine that goes down takes with it whom the file keeps out. The note
+        in it is for people.
+        """
+        path = self._path(name)
+        self._make_directories(os.path.dirname(path))
+        try:
+            descriptor = self.vfs.create(path)
+        except StoreError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            return False
+        with contextlib.suppress(OSError):
+            os.write(descriptor, note)
+        with contextlib.suppress(StoreError):
+            self.vfs.close(descriptor)
+        return True
+
     def list(self, name: str = "") -> list[Entry]:
-        """List a directory, sorted by name."""
-        return [Entry(*entry) for entry in self.vfs.list_directory(self._path(name))]
+        """List a directory, sorted by name; no link may be on the way to it from the root."""
+        return [Entry(*entry) for entry in self.vfs.list_directory(self.location, name)]
 
     def remove(self, name: str) -> None:
         """Remove a file; no error when it is not there."""
@@ -231,12 +264,15 @@ class LocalStore:
             self._make_directories(parent)
         self.vfs.make_directory(path)
 
-    def _sync_above(self) -> None:
+    def _sync_above(self, now_s: float) -> None:
         """Sync the directories above those of `sync_path`, where an entry may be new.
 
         Whoever made them, we or the user or a process that was killed, may not have done so.
+
+        Args:
+            now_s: by the clock that gives files their times, which may be another machine's.
         """
-        for directory in _unsettled_above(os.path.dirname(self.location)):
+        for directory in _unsettled_above(os.path.dirname(self.location), now_s):
             try:
                 self.vfs.sync_directory(directory)
             except StoreError as error:
@@ -245,7 +281,7 @@ class LocalStore:
                     raise
 
 
-def _unsettled_above(path: str) -> Iterator[str]:
+def _unsettled_above(path: str, now_s: float) -> Iterator[str]:
     """Yield the directories above one, of its file system, of which an entry is young."""
     parent = os.path.dirname(path)
     while parent != path:
@@ -255,6 +291,6 @@ def _unsettled_above(path: str) -> Iterator[str]:
             return  # what cannot be reached by its path was not made by it either
         if above.st_dev != here.st_dev:
             return
-        if time.time() - above.st_ctime < SETTLED_S:
+        if now_s - above.st_ctime < SETTLED_S:
             yield parent
         path, parent = parent, os.path.dirname(parent)

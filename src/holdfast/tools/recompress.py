@@ -6,42 +6,95 @@ Changes nothing at the source but, for rebase, how it is stored.
 import os
 from typing import Any
 
-from .. import open, rebase, recompress
-from ..errors import NotCommittedError
+from .. import Checkpoint, open, rebase, recompress
+from ..errors import AlreadyCommittedError, CorruptError, NotCommittedError, OptionError
+from ..format import spec
 from ..stores.url import open_store
 from .progress import Progress
 from .run import elements_bytes, find_run
 from .text import printable, show_bytes
 
 Document = dict[str, Any]
+Place = tuple[str, str]  # an old checkpoint, and where it is written again
 
 
 def recompress_all(source: str, target: str, codec: str) -> Document:
     """Write a checkpoint, or every step of a run, again under a codec.
+
+    Of a run, steps that are there already are left as they are, so that what was interrupted goes
+    on; steps that are damaged are left out, and said.
 
     Args:
         codec: a name.
 
     Raises:
         NotCommittedError: there is nothing at ``source``.
-        AlreadyCommittedError: a step is at ``target`` already; those before it were written.
+        AlreadyCommittedError: something else is at ``target``; steps before it were written.
+        CorruptError: the one checkpoint is damaged.
     """
     run = find_run(source)
     if run is None:
-        places = [(source, target)]
-    elif run.committed:
-        places = [(step.location, os.path.join(target, step.name)) for step in run.committed]
-    else:
+        with Progress("recompress", elements_bytes(source)) as progress:
+            recompress(source, target, codec=codec, report=progress.advance)
+        return _recompressed(codec, [(source, target)], [], [])
+    if not run.committed:
         raise NotCommittedError(f"{run.location} has no committed step; there is nothing to do")
-    total = sum(elements_bytes(place) for place, _ in places)
-    with Progress("recompress", total) as progress:
+    if os.path.realpath(run.location) == os.path.realpath(target):
+        raise OptionError(f"{target} is the run itself; recompress to another directory")
+    places = [(step.location, os.path.join(target, step.name)) for step in run.committed]
+    done, kept, damaged = list[Place](), list[Place](), list[Document]()
+    with Progress("recompress", sum(step.disk_bytes for step in run.committed)) as progress:
         for here, there in places:
-            recompress(here, there, codec=codec, report=progress.advance)
+            try:
+                if _is_there(here, there):
+                    kept.append((here, there))
+                    continue
+                recompress(here, there, codec=codec, report=progress.advance)
+                done.append((here, there))
+            except CorruptError as error:
+                damaged.append({"path": here, "error": str(error)})
+    return _recompressed(codec, done, kept, damaged)
+
+
+def _is_there(here: str, there: str) -> bool:
+    """Whether a checkpoint is the one that was made from another before, as far as it says.
+
+    Raises:
+        AlreadyCommittedError: it is another.
+    """
+    if not open_store(there).exists(spec.MANIFEST_NAME):
+        return False
+    with open(here) as old, open(there) as new:
+        same = old.step == new.step and old.names() == new.names()
+        if not same or any(_form(old, name) != _form(new, name) for name in old.names()):
+            raise AlreadyCommittedError(
+                f"{new.location} holds a committed checkpoint that was not made from {here}; "
+                "recompress to another directory, or remove it first"
+            )
+    return True
+
+
+def _form(checkpoint: Checkpoint, name: str) -> tuple[object, ...]:
+    info = checkpoint.info(name)
+    return info.dtype, info.shape, info.tied_to
+
+
+def _recompressed(
+    codec: str, done: list[Place], kept: list[Place], damaged: list[Document]
+) -> Document:
+    every = sorted([*done, *kept], key=lambda place: place[1])
     steps = [
-        {"path": open_store(there).location, "from_bytes": _files(here), "to_bytes": _files(there)}
-        for here, there in places
+        {
+            "path": open_store(there).location,
+            "from_bytes": _files(here),
+            "to_bytes": _files(there),
+            "kept": (here, there) in kept,
+            "codecs": list(open(there).codecs),
+        }
+        for here, there in every
     ]
-    return {"codec": codec, "size_bytes": total, "checkpoints": steps}
+    total = sum(elements_bytes(there) for _, there in every)
+    return {"codec": codec, "size_bytes": total, "checkpoints": steps, "damaged": damaged}
 
 
 def rebase_one(path: str) -> Document:
@@ -58,7 +111,12 @@ def render_recompress(document: Document) -> list[str]:
     found = document["checkpoints"]
     lines = [
         f"{printable(c['path'])}: {show_bytes(c['from_bytes'])} → {show_bytes(c['to_bytes'])}"
+        + (f", was there already ({', '.join(c['codecs'])})" if c["kept"] else "")
         for c in found
+    ]
+    lines += [
+        f"left out, damaged: {printable(d['path'])}: {printable(d['error'])}"
+        for d in document["damaged"]
     ]
     after = sum(c["to_bytes"] for c in found)
     ratio = document["size_bytes"] / after if after else 0.0

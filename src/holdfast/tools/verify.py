@@ -1,21 +1,29 @@
 """`holdfast verify`: every byte of a checkpoint, or of all the steps of a run. Changes nothing."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from .. import open as open_checkpoint
-from ..errors import CorruptError, HoldfastError, NotCommittedError
+from .. import Options
+from .. import verify as verify_one
+from ..errors import CorruptError, HoldfastError, NotCommittedError, TrustError
 from ..format import spec
 from ..stores.url import open_store
 from .progress import Progress
-from .run import disk_bytes, find_run
+from .run import Run, disk_bytes, find_run
 from .text import printable, show_bytes, show_count
 
 Document = dict[str, Any]
-Known = dict[str, Document]  # what was found, by location
+BOXES_SHOWN_MAX = 3  # of a tensor; --json has all
+Signers = Sequence[str] | None
 
 
-def verify(path: str | os.PathLike[str], *, deep: bool = False) -> Document:
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    keys: Signers = None,
+) -> Document:
     """Check every byte of the checkpoint at ``path``, or of each committed step of a run.
 
     Of a link, everything that it was made from too. What one step of a run suffers from does not
@@ -23,6 +31,8 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False) -> Document:
 
     Args:
         deep: also decode everything, and compare it with the digests of what was saved.
+        keys: public keys, one of which has to have signed it; if none is named, the one that its
+            SIGNATURE names, whoever's that is. Default: no SIGNATURE is asked for.
 
     Raises:
         NotCommittedError: there is nothing to check.
@@ -32,22 +42,29 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False) -> Document:
     if run is None:
         store = open_store(path)
         with Progress("verify", disk_bytes(store, "")) as progress:
-            found = _verify_one(store.location, progress, {}, deep=deep)
+            found = _verify_one(store.location, progress, {}, deep=deep, keys=keys)
         return _document(store.location, [found], deep=deep)
     if not run.committed:
         raise NotCommittedError(
             f"{run.location} has {show_count(len(run.steps), 'step')}, none of them committed; "
             "there is nothing to verify"
         )
-    known: Known = {}
+    return _document(run.location, _verify_steps(run, deep=deep, keys=keys), deep=deep)
+
+
+def _verify_steps(run: Run, *, deep: bool, keys: Signers) -> list[Document]:
+    """Verify every step that stays while others are verified."""
+    found, known = [], dict[str, Any]()
     with Progress("verify", sum(step.disk_bytes for step in run.committed)) as progress:
         for step in run.committed:
             try:
-                if deep or step.location not in known:
-                    _verify_one(step.location, progress, known, deep=deep)
+                one = _verify_one(step.location, progress, known, deep=deep, keys=keys)
+                found.append(one)
+            except NotCommittedError:  # retired meanwhile
+                continue
             except HoldfastError as error:
-                known[step.location] = _result(step.location) | {"error": str(error)}
-    return _document(run.location, [known[step.location] for step in run.committed], deep=deep)
+                found.append(_result(step.location) | {"error": str(error)})
+    return found
 
 
 def exit_code(document: Document) -> int:
@@ -66,45 +83,88 @@ def render(document: Document) -> list[str]:
             lines.append(f"?    {where}: {printable(found['error'])}")
         elif found["damage"]:
             lines.append(f"BAD  {where}: {show_count(len(found['damage']), 'fault')}")
-            lines += [f"     {printable(damage['what'])}" for damage in found["damage"]]
+            lines += [line for damage in found["damage"] for line in render_damage(damage)]
         else:
             size = f"{show_bytes(found['file_bytes'])} in {show_count(found['files'], 'file')}"
             count = found["below"]
             below = f", and of the {show_count(count, 'checkpoint')} below it" if count else ""
             decoded = "; all decoded" if document["deep"] else ""
-            lines.append(f"good {where}: {size}, every byte checked{below}{decoded}")
+            signer = f"; signed by {found['signer']}" if found["signer"] else ""
+            lines.append(f"good {where}: {size}, every byte checked{below}{decoded}{signer}")
+            lines += [
+                f"     below it, where this needs nothing of it: {printable(damage['what'])}"
+                for damage in found["spared"]
+            ]
     return lines
 
 
-def _verify_one(location: str, progress: Progress, known: Known, *, deep: bool) -> Document:
-    """Check a checkpoint, and what it was made from, unless that is known already."""
-    found = _result(location)
-    try:
-        checkpoint = open_checkpoint(location)
-    except CorruptError as error:
-        where = f"{location}/{spec.MANIFEST_NAME}"
-        found["damage"].append({"where": where, "tensor": None, "what": str(error)})
-        return known.setdefault(location, found)
-    faults = dict.fromkeys(checkpoint.verify(progress.advance, deep=deep))  # one may be found twice
-    damage = [{"where": f.where, "tensor": f.tensor, "what": f.what} for f in faults]
-    if checkpoint.base is not None and not damage:
-        place = os.path.join(os.path.dirname(location), checkpoint.base)
-        base = known.get(place) or _verify_one(place, progress, known, deep=False)
-        found["below"] = base["below"] + 1
-        if base["damage"]:
-            what = f"{location} was made from {checkpoint.base}, which is damaged: "
-            damage.append(
-                {"where": place, "tensor": None, "what": what + base["damage"][0]["what"]}
-            )
-    found |= {
-        "good": not damage,
+def _verify_one(
+    location: str, progress: Progress, known: Any, *, deep: bool, keys: Signers
+) -> Document:
+    options, named = None, None
+    if keys is not None:
+        from .. import signer  # which imports torch
+
+        try:
+            named = signer(location)
+            if named is None:
+                raise TrustError(f"{location} is not signed: it has no {spec.SIGNATURE_NAME}")
+        except CorruptError as error:
+            where = f"{location}/{spec.SIGNATURE_NAME}"
+            unsigned: Document = {"where": where, "tensor": None, "what": str(error), "lost": []}
+            return _result(location) | {"damage": [unsigned]}
+        options = Options(trust=tuple(keys) or named)
+    one = verify_one(location, deep=deep, options=options, report=progress.advance, known=known)
+    return describe(one) | {"signer": named}
+
+
+def render_damage(damage: Document) -> list[str]:
+    """Say what is damaged, and what is lost by it."""
+    lines = [f"     {printable(damage['what'])}"]
+    for lost in damage["lost"]:
+        boxes = [show_box(box) for box in lost["boxes"]]
+        more = f" … {len(boxes) - BOXES_SHOWN_MAX:,} more" if len(boxes) > BOXES_SHOWN_MAX else ""
+        where = f"{' '.join(boxes[:BOXES_SHOWN_MAX])}{more}"
+        lines.append(f"       lost: {printable(lost['tensor'])} {where}".rstrip())
+    return lines
+
+
+def show_box(box: Document) -> str:
+    """Show a box as an index: ``[2:5, 0:12]``."""
+    ends = (f"{a}:{a + n}" for a, n in zip(box["offset"], box["shape"], strict=True))
+    return f"[{', '.join(ends)}]"
+
+
+def describe(verified: Any) -> Document:
+    """Return what was found of a checkpoint, as a document."""
+    checkpoint = verified.checkpoint
+    found = _result(verified.location) | {
+        "good": not verified.damage,
+        "below": verified.below,
+        "damage": [describe_damage(damage) for damage in verified.damage],
+        "spared": [describe_damage(damage) for damage in verified.spared],
+    }
+    if checkpoint is None:
+        return found
+    return found | {
         "step": checkpoint.step,
         "files": len(checkpoint.file_names),
         "file_bytes": sum(checkpoint.file_bytes),
-        "damage": damage,
     }
-    known[location] = found
-    return found
+
+
+def describe_damage(damage: Any) -> Document:
+    """Return one fault as a document."""
+    lost = [
+        {
+            "tensor": part.tensor,
+            "boxes": [
+                {"offset": list(offset), "shape": list(shape)} for offset, shape in part.boxes
+            ],
+        }
+        for part in damage.lost
+    ]
+    return {"where": damage.where, "tensor": damage.tensor, "what": damage.what, "lost": lost}
 
 
 def _result(location: str) -> Document:
@@ -115,7 +175,9 @@ def _result(location: str) -> Document:
         "files": None,
         "file_bytes": None,
         "below": 0,
+        "signer": None,
         "damage": [],
+        "spared": [],
         "error": None,
     }
 

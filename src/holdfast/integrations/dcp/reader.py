@@ -77,7 +77,7 @@ class HoldfastReader(Placed, StorageReader):
         """
         load = self._call
         load.path, load.coming = load.coming or self._path, ""
-        load.chain = open_chain(open_store(load.path))
+        load.chain = open_chain(open_store(load.path), trust=self._options.trust)
         load.contents = describe(load.chain[-1].manifest, load.path)
         return load.contents.metadata
 
