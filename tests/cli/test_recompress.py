@@ -122,14 +122,90 @@ def test_what_a_link_was_made_from_is_verified_too(
     answer = holdfast_command("verify", other / names[2])
     assert "every byte checked, and of the 2 checkpoints below it" in answer.out
     assert "decoded" in holdfast_command("verify", "--deep", other).out
-    data = next(p for p in (other / names[0] / "data").rglob("*") if p.is_file())
-    content = bytearray(data.read_bytes())
-    content[len(content) // 3] ^= 1
+    with holdfast.open(other / names[0]) as checkpoint:
+        whole = dict(chunk_places(checkpoint))
+    (data,) = (p for p in (other / names[0] / "data").rglob("*") if p.is_file())
+    content = data.read_bytes()
+    flip(data, whole["optimizer.w.exp_avg"])  # which no link refers to
+    for how in ((), ("--deep",)):
+        answer = holdfast_command("verify", *how, other)
+        assert answer.code == 1 and answer.out.count("BAD") == 1
+        assert answer.out.count("where this needs nothing of it") == 2
+        answer = holdfast_command("verify", *how, other / names[2])
+        assert answer.code == 0 and "where this needs nothing of it" in answer.out
+    assert holdfast.open(other / names[2]).tensor("optimizer.w.exp_avg").shape == (128, 160)
+    data.write_bytes(content)
+    flip(data, whole["model.w"])
+    for how in ((), ("--deep",)):
+        answer = holdfast_command("verify", *how, other)
+        assert answer.code == 1 and answer.out.count("BAD") == answer.out.count("1 fault") == 3
+        assert answer.out.count("needs what is damaged below it") == 2  # of the last, two deep
+        assert answer.out.count("lost: model.w [0:128, 0:160]") == 3
+        assert "Tensors filled" not in answer.out
+        assert holdfast_command("verify", *how, other / names[2]).code == 1
+    (data.parent / "stray").write_bytes(b"")  # nothing that a load of a link looks at
     data.write_bytes(content)
     answer = holdfast_command("verify", other)
-    assert answer.code == 1 and answer.out.count("BAD") == 3
-    assert answer.out.count("which is damaged") == 3  # of the last, two deep
-    assert holdfast_command("verify", other / names[2]).code == 1
+    assert answer.code == 1 and answer.out.count("BAD") == 1
+
+
+def test_a_base_of_a_newer_version_is_newer_not_damaged(
+    run: Path, new_path: NewPath, holdfast_command: Command
+) -> None:
+    other = new_path()
+    holdfast_command("recompress", run, other, "--codec", "delta")
+    with (other / "step-00000000" / "MANIFEST").open("r+b") as manifest:
+        manifest.seek(8)
+        manifest.write(b"\x02")
+    for how in ((), ("--deep",)):
+        answer = holdfast_command("verify", *how, other)
+        assert answer.code == 2 and answer.out.count("Upgrade holdfast") == 3
+        assert "BAD" not in answer.out
+        answer = holdfast_command("verify", *how, other / "step-00000001")
+        assert answer.code == 2 and "Upgrade holdfast" in answer.err
+
+
+def chunk_places(checkpoint: Any) -> Any:
+    """(name, offset of its first payload in its file) of each tensor."""
+    manifest, names = checkpoint._manifest, checkpoint.names()
+    for shard, row in enumerate(manifest.shard_first_row.tolist()):
+        yield names[int(manifest.table.shard_tensor[shard])], int(manifest.chunk_start[row])
+
+
+def flip(file: Path, offset: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_damaged_step_is_left_out_and_the_rest_goes_on(
+    run: Path, new_path: NewPath, holdfast_command: Command
+) -> None:
+    other, names = new_path(), [f"step-{step:08d}" for step in range(3)]
+    with holdfast.open(run / names[1]) as checkpoint:
+        place = dict(chunk_places(checkpoint))["model.w"]
+    (data,) = (p for p in (run / names[1] / "data").rglob("*") if p.is_file())
+    flip(data, place)
+    answer = holdfast_command("recompress", run, other, "--codec", "delta")
+    assert answer.code == 1 and f"left out, damaged: {run / names[1]}: " in answer.out
+    assert sorted(p.name for p in other.iterdir()) == [names[0], names[2]]
+    assert bits(other / names[2]) == bits(run / names[2])
+    assert holdfast_command("verify", "--deep", other).code == 0
+    flip(data, place)  # it was mended: only this step is written now
+    before = {n: (other / n / "MANIFEST").read_bytes() for n in (names[0], names[2])}
+    answer = holdfast_command("recompress", run, other, "--codec", "delta")
+    assert answer.code == 0 and answer.out.count("was there already") == 2
+    assert before == {n: (other / n / "MANIFEST").read_bytes() for n in (names[0], names[2])}
+    assert [bits(other / name) for name in names] == [bits(run / name) for name in names]
+
+
+def test_a_run_is_not_mixed_with_another(
+    run: Path, new_path: NewPath, holdfast_command: Command
+) -> None:
+    other = new_path()
+    holdfast.save({"else": torch.ones(3)}, other / "step-00000001", step=1)
+    answer = holdfast_command("recompress", run, other)
+    assert answer.code == 2 and "was not made from" in answer.err
 
 
 def test_nothing_is_left_where_it_fails(run: Path, new_path: NewPath) -> None:

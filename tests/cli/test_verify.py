@@ -50,7 +50,9 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
                 "files": 1,
                 "file_bytes": data_files(path)[0].stat().st_size,
                 "below": 0,
+                "signer": None,
                 "damage": [],
+                "spared": [],
                 "error": None,
             }
         ],
@@ -64,8 +66,9 @@ def test_a_flipped_bit_is_found_with_its_file_and_tensor(
     file = flip_in_w(path)
     answer = holdfast_command("verify", path)
     assert answer.code == 1
-    first, fault = answer.out.splitlines()
+    first, fault, lost = answer.out.splitlines()
     assert first == f"BAD  {path}: 1 fault"
+    assert lost.split() == ["lost:", "model.w", "[0:100]"]
     assert str(file) in fault and "tensor model.w, chunk 0" in fault
     (found,) = holdfast_command("verify", path, "--json").document["checkpoints"]
     (damage,) = found["damage"]

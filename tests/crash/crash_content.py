@@ -1,7 +1,7 @@
 """States that are a function of a number, and loads that compare every bit with it."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ import holdfast
 OPTIONS = holdfast.Options(
     io="buffered", pool_bytes=32 << 20, block_bytes=4096, chunk_elements=1024, queue_depth=1
 )
+
+
+State = dict[str, Any]
 
 
 class WrongContentError(Exception):
@@ -38,28 +41,39 @@ def make_state(number: int) -> dict[str, Any]:
     }
 
 
-def load_number(path: Path, options: holdfast.Options = OPTIONS, **load_options: Any) -> int:
+def make_near_state(number: int) -> State:
+    """Return a state that differs a little from that of the number before, as training's do."""
+    state, same = make_state(number), torch.Generator().manual_seed(0)
+    master = torch.randn(2000, generator=same)
+    moved = torch.randn(2000, generator=torch.Generator().manual_seed(number))
+    state["master"] = {"weight": master + 1e-4 * moved}
+    state["model"]["weight"] = state["master"]["weight"].bfloat16()
+    state["model"]["frozen"] = torch.randn(1000, generator=same)
+    return state
+
+
+def load_number(
+    path: Path,
+    options: holdfast.Options = OPTIONS,
+    make: Callable[[int], State] = make_state,
+    **load_options: Any,
+) -> int:
     """Load a checkpoint in full, compare every bit, and return the number it is a function of.
 
     Raises:
-        WrongContentError: what was loaded is no state of `make_state`.
+        WrongContentError: what was loaded is no state that ``make`` makes.
     """
-    found = _blank()
+    found = make(-1)  # no element and no value is that of a saved state
     holdfast.load(path, into=found, options=options, **load_options)
     number = found["loop"]["number"]
-    if type(number) is not int or not _same(found, _expected(number)):
+    if type(number) is not int or not _same(found, _expected(make, number)):
         raise WrongContentError(f"{path} says it is state {number}, but differs from it")
     return number
 
 
 @lru_cache(maxsize=64)
-def _expected(number: int) -> dict[str, Any]:
-    return make_state(number)
-
-
-def _blank() -> dict[str, Any]:
-    """Return a target of which no element and no value is that of a saved state."""
-    return make_state(-1)
+def _expected(make: Callable[[int], State], number: int) -> State:
+    return make(number)
 
 
 def _same(left: Any, right: Any) -> bool:

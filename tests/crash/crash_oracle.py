@@ -7,11 +7,11 @@ other place says `NotCommittedError`. Knows what is promised; not how the commit
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash_content import OPTIONS, WrongContentError, load_number, make_state
+from crash_content import OPTIONS, State, WrongContentError, load_number, make_state
 from disk_model import CrashState, Tree, crash_states, materialize
 
 import holdfast
@@ -20,6 +20,8 @@ from holdfast.errors import HoldfastError, NotCommittedError
 from holdfast.format.names import step_name, step_of
 from holdfast.group.base import Group
 from holdfast.testing import Fault, faulty
+
+Load = Callable[[Path], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,40 @@ def record(base: Path, *faults: Fault) -> Iterator[Record]:
         yield Record(base, disk)
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """What a crash left of a run.
+
+    Attributes:
+        verdicts: of each step that has a directory: the number it holds, None when there is no
+            checkpoint, or what is wrong.
+        restored: the same of what the run restores.
+        hint: the bytes of LATEST.
+    """
+
+    verdicts: dict[int, int | str | None]
+    restored: int | str | None
+    hint: bytes | None
+
+
+def promises_broken(found: FoundRun, acknowledged: Iterable[int], keep: int) -> list[str]:
+    """Return the promises that are broken for a run with ``Keep.latest(keep)``.
+
+    A step that was acknowledged may be gone only when ``keep`` newer ones are there.
+    """
+    faults = [f"step {s} {found}" for s, found in found.verdicts.items() if isinstance(found, str)]
+    good = [step for step, verdict in found.verdicts.items() if verdict == step]
+    for step in sorted(acknowledged):
+        if step not in good and len([s for s in good if s > step]) < keep:
+            faults.append(f"step {step} was acknowledged, but there are only {good}")
+    if found.restored != max(good, default=None):
+        faults.append(f"restore gives {found.restored}, but there are {good}")
+    hints = [f"{step_name(step)}\n".encode() for step in good]
+    if found.hint is not None and found.hint not in hints:
+        faults.append(f"LATEST says {found.hint!r}, but there are {good}")
+    return faults
+
+
 class Judge:
     """Says what a tree is, by writing it out and loading it; equal trees are judged once."""
 
@@ -78,18 +114,19 @@ class Judge:
         """Return the step that a run restores, None when it has none, or what is wrong with it."""
         return self._judge(tree, b"run", _restore_number)
 
-    def _judge(self, tree: Tree | None, kind: bytes, load) -> int | str | None:
+    def _judge(self, tree: Tree | None, kind: bytes, load: Load) -> int | str | None:
         key = kind + _digest(tree)
         if key not in self._verdicts:
             place = self._scratch / f"state-{len(self._verdicts)}"
             if tree is not None:
                 materialize(tree, place)
-            self._verdicts[key] = _verdict(place, load)
+            self._verdicts[key] = verdict_of(place, load)
             shutil.rmtree(place, ignore_errors=True)
         return self._verdicts[key]
 
 
-def _verdict(place: Path, load) -> int | str | None:
+def verdict_of(place: Path, load: Load) -> int | str | None:
+    """Return what a load gives: a number, None when there is no checkpoint, or what is wrong."""
     try:
         return load(place)
     except NotCommittedError as error:
@@ -100,7 +137,12 @@ def _verdict(place: Path, load) -> int | str | None:
 
 
 def _restore_number(root: Path) -> int | None:
-    into = make_state(-1)
+    return restore_number(root, make_state)
+
+
+def restore_number(root: Path, make: Callable[[int], State]) -> int | None:
+    """Return the step that a run restores, which must hold the state of its number."""
+    into = make(-1)
     step = holdfast.Checkpointer(root, options=OPTIONS).restore(into)
     if step is not None and into["loop"]["number"] != step:
         raise WrongContentError(f"step {step} holds state {into['loop']['number']}")
@@ -141,25 +183,16 @@ def checkpoint_faults(state: CrashState, record: Record, judge: Judge) -> list[s
 
 
 def run_faults(state: CrashState, record: Record, judge: Judge, root: str, keep: int) -> list[str]:
-    """Return the promises that a crash state breaks for a run with ``Keep.latest(keep)``.
-
-    A step that was acknowledged may be gone only when ``keep`` newer ones are there.
-    """
+    """Return the promises that a crash state breaks for a run with ``Keep.latest(keep)``."""
     tree = _find(state.tree, root) or {}
     steps = {step_of(name): node for name, node in tree.items() if step_of(name) is not None}
-    verdicts = {step: judge.checkpoint(node) for step, node in steps.items()}
-    faults = [f"step {s} {found}" for s, found in verdicts.items() if isinstance(found, str)]
-    good = [step for step, found in verdicts.items() if found == step]
-    acknowledged = sorted(_acknowledged(state, record, root))
-    for step in acknowledged:
-        if step not in good and len([s for s in good if s > step]) < keep:
-            faults.append(f"step {step} was acknowledged, but there are only {good}")
-    restored = judge.run(_find(state.tree, root))
-    if restored != max(good, default=None):
-        faults.append(f"restore gives {restored}, but there are {good}")
     hint = tree.get("LATEST")
-    if hint is not None and hint not in [f"{step_name(step)}\n".encode() for step in good]:
-        faults.append(f"LATEST says {hint!r}, but there are {good}")
+    found = FoundRun(
+        {step: judge.checkpoint(node) for step, node in steps.items()},
+        judge.run(_find(state.tree, root)),
+        hint if isinstance(hint, bytes) else None,
+    )
+    faults = promises_broken(found, _acknowledged(state, record, root), keep)
     return [f"call {state.position}, {state.kind}: {fault}" for fault in faults]
 
 

@@ -1,10 +1,12 @@
 """Ranks that save again and again are killed at random; what they acknowledged must be there.
 
-Each round forks the ranks (gloo over loopback), which restore the run and save step after step.
-Then all of them, or one, are killed: at a random moment, or at the n-th call to the operating
-system. What is left is opened again and compared, bit by bit, with what was saved.
+Each round forks the ranks (gloo over loopback), which restore the run and save step after step:
+raw, without loss or as links of a chain, at once or in the background. Then all of them, or one,
+are killed: at a random moment, or at the n-th call to the operating system; after one, the others
+are killed a little later too, or have to raise. What is left is opened again and compared, bit by
+bit, with what was saved.
 
-    python tests/crash/kill_loop.py --kills 1000 --seed 1
+    python tests/crash/kill_loop.py --kills 1000 --ranks 4 --seed 1
 """
 
 import argparse
@@ -19,7 +21,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -33,18 +36,23 @@ import holdfast.options
 from holdfast.errors import HoldfastError, PeerError
 from holdfast.testing import Fault, faulty
 
-# Fresh memory is slow to touch, and each round has its own: 2 MiB of it instead of 32. The rooms
+# Fresh memory is slow to touch, and each round has its own: 5 MiB of it instead of 32. The rooms
 # take the size over when they are imported, at the first save.
 assert "holdfast.engine.pool" not in sys.modules
 holdfast.options.SLOT_BYTES = 1 << 20
-OPTIONS = dataclasses.replace(OPTIONS, pool_bytes=2 << 20)
+OPTIONS = dataclasses.replace(OPTIONS, pool_bytes=5 << 20)
 
 MODES = ("group", "rank", "call")  # all ranks, or one, at a random moment; or one at its n-th call
-KEEP = 2  # the newest step that was acknowledged is still there when a newer one is committed
-WINDOW_S = 0.08  # a few saves long
+HOW = ("sync", "eager", "lazy")  # as Checkpointer's stage: two of three in the background
+CODECS = {"raw": "raw", "lossless": "lossless", "delta": holdfast.codecs.Delta(every=4)}
+KEEP = 2
+SAVES_MAX, WINDOW_S = 3, 0.08  # so many saves are made before, and so long a part of another
 CALLS_MAX = 120  # of one rank in a few saves
-DEADLINE_S = 20.0  # for survivors to notice; far less than the timeout of the collectives
+SAVE_DEADLINE_S = 5.0  # in the background: survivors know no sooner
+REST_S = 0.3  # the survivors of most such saves are killed within so long, for want of time
+DEADLINE_S = 60.0  # for survivors to notice; less than the timeout of the collectives
 COLLECTIVE_TIMEOUT_S = 120.0
+NOTE_EVERY = 500  # rounds, where there is no terminal
 PEER_EXIT, FAILED_EXIT = 3, 4  # what a survivor says: PeerError, or anything else
 
 
@@ -54,19 +62,29 @@ class Kill:
 
     mode: str
     victim: int
+    saves: int
     delay_s: float
     call: int
     before: bool
+    how: str
+    codec: str
+    rest_s: float | None  # when the survivors are killed too
 
     @staticmethod
     def choose(rng: random.Random, world_size: int) -> "Kill":
         """Choose at random."""
+        mode, how = rng.choice(MODES), rng.choice(HOW)
+        spared = mode == "group" or how == "sync" or rng.random() < 0.1
         return Kill(
-            rng.choice(MODES),
+            mode,
             rng.randrange(world_size),
+            rng.randint(0, SAVES_MAX),
             rng.uniform(0, WINDOW_S),
             rng.randint(1, CALLS_MAX),
             rng.random() < 0.5,
+            how,
+            rng.choice(list(CODECS)),
+            None if spared else rng.uniform(0, REST_S),
         )
 
     def fault(self, rank: int) -> Fault:
@@ -80,6 +98,8 @@ class Tally:
     """What was seen; anything in ``faults`` is a broken promise."""
 
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
+    ways: Counter[str] = field(default_factory=Counter)  # the same, by how and in what was saved
+    processes: int = 0  # that were killed
     acknowledged: int = 0
     unacknowledged: int = 0  # committed, but killed before it could say so
     inside: int = 0  # rounds that ended inside a save or a removal
@@ -90,8 +110,10 @@ class Tally:
 
     def __str__(self) -> str:
         kills = ", ".join(f"{number} of a {mode}" for mode, number in self.kills.items())
+        ways = ", ".join(f"{number} {way}" for way, number in sorted(self.ways.items()))
         return (
-            f"{sum(self.kills.values())} kills ({kills}); {self.acknowledged} acknowledged saves, "
+            f"{sum(self.kills.values())} kills ({kills}; {ways}), of {self.processes} processes; "
+            f"{self.acknowledged} acknowledged saves, "
             f"{self.unacknowledged} committed unacknowledged, {self.inside} rounds ended "
             f"inside a save or removal; {self.peer_errors} survivors raised PeerError, the last "
             f"after {self.longest_wait_s:.2f} s; {len(self.faults)} faults"
@@ -115,6 +137,9 @@ def run(root: Path, kills: int, seed: int, world_size: int = 2) -> Tally:
         _check_acknowledged(lines, tally)
         seen = _check_run(root, newest, seen, tally)
         tally.kills[kill.mode] += 1
+        tally.ways[f"{kill.codec} {kill.how}"] += 1
+        if (number + 1) % NOTE_EVERY == 0 and not sys.stdout.isatty():
+            print(tally, flush=True)
         if sys.stdout.isatty():
             print(f"\r{number + 1} of {kills}", end="\n" if number + 1 == kills else "", flush=True)
         if tally.faults[faults_before:]:
@@ -125,9 +150,25 @@ def run(root: Path, kills: int, seed: int, world_size: int = 2) -> Tally:
 
 def _load_everything(root: Path) -> None:
     """Import all that a save and a load need, before the first fork."""
-    holdfast.Checkpointer(root / "try", options=OPTIONS).save(1, make_state(1))
-    load_number(root / "try" / "step-00000001")
-    shutil.rmtree(root / "try")
+    for codec in CODECS:
+        with _checkpointer(root / codec, codec, "sync") as checkpointer:
+            for step in (1, 2):
+                checkpointer.save(step, make_state(step))
+                load_number(Path(checkpointer.path(step)))
+        shutil.rmtree(root / codec)
+
+
+def _checkpointer(root: Path, codec: str, how: str) -> holdfast.Checkpointer:
+    return holdfast.Checkpointer(
+        root,
+        every=1,
+        keep=holdfast.Keep.latest(KEEP),
+        codec=CODECS[codec],
+        stage=how,
+        signals=(),
+        deadline_s=SAVE_DEADLINE_S,
+        options=OPTIONS,
+    )
 
 
 def _round(
@@ -135,33 +176,59 @@ def _round(
 ) -> list[tuple[int, int, str]]:
     """Fork the ranks, kill, wait for all to be gone; return what they acknowledged."""
     reading, writing = os.pipe()
+    waiting, opening = os.pipe()
 
     def rank_main(rank: int) -> None:
         os.close(reading)
+        os.close(opening)
+        os.read(waiting, 1)  # ends when all are forked: see below
         _join(number, port, rank, world_size)
-        _save_for_ever(root / "run", rank, writing, kill.fault(rank))
+        _save_for_ever(root / "run", rank, writing, kill)
 
     children = {_fork(rank_main, rank): rank for rank in range(world_size)}
-    os.close(writing)
-    text = _read_until(reading, lambda text: text.count("ready") == world_size)
+    # No rank may call the parent's store while another is forked: that would have the locks of the
+    # store's thread, and nobody to open them.
+    for descriptor in (writing, waiting, opening):
+        os.close(descriptor)
+    lines = (1 + (kill.saves if kill.mode != "call" else 0)) * world_size
+    text = _read_until(reading, lambda text: text.count("\n") >= lines)
+    victims = set(range(world_size)) if kill.mode == "group" else {kill.victim}
     if kill.mode != "call":
         time.sleep(kill.delay_s)
-    victims = range(world_size) if kill.mode == "group" else [kill.victim]
-    for child, rank in children.items():
-        if kill.mode != "call" and rank in victims:
-            os.kill(child, signal.SIGKILL)
+        _kill(children, victims)
     killed = time.monotonic()
+    if kill.rest_s is not None:
+        _await_death({rank: child for child, rank in children.items()}[kill.victim])
+        time.sleep(kill.rest_s)
+        _kill(children, range(world_size))
     for rank, status in _reap(children, tally).items():
-        expected = -signal.SIGKILL if rank in victims else PEER_EXIT
-        if status != expected:
-            tally.faults.append(f"rank {rank} ended with {status}, expected {expected}")
+        may_end_by = {-signal.SIGKILL} if rank in victims else {PEER_EXIT}
+        if kill.rest_s is not None:
+            may_end_by = {-signal.SIGKILL, PEER_EXIT}
+        if status not in may_end_by:
+            tally.faults.append(f"rank {rank} ended with {status}, expected one of {may_end_by}")
         tally.peer_errors += status == PEER_EXIT
-    if kill.mode == "rank":
+        tally.processes += status == -signal.SIGKILL
+    if kill.mode == "rank" and kill.rest_s is None:
         tally.longest_wait_s = max(tally.longest_wait_s, time.monotonic() - killed)
     text += _read_until(reading, lambda _: False)
     os.close(reading)
     found = [line.split() for line in text.splitlines() if "ready" not in line]
     return [(int(rank), int(step), content) for rank, step, content in found]
+
+
+def _kill(children: dict[int, int], ranks: Iterable[int]) -> None:
+    for child, rank in children.items():
+        if rank in ranks:
+            os.kill(child, signal.SIGKILL)  # nobody has waited for it: the number is still its own
+
+
+def _await_death(child: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+        time.sleep(0.002)
 
 
 def _fork(main: Callable[[int], None], rank: int) -> int:
@@ -187,17 +254,23 @@ def _join(number: int, port: int, rank: int, world_size: int) -> None:
     )
 
 
-def _save_for_ever(root: Path, rank: int, writing: int, fault: Fault) -> None:
-    """Restore, then save; say so after each save, in one line that a pipe takes whole."""
+def _save_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
+    """Restore, then save; say so of each save that is durable, in one line that a pipe takes whole.
+
+    One in the background is, when the next one begins.
+    """
     state = make_state(-1)
-    with faulty(fault):
-        checkpointer = holdfast.Checkpointer(root, keep=holdfast.Keep.latest(KEEP), options=OPTIONS)
+    with faulty(kill.fault(rank)):
+        checkpointer = _checkpointer(root, kill.codec, kill.how)
         start = checkpointer.restore(state) or 0
         os.write(writing, b"ready\n")
+        before = ""
         for step in count(start + 1):
             state = make_state(step)
-            checkpointer.save(step, state)
-            os.write(writing, f"{rank} {step} {digest(state)}\n".encode())
+            checkpointer.step(step, state)
+            line = f"{rank} {step} {digest(state)}\n"
+            os.write(writing, (line if kill.how == "sync" else before).encode())
+            before = line
 
 
 def _read_until(reading: int, enough: Callable[[str], bool]) -> str:
@@ -240,6 +313,8 @@ def _check_acknowledged(lines: list[tuple[int, int, str]], tally: Tally) -> None
 def _check_run(root: Path, newest: int, seen: int, tally: Tally) -> int:
     """Load every step that is visible; the newest acknowledged one must be among them.
 
+    Or as many newer ones as are kept: a save in the background is acknowledged late.
+
     Returns:
         The newest step there is; ``seen`` is that of the round before.
     """
@@ -251,7 +326,8 @@ def _check_run(root: Path, newest: int, seen: int, tally: Tally) -> int:
                 tally.faults.append(f"step {step} holds another step")
         except (HoldfastError, WrongContentError) as error:
             tally.faults.append(f"step {step} is visible, but: {error}")
-    if newest and newest not in steps:
+    newer = [step for step in steps if step > newest]
+    if newest and newest not in steps and len(newer) < KEEP:
         tally.faults.append(f"step {newest} was acknowledged; there are {steps}")
     tally.unacknowledged += len([step for step in steps if step > max(newest, seen)])
     saves = (root / "run").glob("step-*/data/*")

@@ -47,6 +47,7 @@ def test_what_a_dead_save_left_is_swept_when_it_is_old(root: Path) -> None:
     run = holdfast.Checkpointer(root, options=OPTIONS)
     run.save(5, make_state(5))
     assert sorted(path.name for path in root.iterdir()) == [
+        ".epoch-00000001",
         "LATEST",
         "metrics.jsonl",
         "step-00000001",
@@ -62,6 +63,15 @@ def test_what_a_dead_save_left_is_swept_when_it_is_old(root: Path) -> None:
 def test_what_may_be_a_save_in_progress_is_left_alone(root: Path) -> None:
     make_old(root, DAY_S / 2)
     before = names_below(root)
+    holdfast.Checkpointer(root, options=OPTIONS).save(5, make_state(5))
+    assert before <= names_below(root)
+
+
+def test_what_is_young_is_left_alone_by_a_machine_whose_clock_is_ahead(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, right = names_below(root), time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 2 * DAY_S)
     holdfast.Checkpointer(root, options=OPTIONS).save(5, make_state(5))
     assert before <= names_below(root)
 

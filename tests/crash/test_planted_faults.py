@@ -7,83 +7,33 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from crash_content import OPTIONS, make_state
 from crash_oracle import Record, checkpoint_states, record, run_states
 from crash_ranks import ThreadGroup, run_ranks
+from planted import (
+    Plant,
+    drop_a_directory_fsync,
+    drop_a_file_fsync,
+    move_the_hint_without_fsync,
+    overwrite_in_place,
+    publish_before_durable,
+    retire_before_saving,
+    retire_data_first,
+    retire_without_fsync,
+)
 
 import holdfast._agreed
 import holdfast._run
 import holdfast._save
 import holdfast._saver
 from holdfast.engine import commit
-from holdfast.engine.write import DataFileWriter
 from holdfast.errors import PeerError, StateError
 from holdfast.group.base import Group
 from holdfast.plan import known
-from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-def drop_a_file_fsync(patch: pytest.MonkeyPatch) -> None:
-    original = DataFileWriter._sync
-
-    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
-        if self._descriptor < 0:  # the directories; the file is closed by then
-            original(self, call)
-
-    patch.setattr(DataFileWriter, "_sync", sync)
-
-
-def drop_a_directory_fsync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LocalStore, "sync_path", lambda self, name: None)
-
-
-def publish_before_durable(patch: pytest.MonkeyPatch) -> None:
-    late: list[Callable[[], None]] = []
-    publish = LocalStore.publish
-
-    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
-        store, name = self._store, self._names[-1]
-
-        def sync_now() -> None:
-            descriptor = store.open(name, direct=False)
-            store.vfs.sync(descriptor)
-            store.close(descriptor)
-            store.sync_path(name)
-
-        late.append(sync_now)
-
-    def publish_first(self: LocalStore, name: str, pending_name: str, data: bytes) -> bool:
-        done = publish(self, name, pending_name, data)
-        while late:
-            late.pop()()
-        return done
-
-    patch.setattr(DataFileWriter, "_sync", sync)
-    patch.setattr(LocalStore, "publish", publish_first)
-
-
-def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
-    create = LocalStore.create
-
-    def create_again(self: LocalStore, name: str, *, direct: bool) -> int:
-        self.remove(name)
-        return create(self, name, direct=direct)
-
-    def publish_again(self: LocalStore, name: str, pending_name: str, data: bytes) -> bool:
-        self.replace(name, pending_name, data)
-        return True
-
-    patch.setattr(holdfast._save, "check_absent", lambda store: None)
-    patch.setattr(holdfast._save.secrets, "token_hex", lambda size: "ab" * size)
-    patch.setattr(LocalStore, "create", create_again)
-    patch.setattr(LocalStore, "publish", publish_again)
 
 
 def skip_the_tile_check(patch: pytest.MonkeyPatch) -> None:
@@ -197,43 +147,6 @@ def test_each_fsync_of_a_save_is_needed_but_one(scratch: Path) -> None:
     assert len(synced) >= 9
     # The directory that holds the checkpoint's is synced with the data and again with MANIFEST.
     assert needless == ["runs", "runs"]
-
-
-def retire_data_first(patch: pytest.MonkeyPatch) -> None:
-    retire = holdfast._run.retire
-
-    def retire_backwards(store: LocalStore) -> None:
-        for save in store.list("data"):
-            for file in store.list(f"data/{save.name}"):
-                store.remove(f"data/{save.name}/{file.name}")
-        retire(store)
-
-    patch.setattr(holdfast._run, "retire", retire_backwards)
-
-
-def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LocalStore, "sync_directory", lambda self, name="": None)
-
-
-def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
-    save = holdfast._saver.save_now
-
-    def make_room_and_save(state: Any, wanted: Any, ranks: Any) -> Any:
-        for older in Path(wanted.path).parent.glob("step-*"):
-            holdfast._run.retire(LocalStore(older))
-        return save(state, wanted, ranks)
-
-    patch.setattr(holdfast._saver, "save_now", make_room_and_save)
-
-
-def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    def replace(self: LocalStore, name: str, pending_name: str, data: bytes) -> None:
-        descriptor = self.create(pending_name, direct=False)
-        self.vfs.write(descriptor, data, 0)
-        self.close(descriptor)
-        self.vfs.rename(f"{self.location}/{pending_name}", f"{self.location}/{name}")
-
-    patch.setattr(LocalStore, "replace", replace)
 
 
 def run_faults_found(scratch: Path, disk: Path) -> list[str]:

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent.parent
 def torchrun(ranks: int, example: str, directory: Path) -> str:
     """Run an example on so many ranks; return what it prints."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command += [str(ranks), str(ROOT / "examples" / example), "runs/a"]
+    command += [str(ranks), str(Path(__file__).with_name("run_example.py"))]
+    command += [str(ROOT / "examples" / example), "runs/a"]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return done.stdout

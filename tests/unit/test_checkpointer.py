@@ -76,7 +76,7 @@ def test_what_the_policy_lets_go_is_gone_with_its_directory(new_path: NewPath) -
         assert checkpointer.steps() == [4, 5, 6]
     names = {entry.name for entry in run.iterdir()}
     kept = {"step-00000004", "step-00000005", "step-00000006"}
-    assert names == {"LATEST", "metrics.jsonl"} | kept
+    assert names == {".epoch-00000001", "LATEST", "metrics.jsonl"} | kept
 
 
 def test_the_best_are_kept_by_recorded_metrics_across_restarts(new_path: NewPath) -> None:

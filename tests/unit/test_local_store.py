@@ -1,6 +1,7 @@
 """What a directory on a local file system is asked besides reading and writing whole files."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 
 from holdfast.errors import StoreError
 from holdfast.stores.local import LocalStore
+from holdfast.testing.faults import recording
 
 NewPath = Callable[[], Path]
 
@@ -37,3 +39,26 @@ def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(
     store.append("lines", b"three\n")
     store.append("lines", b"four\n")
     assert (place / "lines").read_text() == "one\ntw\nthree\nfour\n"
+
+
+def test_young_directories_are_synced_by_a_machine_whose_clock_is_ahead(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, right = new_path(), time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 7200.0)
+    with recording() as disk:
+        LocalStore(root / "made" / "too" / "step").publish("name", ".name", b"", lambda: None)
+    synced = {path for operation, path, *_ in disk.trace() if operation == "sync_directory"}
+    assert {str(root / "made" / "too"), str(root / "made"), str(root)} <= synced
+
+
+def test_what_is_to_be_checked_last_is_and_keeps_a_name_from_being_made(new_path: NewPath) -> None:
+    store = LocalStore(new_path())
+
+    def check() -> None:
+        assert store.exists(".name") and not store.exists("name")
+        raise StoreError("too late")
+
+    with pytest.raises(StoreError, match="too late"):
+        store.publish("name", ".name", b"data", check)
+    assert store.list() == []

@@ -1,6 +1,7 @@
 """Checkpoints written again: the same bits under another codec, or without what they needed."""
 
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,23 @@ def test_a_deep_check_decodes_everything(new_path: NewPath) -> None:
     assert "does not decode to what was saved" in damage.what and damage.tensor is not None
     with pytest.raises(reader.Corrupt, match="shard digest"):
         reader.read(other)
+
+
+@pytest.mark.timeout(60)
+def test_a_checkpoint_of_four_thousand_million_ranks_is_written_again(new_path: NewPath) -> None:
+    """The number is a word of the MANIFEST, and takes no memory."""
+    path, told, other = new_path(), new_path(), new_path()
+    holdfast.save({"w": torch.ones(3)}, path)
+    forgery = Forgery.read(path)
+    for table in (forgery.manifest, forgery.files[0].footer):
+        table.header["world_size"] = 2**32 - 1
+    forgery.write(told)
+    tracemalloc.start()
+    holdfast.recompress(told, other, codec="lossless")
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    assert holdfast.open(other).world_size == 2**32 - 1
+    assert same(holdfast.open(other).state(), {"w": torch.ones(3)})
 
 
 def test_a_checkpoint_without_elements_is_written_again(new_path: NewPath) -> None:

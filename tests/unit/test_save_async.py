@@ -26,6 +26,7 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
+from holdfast.stores.local import LocalStore
 from holdfast.testing.faults import Fault, faulty
 
 from .mutations import mutate_and_check
@@ -347,14 +348,14 @@ def test_nothing_is_committed_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks take it by then that nothing was."""
-    original = holdfast.engine.commit._manifest_of  # type: ignore[attr-defined]
+    original = LocalStore._sync_above
 
-    def until_too_late(*arguments: Any) -> bytes:
+    def until_too_late(store: LocalStore, now_s: float) -> None:
+        """Do the last that is done before the MANIFEST appears."""
+        original(store, now_s)
         _handle._last.ledger.end_at(0.0)  # type: ignore[union-attr]
-        data: bytes = original(*arguments)
-        return data
 
-    monkeypatch.setattr("holdfast.engine.commit._manifest_of", until_too_late)
+    monkeypatch.setattr(LocalStore, "_sync_above", until_too_late)
     handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a")
     with pytest.raises(StoreError, match="deadline passed"):
         handle.result()

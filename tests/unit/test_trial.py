@@ -80,6 +80,8 @@ def test_what_cannot_be_tried_is_told(pair: Any, new_path: NewPath) -> None:
         holdfast.try_codecs(at(root, 1), sample_bytes=0)
     with pytest.raises(OptionError, match="codec is 'zip'"):
         holdfast.try_codecs(at(root, 1), codecs=["zip"])
+    with pytest.raises(OptionError, match=r"base is .* itself"):
+        holdfast.try_codecs(at(root, 1), at(root, 1))
     with pytest.raises(NotCommittedError):
         holdfast.try_codecs(at(root, 1), new_path())
     data = next(p for p in (at(root, 0) / "data").rglob("*") if p.is_file())

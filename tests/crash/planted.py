@@ -1,0 +1,176 @@
+"""Faults planted in the commit, retention and rebase; every oracle of a crash has to notice them.
+
+Each is a function that breaks one rule of docs/commit.md in this process.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast._run
+import holdfast._save
+import holdfast._saver
+from holdfast import _recode
+from holdfast.engine.commit import remove_files
+from holdfast.engine.write import DataFileWriter
+from holdfast.stores.local import LocalStore
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def drop_a_file_fsync(patch: pytest.MonkeyPatch) -> None:
+    original = DataFileWriter._sync
+
+    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
+        if self._descriptor < 0:  # the directories; the file is closed by then
+            original(self, call)
+
+    patch.setattr(DataFileWriter, "_sync", sync)
+
+
+def drop_a_directory_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalStore, "sync_path", lambda self, name: None)
+
+
+def publish_before_durable(patch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], None]] = []
+    publish = LocalStore.publish
+
+    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
+        store, name = self._store, self._names[-1]
+
+        def sync_now() -> None:
+            descriptor = store.open(name, direct=False)
+            store.vfs.sync(descriptor)
+            store.close(descriptor)
+            store.sync_path(name)
+
+        late.append(sync_now)
+
+    def publish_first(self: LocalStore, *arguments: Any) -> bool:
+        done = publish(self, *arguments)
+        while late:
+            late.pop()()
+        return done
+
+    patch.setattr(DataFileWriter, "_sync", sync)
+    patch.setattr(LocalStore, "publish", publish_first)
+
+
+def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
+    create = LocalStore.create
+
+    def create_again(self: LocalStore, name: str, *, direct: bool) -> int:
+        self.remove(name)
+        return create(self, name, direct=direct)
+
+    def publish_again(
+        self: LocalStore, name: str, pending_name: str, data: bytes, check: Callable[[], None]
+    ) -> bool:
+        self.replace(name, pending_name, data)
+        return True
+
+    patch.setattr(holdfast._save, "check_absent", lambda store: None)
+    patch.setattr(holdfast._save.secrets, "token_hex", lambda size: "ab" * size)
+    patch.setattr(LocalStore, "create", create_again)
+    patch.setattr(LocalStore, "publish", publish_again)
+
+
+def retire_data_first(patch: pytest.MonkeyPatch) -> None:
+    retire = holdfast._run.retire
+
+    def retire_backwards(store: LocalStore) -> None:
+        for save in store.list("data"):
+            for file in store.list(f"data/{save.name}"):
+                store.remove(f"data/{save.name}/{file.name}")
+                store.sync_directory(f"data/{save.name}")
+        retire(store)
+
+    patch.setattr(holdfast._run, "retire", retire_backwards)
+
+
+def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalStore, "sync_directory", lambda self, name="": None)
+
+
+def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
+    save = holdfast._saver.save_now
+
+    def make_room_and_save(state: Any, wanted: Any, ranks: Any) -> Any:
+        for older in Path(wanted.path).parent.glob("step-*"):
+            holdfast._run.retire(LocalStore(older))
+        return save(state, wanted, ranks)
+
+    patch.setattr(holdfast._saver, "save_now", make_room_and_save)
+
+
+def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    def replace(self: LocalStore, name: str, pending_name: str, data: bytes) -> None:
+        descriptor = self.create(pending_name, direct=False)
+        self.vfs.write(descriptor, data, 0)
+        self.close(descriptor)
+        self.vfs.rename(f"{self.location}/{pending_name}", f"{self.location}/{name}")
+
+    patch.setattr(LocalStore, "replace", replace)
+
+
+def drop_the_manifest_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalStore, "_write_durably", _write_carelessly)
+
+
+def sync_the_manifest_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
+    def write(self: LocalStore, path: str, data: bytes) -> None:
+        descriptor = self.vfs.create(path)
+        self.vfs.sync(descriptor)
+        self.vfs.write(descriptor, data, 0)
+        self.close(descriptor)
+
+    patch.setattr(LocalStore, "_write_durably", write)
+
+
+def publish_by_rename_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    def publish(
+        self: LocalStore, name: str, pending_name: str, data: bytes, check: Callable[[], None]
+    ) -> bool:
+        pending = f"{self.location}/{pending_name}"
+        _write_carelessly(self, pending, data)
+        self.vfs.rename(pending, f"{self.location}/{name}")
+        self.sync_path(name)
+        return True
+
+    patch.setattr(LocalStore, "publish", publish)
+
+
+def drop_every_directory_fsync(patch: pytest.MonkeyPatch) -> None:
+    drop_a_directory_fsync(patch)
+    retire_without_fsync(patch)
+    patch.setattr(LocalStore, "_sync_above", lambda self: None)
+
+
+def say_saved_when_staged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.Checkpointer, "wait", lambda self: None)
+
+
+def retire_what_links_need(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast._run.Run, "_with_bases", lambda self, kept: kept)
+
+
+def remove_the_old_files_before_rebasing(patch: pytest.MonkeyPatch) -> None:
+    commit_again = _recode.commit_again
+
+    def remove_first(store: LocalStore, *rest: Any) -> None:
+        mine = rest[0].save_id
+        for save in store.list("data"):
+            if save.name != mine:
+                remove_files(store, save.name)
+        commit_again(store, *rest)
+
+    patch.setattr(_recode, "commit_again", remove_first)
+
+
+def _write_carelessly(self: LocalStore, path: str, data: bytes) -> None:
+    descriptor = self.vfs.create(path)
+    self.vfs.write(descriptor, data, 0)
+    self.close(descriptor)

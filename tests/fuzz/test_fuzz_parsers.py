@@ -1,0 +1,59 @@
+"""A short fuzz of what is not a payload, unguided: `make fuzz` does it at length.
+
+Payloads are fuzzed by ctest: `make check`.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from . import parsers
+
+SEED = 6
+CHANGES = 2000
+TOKENS = b'0123456789"{}[],:-.e\\$'
+
+
+@pytest.fixture
+def checkpoint() -> Iterator[parsers.Directory]:
+    target = parsers.Directory()
+    yield target
+    target.close()
+
+
+def changed(chance: random.Random, data: bytes) -> bytes:
+    content = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        at, way = chance.randrange(len(content)), chance.randrange(4)
+        if way == 0:
+            content[at] ^= 1 << chance.randrange(8)
+        elif way == 1:
+            content[at] = chance.choice(TOKENS)
+        elif way == 2:
+            del content[at : at + chance.choice([1, 4])]
+        else:
+            content.insert(at, chance.choice(TOKENS))
+    return bytes(content)
+
+
+@pytest.mark.parametrize("target", [parsers.value, parsers.header, parsers.table])
+def test_both_readers_say_the_same(target: Callable[[bytes], None]) -> None:
+    chance, name = random.Random(SEED), target.__name__
+    inputs = parsers.seeds(name)
+    for number in range(len(inputs) + CHANGES):
+        data = inputs[number] if number < len(inputs) else changed(chance, chance.choice(inputs))
+        try:
+            target(data)
+        except Exception as error:
+            raise AssertionError(f"seed {SEED}, input {number}: {data!r}") from error
+
+
+def test_both_readers_say_the_same_of_a_changed_checkpoint(checkpoint: parsers.Directory) -> None:
+    chance = random.Random(SEED)
+    for number in range(CHANGES // 16):
+        data = chance.randbytes(7 * chance.choice([1, 1, 1, 2]))
+        try:
+            checkpoint(data)
+        except Exception as error:
+            raise AssertionError(f"seed {SEED}, input {number}: {data.hex()}") from error

@@ -1,0 +1,16 @@
+"""Run a script, and end before the interpreter is taken apart.
+
+A thread of gloo's aborts a process of PyTorch 2.13 whose interpreter ends while the thread frees a
+collective (pytorch#190489), once in dozens of runs on a busy machine, with or without holdfast.
+"""
+
+import os
+import runpy
+import sys
+
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])  # as Python does for a script
+runpy.run_path(sys.argv[0], run_name="__main__")
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)

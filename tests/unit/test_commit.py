@@ -1,0 +1,194 @@
+"""What a commit, and what goes with it in a run's directory, does where it seldom gets to."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import Keep
+from holdfast._run import METRICS_NAME, Run
+from holdfast.engine import commit
+from holdfast.errors import CorruptError, OptionError, PeerError, StateError, StoreError
+from holdfast.format import rows, spec
+from holdfast.group.base import Phase
+from holdfast.stores.local import LocalStore
+
+NewPath = Callable[[], Path]
+SAVE_ID = "0" * 32
+
+
+def save(path: Path) -> None:
+    holdfast.save({"w": torch.ones(3)}, path)
+
+
+def left(path: Path) -> list[str]:
+    return sorted(p.name for p in path.rglob("*") if p.is_file())
+
+
+def test_a_directory_that_holds_something_else_is_not_saved_to(new_path: NewPath) -> None:
+    path = new_path()
+    path.mkdir()
+    save_to = path / "inner"
+    save_to.mkdir()
+    (save_to / ".manifest-of-the-dead").write_bytes(b"")
+    save(save_to)
+    for name in "abcd":
+        (path / name).write_text("")
+    with pytest.raises(OptionError, match=r"holds .*, .*, .* …, which would not belong"):
+        save(path)
+
+
+def test_a_directory_that_cannot_be_listed_is_not_saved_to(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> list[Any]:
+        error = StoreError("list: not today")
+        error.errno = 13
+        raise error
+
+    monkeypatch.setattr(LocalStore, "list", refuse)
+    with pytest.raises(StoreError, match="not today"):
+        commit.check_absent(LocalStore(new_path()))
+
+
+def test_a_manifest_that_nobody_would_read_is_not_committed(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = new_path()
+    monkeypatch.setattr(spec, "MANIFEST_BYTES_MAX", 100)
+    with pytest.raises(StateError, match=r"could not be read back: it takes \d+ bytes, at most 1"):
+        save(path)
+    assert left(path) == []
+
+
+def test_boxes_that_were_not_planned_are_not_committed(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, decode = new_path(), rows._decode_written
+    monkeypatch.setattr(rows, "_decode_written", lambda data: (bytes(16), decode(data)[1]))
+    with pytest.raises(StateError, match="rank 0 wrote other boxes than were planned"):
+        save(path)
+    assert left(path) == []
+
+
+def test_shards_that_do_not_tile_are_not_committed(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gap(_: object) -> None:
+        raise CorruptError("tensor w: 2 elements are in no shard")
+
+    path = new_path()
+    monkeypatch.setattr(commit, "check_tiling", gap)
+    with pytest.raises(StateError, match="do not make whole tensors: tensor w: 2 elements"):
+        save(path)
+    assert left(path) == []
+
+
+@pytest.mark.parametrize(("size", "text"), [(None, "is not there"), (7, "has 7 bytes")])
+def test_a_file_that_the_coordinator_sees_otherwise_is_not_committed(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, size: int | None, text: str
+) -> None:
+    path, names = new_path(), LocalStore.list
+
+    def seen(self: LocalStore, name: str = "") -> list[Any]:
+        entries = names(self, name)
+        if name.count("/") == 0:
+            return entries
+        return [replace(e, size_bytes=size) for e in entries] if size is not None else []
+
+    monkeypatch.setattr(LocalStore, "list", seen)
+    with pytest.raises(StoreError, match=f"{text} as the coordinator sees it"):
+        save(path)
+    assert not (path / "MANIFEST").exists()
+
+
+def test_a_manifest_that_did_not_come_about_leaves_no_file(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise StoreError("publish: no such luck")
+
+    path = new_path()
+    monkeypatch.setattr(LocalStore, "publish", fail)
+    with pytest.raises(StoreError, match="no such luck") as caught:
+        save(path)
+    assert left(path) == [] and not getattr(caught.value, "__notes__", [])
+
+
+def test_a_checkpoint_is_not_replaced_by_one_of_other_content(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = new_path()
+    state = {"w": torch.arange(100.0)}
+    for step in range(2):
+        holdfast.save(state, root / f"step-{step:08}", codec="delta")
+    before = left(root)
+    monkeypatch.setattr(commit, "content_digest", lambda _: "0" * 32)
+    with pytest.raises(StateError, match="is not what its MANIFEST says; the checkpoint was left"):
+        holdfast.rebase(root / "step-00000001")
+    assert left(root) == before
+    assert torch.equal(holdfast.open(root / "step-00000001").tensor("w"), state["w"])
+
+
+def test_who_promised_its_files_and_lost_contact_leaves_them(new_path: NewPath) -> None:
+    store = LocalStore(new_path())
+    below = Path(store.location, "data", SAVE_ID)
+    below.mkdir(parents=True)
+    mine, other = below / "00001-0.hf", below / "00002-0.hf"
+    mine.write_bytes(b"1")
+    other.write_bytes(b"2")
+    phase: Any = Phase.__new__(Phase)
+    phase.promised = True
+    commit.discard(store, SAVE_ID, 1, phase, PeerError("out of contact", rank=-1, cause=""))
+    assert mine.exists() and other.exists()
+    commit.discard(store, SAVE_ID, 1, phase, PeerError("rank 0 failed", rank=0, cause="EIO"))
+    assert not mine.exists() and other.exists()
+
+
+def test_a_step_that_is_not_there_is_let_go_without_a_word(new_path: NewPath) -> None:
+    run = Run(new_path(), Keep.latest(1))
+    run.retire(7)
+    assert run.steps() == []
+
+
+def test_a_full_disk_is_told_what_the_policy_keeps(new_path: NewPath) -> None:
+    run = Run(new_path(), Keep.latest(2))
+    save(Path(run.path(1)))
+    (Path(run.path(1)) / "data" / "stray").write_text("a file, where directories are")
+    holdfast.save({}, run.path(2))
+    assert "Steps kept here: 2, of 0.000 GB together (Keep.latest(2))" in run.advice()
+
+
+def test_a_run_that_was_there_and_is_gone_takes_no_step(new_path: NewPath) -> None:
+    root = new_path()
+    root.mkdir()
+    run = Run(root, Keep.latest(1))
+    assert run.steps() == []
+    root.rmdir()
+    with pytest.raises(StoreError, match="was there, and is gone"):
+        run.free_bytes()
+
+
+def test_what_cannot_be_noted_is_logged(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = new_path()
+    (root / METRICS_NAME).mkdir(parents=True)
+    Run(root, Keep.all()).note("save", 3, [{"seconds": 1}])
+    assert "what the save of step 3 took is not noted" in caplog.text
+
+
+def test_room_is_made_of_what_nothing_kept_needs(new_path: NewPath) -> None:
+    root = new_path()
+    run = Run(root, Keep.latest(1))
+    for step in range(3):
+        holdfast.save({"w": torch.full((3,), float(step))}, run.path(step), codec="delta")
+    run.tidy(2)
+    assert run.steps() == [0, 1, 2]  # the links need those before them
+    holdfast.save({"w": torch.ones(3)}, run.path(3))
+    assert run.make_room(spare=0) == 2
+    assert run.steps() == [0, 3]
