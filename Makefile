@@ -4,17 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PACKAGES := g++ cmake ninja-build pkg-config liburing-dev libzstd-dev libhtscodecs-dev libxxhash-dev python3-dev python3-venv
+BLOCK_PACKAGES := nbdkit nbdkit-plugin-python libnbd-bin fuse3 e2fsprogs
 NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash strike mutations bench bench-peers sanitize arm clean
+.PHONY: all demo test check crash crash-blocks power-cuts strike damage mutations fuzz coverage bench \
+  bench-peers sanitize sanitize-threads sanitize-python arm clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
 	$(BIN)/holdfast demo
 
+# Without the packages, or as a user who may not mount, the tests that need them say so and are skipped.
 test: $(VENV)/.native
+	-@[ "$$(id -u)" -ne 0 ] || scripts/install-packages $(BLOCK_PACKAGES)
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.native build/core/.built
@@ -24,10 +28,25 @@ check: $(VENV)/.native build/core/.built
 	ctest --test-dir build/core --output-on-failure
 
 crash: $(VENV)/.native
-	$(BIN)/python tests/crash/kill_loop.py --kills 1000
+	$(BIN)/python tests/crash/kill_loop.py --kills 1000 --ranks 4
+
+# Both need root: they mount real file systems, and leave nothing behind.
+crash-blocks: $(VENV)/.native
+	scripts/install-packages $(BLOCK_PACKAGES) xfsprogs btrfs-progs
+	$(BIN)/python tests/crash/block_loop.py --plant
+	$(BIN)/python tests/crash/block_loop.py --states 10000
+
+power-cuts: $(VENV)/.native
+	scripts/install-packages $(BLOCK_PACKAGES) user-mode-linux
+	$(BIN)/python tests/crash/power_cuts.py --cuts 100 --boots 4
 
 strike: $(VENV)/.native
 	$(BIN)/python tests/crash/background_loop.py --times 100
+
+# DAMAGE="--cases 5000 --seed 7" changes the first.
+damage: $(VENV)/.native
+	$(BIN)/python tests/damage/campaign.py $(DAMAGE)
+	$(BIN)/python tests/damage/campaign.py --flips
 
 mutations: $(VENV)/.native
 	$(BIN)/python -m tests.unit.mutations --trials 10000
@@ -52,10 +71,52 @@ build/core/.built: $(VENV)/.system $(NATIVE) $(shell find core/tests -type f)
 	cmake --build build/core -j2
 	@touch $@
 
+# Every decoder, with changed inputs, under ASan + UBSan: FUZZ_SECONDS in all, FUZZ_KEEP a directory
+# of what is found, for the next time.
+FUZZ_SECONDS ?= 600
+fuzz: $(VENV)/.native build/fuzz/.built
+	-$(BIN)/python -m pip install -q --disable-pip-version-check atheris
+	$(BIN)/python tests/fuzz/campaign.py --seconds $(FUZZ_SECONDS) $(if $(FUZZ_KEEP),--keep $(FUZZ_KEEP))
+
+build/fuzz/.built: $(VENV)/.system $(NATIVE)
+	scripts/install-packages clang-14 libclang-rt-14-dev
+	cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++-14 \
+	  -DHOLDFAST_SANITIZE=address,undefined -DHOLDFAST_FUZZ=ON
+	cmake --build build/fuzz -j2
+	@touch $@
+
 sanitize: $(VENV)/.system
 	cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=address,undefined
 	cmake --build build/asan -j2
 	ctest --test-dir build/asan --output-on-failure
+
+# What runs in several threads, under TSan. What the kernel does with memory it does not see.
+THREAD_TESTS := copy fault pool probe queue vfs
+sanitize-threads: $(VENV)/.system
+	cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=thread
+	cmake --build build/tsan -j2 --target $(THREAD_TESTS:%=%_test)
+	TSAN_OPTIONS="halt_on_error=1 handle_segv=0" setarch -R \
+	  ctest --test-dir build/tsan --output-on-failure -R '^($(subst $() ,|,$(THREAD_TESTS)))$$'
+
+# Saves, loads and codecs, from Python, with the extension under ASan + UBSan.
+ASAN_TESTS := compact excp lossless replay round_trip save_async checkpoint engine_faults
+sanitize-python: $(VENV)/.native
+	$(PYTHON) -m venv build/asan-venv
+	$(BIN)/python -c 'import site; print(*site.getsitepackages())' \
+	  > "$$(build/asan-venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	build/asan-venv/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+	  -Cbuild-dir=build/asan-python -Ccmake.build-type=RelWithDebInfo \
+	  -Ccmake.define.HOLDFAST_SANITIZE="address,undefined" .
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 build/asan-venv/bin/python -m pytest --timeout=900 \
+	  $(ASAN_TESTS:%=tests/unit/test_%.py)
+
+# Lines and branches that the tests run, and the floors that hold: 8 minutes.
+coverage: $(VENV)/.native
+	$(BIN)/python -m pip install -q --disable-pip-version-check coverage gcovr
+	cmake -S . -B build/coverage -G Ninja -DCMAKE_BUILD_TYPE=Debug -DHOLDFAST_COVERAGE=ON
+	cmake --build build/coverage -j2
+	$(BIN)/python scripts/coverage-floors
 
 # The codecs as a machine of ARM's runs them, which QEMU plays: the same bytes as here.
 CODEC_TESTS := checksum compact entropy excp lossless machines replay
