@@ -4,10 +4,12 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import holdfast
+from holdfast.engine.reach import with_referring
 from holdfast.errors import CorruptError
 from unit.test_chains import at, stepped
 
@@ -61,6 +63,17 @@ def test_what_is_lost_is_what_cannot_be_read(new_path: NewPath, codec: str) -> N
             costs.add(len(lost))
         file.write_bytes(content)
     assert len(costs) > 1, "no fault cost anything"
+
+
+def test_the_first_chunk_of_a_file_is_lost_with_what_it_refers_to(new_path: NewPath) -> None:
+    root = new_path()
+    grow(root, "excp")
+    manifest = holdfast.open(at(root, STEPS - 1))._manifest
+    other = int(manifest.references[0])
+    assert other > 0
+    lost = np.zeros(len(manifest.chunk_start), np.bool_)
+    lost[other] = True
+    assert np.flatnonzero(with_referring(manifest, lost)).tolist() == [0, other]
 
 
 Boxes = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]

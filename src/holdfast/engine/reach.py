@@ -21,7 +21,7 @@ def with_referring(manifest: Manifest, lost: Bools) -> Bools:
         return lost
     refers = np.flatnonzero(references != NONE)
     lost = lost.copy()
-    while np.any(new := refers[~lost[refers] & lost[references[refers]]]):
+    while len(new := refers[~lost[refers] & lost[references[refers]]]):
         lost[new] = True
     return lost
 
