@@ -97,7 +97,8 @@ class Fence:
             if self._store.exists(f"{step}/{spec.MANIFEST_NAME}"):
                 continue  # no save can publish there
             for entry in self._store.list(step):
-                if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX):
+                is_bar = entry.kind == "directory"  # nothing is published through it
+                if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and not is_bar:
                     self._store.remove(f"{step}/{entry.name}")
 
     def _steps(self) -> list[str]:

@@ -28,6 +28,7 @@ def root(scratch: Path) -> Path:
         path = root / name.format("ab" * 16)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
+    (root / f"step-00000003/.manifest-{'cd' * 16}").mkdir()  # while it was removed itself
     (root / "step-00000004").mkdir()  # while its directories were made, or removed
     return root
 

@@ -43,6 +43,9 @@ from ..format.rows import Planned, join_written
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
 
+# What is said where a pending manifest is gone, or barred (`engine/retire.py`).
+_REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
+
 
 def commit(
     store: Store,
@@ -71,8 +74,12 @@ def commit(
     try:
         manifest, data = _manifest_of(store, header, planned, written)
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
-        check_present(store, manifest)
-        if not store.publish(spec.MANIFEST_NAME, pending, data, check):
+
+        def check_all() -> None:
+            check_present(store, manifest)
+            check()
+
+        if not store.publish(spec.MANIFEST_NAME, pending, data, check_all):
             _settle_race(store, data)
     except BaseException as error:
         if not data or _certainly_not_published(store, data):
@@ -82,8 +89,9 @@ def commit(
                 f"MANIFEST of {store.location} may be there nevertheless: then the checkpoint is "
                 "whole and loads, but whether it survives a power cut is not known"
             )
-        if isinstance(error, StoreError) and error.errno == errno.ENOENT:
+        if isinstance(error, StoreError) and error.errno in _REVOKED:
             check()  # the job that has taken this run over removes what was not published yet
+            error.add_note("another job may have taken this save for dead, and removed its files")
         raise
 
 
@@ -188,7 +196,8 @@ def check_present(store: Store, manifest: Manifest) -> None:
             seen = f"has {found[name]} bytes" if name in found else "is not there"
             raise StoreError(
                 f"{store.location}/{name} was written by its rank, {size} bytes, but {seen} as "
-                "the coordinator sees it; do all ranks save to one directory of a shared disk?"
+                "the coordinator sees it. Do all ranks save to one directory of a shared disk? Has "
+                "another job taken this save for dead, and removed it?"
             )
 
 

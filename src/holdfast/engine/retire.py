@@ -1,7 +1,9 @@
 """COMMITTED → RETIRED, and what dead saves left. Knows stores and names, no ranks.
 
 The manifest goes first, durably, and the data after it: at no moment does a manifest name what
-is gone.
+is gone. Whoever wrote the data may yet be alive, frozen or slow: before it goes, a directory bars
+the place of its pending manifest, so that it can neither be made nor linked; whoever makes one
+later finds the data gone (`commit` looks between the two).
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import logging
 from ..errors import StoreError
 from ..format import spec
 from ..format.manifest import decode_manifest
+from ..stores.base import Entry
 from ..stores.local import LocalStore
 
 logger = logging.getLogger("holdfast")
@@ -26,14 +29,11 @@ def retire(store: LocalStore) -> None:
     store.remove(spec.MANIFEST_NAME)
     store.sync_directory()
     for save in _saves(store):
-        below = f"{spec.DATA_DIRECTORY}/{save}"
-        for file in store.list(below):
-            store.remove(f"{below}/{file.name}")
-        store.remove_directory(below)
+        _remove_save(store, save)
     store.remove_directory(spec.DATA_DIRECTORY)
     for entry in store.list():
         if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX):
-            store.remove(entry.name)
+            _remove_pending(store, entry)
     store.remove_directory()
 
 
@@ -46,13 +46,10 @@ def sweep(store: LocalStore, before_s: float) -> None:
         before_s: by the clock that gives files their times, as `LocalStore.modified_s` tells them:
             this machine's may be wrong.
     """
-    keep = ""
     saves = _saves(store)
     if store.exists(spec.MANIFEST_NAME) and len(saves) <= 1:
         return  # the usual case: nothing but the checkpoint
-    if store.exists(spec.MANIFEST_NAME):
-        data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
-        keep = decode_manifest(data, store.location).table.header.save_id
+    keep = _published(store)
     # Asked first: whatever is removed below makes it young again.
     is_dead = not keep and _is_older(store, [""], before_s)
     for save in saves:
@@ -60,10 +57,7 @@ def sweep(store: LocalStore, before_s: float) -> None:
         if save == keep:
             continue
         names = [f"{below}/{file.name}" for file in store.list(below)]
-        if _is_older(store, [below, *names], before_s):
-            for name in names:
-                store.remove(name)
-            store.remove_directory(below)
+        if _is_older(store, [below, *names], before_s) and _remove_save(store, save):
             logger.info("removed %s/%s, left by a save that died", store.location, below)
     sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
     if is_dead:
@@ -76,7 +70,36 @@ def sweep_pending(store: LocalStore, prefix: str, before_s: float) -> None:
     """Remove files that were to get another name, but whose writer died."""
     for entry in store.list():
         if entry.name.startswith(prefix) and _is_older(store, [entry.name], before_s):
-            store.remove(entry.name)
+            _remove_pending(store, entry)
+
+
+def _remove_save(store: LocalStore, save: str) -> bool:
+    """Remove the data of a save that no manifest names; False: it was published meanwhile."""
+    bar, below = f"{spec.PENDING_MANIFEST_PREFIX}{save}", f"{spec.DATA_DIRECTORY}/{save}"
+    store.bar(bar)
+    is_dead = _published(store) != save
+    if is_dead:
+        for file in store.list(below):
+            store.remove(f"{below}/{file.name}")
+        store.remove_directory(below)
+    store.remove_directory(bar)
+    return is_dead
+
+
+def _remove_pending(store: LocalStore, entry: Entry) -> None:
+    """Remove a pending manifest, or a bar that was left in its place."""
+    if entry.kind == "directory":
+        store.remove_directory(entry.name)
+    else:
+        store.remove(entry.name)
+
+
+def _published(store: LocalStore) -> str:
+    """Return the id of the save that the manifest here is of; empty: there is none."""
+    if not store.exists(spec.MANIFEST_NAME):
+        return ""
+    data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+    return decode_manifest(data, store.location).table.header.save_id
 
 
 def _is_older(store: LocalStore, names: list[str], before_s: float) -> bool:

@@ -50,7 +50,7 @@ class FileStream:
 
     def move(self, window: Window) -> None:
         """Fill up the page, and go on at the beginning of another window."""
-        self.zero_until(_page_up(self.position))
+        self._zero_until(_page_up(self.position))
         self._submit()
         self._enter(window)
 
@@ -61,7 +61,7 @@ class FileStream:
             where in the pool the bytes of file position ``at`` stand.
         """
         self._claim(self._shift + at + size_bytes)
-        self.zero_until(at)
+        self._zero_until(at)
         return self._shift + at
 
     def advance(self, size_bytes: int) -> None:
@@ -83,19 +83,21 @@ class FileStream:
             self.advance(len(part))
             data = data[len(part) :]
 
-    def zero_until(self, position: int) -> None:
+    def finish(self, at: int, data: bytes) -> None:
+        """Add the last bytes, at ``at``; hand over all there is, and wait for every write."""
+        self._zero_until(at)
+        self.put(data)
+        self.move(self._window)
+        while self._in_flight:
+            self._reap()
+
+    def _zero_until(self, position: int) -> None:
         """Add zeros."""
         start, end = self._shift + self.position, self._shift + position
         if end > start:
             self._claim(end)
             self._memory[start:end] = bytes(end - start)
             self.advance(end - start)
-
-    def drain(self) -> None:
-        """Hand over what is left, filled up to whole pages, and wait for every write."""
-        self.move(self._window)
-        while self._in_flight:
-            self._reap()
 
     def _enter(self, window: Window) -> None:
         self._window = window

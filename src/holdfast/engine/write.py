@@ -246,10 +246,8 @@ class DataFileWriter:
             stream.move(self._images.footers)
         offset = align_payload(stream.position, 0)
         footer, checksum = encode_footer(self._rows.table(self._plan.header), offset)
-        stream.zero_until(offset)
-        stream.put(footer)
-        size = stream.position
-        stream.drain()
+        stream.finish(offset, footer)
+        size = offset + len(footer)
         self._store.vfs.truncate(self._descriptor, size)
         self._sync(lambda: self._store.vfs.sync(self._descriptor))
         self._close_descriptor()

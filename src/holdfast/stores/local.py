@@ -14,6 +14,8 @@ from .base import Entry
 
 SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
 
+BAR_ATTEMPTS = 8  # of what has one writer, who makes it once
+
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 # The seam that new stores use; `holdfast.testing` puts faulty and recording ones here.
@@ -151,6 +153,23 @@ class LocalStore:
         with contextlib.suppress(StoreError):
             self.vfs.close(descriptor)
         return True
+
+    def bar(self, name: str) -> None:
+        """Put a directory where a file may be, or may yet be made, by another.
+
+        From here on until it is removed, nobody makes a file there, links it or renames it: who
+        did so before has been before us.
+        """
+        for _ in range(BAR_ATTEMPTS):
+            try:
+                self.vfs.make_directory(self._path(name))
+                return
+            except StoreError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+            self.remove(name)
+        cause = OSError(errno.EEXIST, f"others make it anew, {BAR_ATTEMPTS} times")
+        raise self._failure("bar", name, cause)
 
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name; no link may be on the way to it from the root."""
