@@ -1,6 +1,5 @@
 """Sign a checkpoint: say with a key that what it holds, to the byte, comes from whoever has it."""
 
-import contextlib
 import os
 import secrets
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from .format.signature import encode_signature, statement_of
 from .layout import whole
 from .options import SLOT_BYTES, Options
 from .plan.load_plan import plan_load
+from .stores.base import Store
 from .stores.local import LocalStore
 from .stores.url import open_store
 
@@ -55,28 +55,15 @@ def sign(
         store = link.store
         assert isinstance(store, LocalStore)
         data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
-        found = None
-        if link is not chain[-1]:
-            with contextlib.suppress(CorruptError):
-                found = read_signature(store)
-        fits = found is not None and is_signed_by(found, public)
-        if (
-            found is None
-            or not fits
-            or (found.statement.manifest, found.statement.base)
-            != (
-                digest(data),
-                below,
-            )
-        ):
-            statement = _statement(link, data, below, options or Options(), report)
-            content = encode_signature(statement, public, private.sign(statement))
-            pending = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
-            store.replace(spec.SIGNATURE_NAME, pending, content)
-            signed.append(store.location)
-            below = digest(statement)
-        else:
-            below = digest(found.signed)
+        if link is not chain[-1] and (made := _signed_before(store, public, digest(data), below)):
+            below = digest(made)
+            continue
+        statement = _statement(link, data, below, options or Options(), report)
+        content = encode_signature(statement, public, private.sign(statement))
+        pending = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
+        store.replace(spec.SIGNATURE_NAME, pending, content)
+        signed.append(store.location)
+        below = digest(statement)
     return signed
 
 
@@ -90,6 +77,18 @@ def signer(path: "str | os.PathLike[str]") -> str | None:
     """
     found = read_signature(open_store(path))
     return show_key(found.key) if found else None
+
+
+def _signed_before(store: Store, key: bytes, manifest: bytes, below: bytes) -> bytes:
+    """Return what this key has signed here, if that is of this MANIFEST and this base."""
+    try:
+        found = read_signature(store)
+    except CorruptError:
+        return b""
+    if found is None or not is_signed_by(found, key):
+        return b""
+    told = (found.statement.manifest, found.statement.base)
+    return found.signed if told == (manifest, below) else b""
 
 
 def _statement(link: Link, data: bytes, below: bytes, options: Options, report: Report) -> bytes:

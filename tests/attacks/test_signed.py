@@ -398,12 +398,28 @@ def test_trust_that_is_no_key_is_an_option_error() -> None:
             Options(trust=wrong)  # type: ignore[arg-type]
 
 
-def test_without_the_extra_the_error_names_it(signed: Path, keys: Path) -> None:
+@pytest.mark.parametrize("missing", ["blake3", "cryptography"])
+@pytest.mark.parametrize("use", ["load", "sign", "signer"])
+def test_without_the_extra_the_error_names_it(
+    signed: Path, keys: Path, missing: str, use: str
+) -> None:
+    absent = {name: None for name in sys.modules if name.split(".")[0] == missing}
+    uses: dict[str, Callable[[], object]] = {
+        "load": lambda: holdfast.load(signed, into=target(), options=trusting(keys)),
+        "sign": lambda: holdfast.sign(signed, key=keys / "mine"),
+        "signer": lambda: holdfast.signer(signed),
+    }
+    if (use, missing) == ("signer", "blake3"):
+        assert holdfast.signer(signed) is not None
+        return
     with (
-        patch.dict(sys.modules, {"blake3": None}),
+        patch.dict(sys.modules, absent | {missing: None}),
         pytest.raises(OptionError, match=r"pip install 'holdfast\[sign\]'"),
     ):
-        holdfast.load(signed, into=target(), options=trusting(keys))
+        uses[use]()
+
+
+def test_a_key_may_be_named_by_a_path_or_a_string(keys: Path) -> None:
     assert read_public_key(keys / "mine.pub") == read_public_key(str(keys / "mine.pub"))
 
 

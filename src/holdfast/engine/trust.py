@@ -101,9 +101,8 @@ def read_private_key(path: "str | os.PathLike[str]") -> "Ed25519PrivateKey":
     Raises:
         OptionError: it is none.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     keys = _imported("cryptography.hazmat.primitives.serialization")
+    kind = _imported("cryptography.hazmat.primitives.asymmetric.ed25519").Ed25519PrivateKey
     text = _read(path)
     load = keys.load_ssh_private_key if b"OPENSSH" in text[:40] else keys.load_pem_private_key
     try:
@@ -113,18 +112,19 @@ def read_private_key(path: "str | os.PathLike[str]") -> "Ed25519PrivateKey":
             f"{path} is not an Ed25519 private key that can be used: {error}. Make one with "
             "'openssl genpkey -algorithm ed25519'"
         ) from error
-    if not isinstance(found, Ed25519PrivateKey):
+    if not isinstance(found, kind):
         raise OptionError(f"{path} is a key of another kind; expected Ed25519")
-    return found
+    private: Ed25519PrivateKey = found
+    return private
 
 
 def show_key(key: bytes) -> str:
     """Return a public key as the line that OpenSSH has for it."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     form = _imported("cryptography.hazmat.primitives.serialization")
-    public = Ed25519PublicKey.from_public_bytes(key)
-    return public.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
+    kind = _imported("cryptography.hazmat.primitives.asymmetric.ed25519").Ed25519PublicKey
+    public = kind.from_public_bytes(key)
+    text: bytes = public.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    return text.decode()
 
 
 def _check_signature(keys: Sequence[bytes], store: Store, manifest: bytes) -> Statement:
