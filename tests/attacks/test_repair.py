@@ -1,9 +1,7 @@
 """Footers that lie, of a checkpoint without MANIFEST: repair refuses, or says what is true."""
 
 import os
-import time
-import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +13,12 @@ from format.forge import Forgery
 from holdfast.errors import CorruptError, VersionError
 
 from . import file_lies, header_lies, row_lies
-from .lies import LIES, OPTIONS, save_truth
+from .lies import LIES, OPTIONS
 
 assert file_lies and header_lies and row_lies  # they add to LIES
 
 NewPath = Callable[[], Path]
 Tell = Callable[[Forgery], None]
-SECONDS_MAX = 2.0
-MEMORY_MAX = 8 << 20
-
-
-@pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("truth") / "checkpoint"
-    save_truth(path)
-    return path
-
-
-@pytest.fixture
-def bounded() -> Iterator[None]:
-    tracemalloc.start()
-    started = time.process_time()  # others may keep the machine busy
-    yield
-    seconds = time.process_time() - started
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert seconds < SECONDS_MAX and peak < MEMORY_MAX
 
 
 def tell(truth: Path, path: Path, lie: Tell) -> None:
