@@ -13,12 +13,9 @@ from .engine.check import read_manifest
 from .engine.rebuild import Rebuilt
 from .errors import HoldfastError
 from .format import spec
-from .format.header import Header
 from .format.manifest import Manifest, content_digest
-from .layout import Path
 from .stores.local import LocalStore
 
-MARK: Path = ("repaired by holdfast",)  # the name of the value that says what was not recovered
 NEIGHBOURS_MAX = 8  # that are asked for the order of their tensors
 VALUES_LOST = "all values that are no tensors (such as step numbers and schedulers)"
 LOSSES_LOST = "how far the tensors are from what was saved, if that was noted"
@@ -90,7 +87,7 @@ def _compared(manifest: Manifest, neighbours: Mapping[str, Manifest]) -> tuple[s
     for name, other in neighbours.items():
         header = other.table.header
         there = {tensor for tensor in header.tensors if prod(tensor.shape)}
-        if is_repaired(header) or known.isdisjoint(there):
+        if header.is_repaired or known.isdisjoint(there):
             continue
         names = names_of(other)
         gone = [names[t.path] for t in header.tensors if t in there and t not in known]
@@ -99,8 +96,3 @@ def _compared(manifest: Manifest, neighbours: Mapping[str, Manifest]) -> tuple[s
         shown = ", ".join(gone[:3]) + " …" * (len(gone) > 3)
         return "", f"tensors of which no file is left: {name} beside it has {shown}"
     return "", ""
-
-
-def is_repaired(header: Header) -> bool:
-    """Whether a checkpoint says that something was not recovered."""
-    return any(path == MARK for path, _ in header.objects)

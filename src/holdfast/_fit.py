@@ -14,6 +14,10 @@ from .state.source import Source
 from .state.target import Target
 from .state.tensors import is_expanded
 
+_REPAIRED_ADVICE = (
+    "Load another step; or take what there is, strict=False: what the report's .missing names "
+    "stays as it was. "
+)
 NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
 
 
@@ -77,10 +81,14 @@ def check_fit(
         )
         advice = names if not faults else ""
         advice = _parts_of_ranks(manifest, len(answers), [*missing, *unexpected]) or advice
-        raise MismatchError(
-            f"{where} does not fit the target. Of its names, {'. And '.join(problems)}. "
-            f"{advice}Nothing was loaded"
+        is_repaired = manifest.table.header.is_repaired
+        what = f"{where} was repaired, and lacks what was lost; it" if is_repaired else where
+        error = MismatchError(
+            f"{what} does not fit the target. Of its names, {'. And '.join(problems)}. "
+            f"{_REPAIRED_ADVICE if is_repaired else advice}Nothing was loaded"
         )
+        error.is_repaired = is_repaired
+        raise error
     return missing, unexpected
 
 

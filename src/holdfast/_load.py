@@ -16,6 +16,7 @@ from .engine.exchange import Exchange
 from .engine.pipeline import read_shards
 from .engine.pool import Lease, lease
 from .engine.trust import check_of
+from .errors import MismatchError
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
 from .options import SLOT_BYTES, Options
@@ -124,17 +125,17 @@ def load_from(
     partial: bool,
     cast: bool,
     options: Options,
-    strangers: bool = False,
+    step: int | None = None,
 ) -> LoadReport:
     """Walk all the way; the report lacks only the time.
 
     Args:
-        strangers: let be what is in the directory and does not belong to the checkpoint.
+        step: of a run, by the directory's name; what does not belong there is let be.
     """
     with Phase(ranks) as prepared:
         check_into(into)
         store = open_store(path)
-        manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
+        manifest = _read_manifest(store, options, step)
         chain = open_chain(store, manifest) if len(manifest.based) else ()
         target = bind(into, source_of(manifest))
         prepared.answer = describe_fit(manifest, target, cast=cast)
@@ -148,7 +149,7 @@ def load_from(
     with contextlib.ExitStack() as held:
         with Phase(ranks) as checked:
             if strict and not partial:
-                _check_around(store, manifest, ranks, strangers=strangers)
+                _check_around(store, manifest, ranks, strangers=step is not None)
             pool: AbstractContextManager[Lease] = lease(store.vfs, store.location, options)
             if sends(ranks) and not chain:  # taken before others count on what this rank reads
                 pool = contextlib.nullcontext(held.enter_context(pool))
@@ -175,6 +176,18 @@ def load_from(
         bytes_read=done.read_bytes,
         bytes_sent=done.sent_bytes,
     )
+
+
+def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manifest":
+    """Read it, where that is of whom it has to be, and of the step that it has to be."""
+    manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
+    found = manifest.table.header.step
+    if None not in (found, step) and found != step:
+        raise MismatchError(
+            f"{store.location} holds step {found}, by its MANIFEST: it was renamed, or copied to "
+            "the wrong place. Rename it back; to begin another run with it, use holdfast.load"
+        )
+    return manifest
 
 
 def _check_around(store: "Store", manifest: "Manifest", ranks: "Group", *, strangers: bool) -> None:

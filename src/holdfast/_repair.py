@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ._damage import Damage, Subject, names_of
-from ._evidence import MARK, doubts_of, is_repaired, neighbours_of
+from ._evidence import doubts_of, neighbours_of
 from ._verify import Known, Verified, verify, verify_subject
 from .engine.check import read_manifest
 from .engine.commit import check_absent, check_present, commit, remove_files
@@ -29,7 +29,7 @@ from .errors import (
     VersionError,
 )
 from .format import spec
-from .format.header import Header
+from .format.header import REPAIRED, Header
 from .format.manifest import (
     Manifest,
     check_tiling,
@@ -138,7 +138,7 @@ def repair(
         found.rebuilt is not None,
         found.not_recovered,
         found.refused,
-        repaired=is_repaired(found.subject.manifest.table.header),
+        repaired=found.subject.manifest.table.header.is_repaired,
     )
     if to is not None:
         return replace(done, written=_salvage(found, lost, open_store(to), options, report))
@@ -207,7 +207,7 @@ def _mend(store: LocalStore) -> Rebuilt | None:
         with contextlib.suppress(CorruptError, VersionError):
             manifest = decode_manifest(data or b"", spec.MANIFEST_NAME)
             check_tiling(manifest)
-            if not is_repaired(manifest.table.header):
+            if not manifest.table.header.is_repaired:
                 found[data or b""] = manifest
     if len(found) != 1:  # of several saves, nobody knows which it was
         return None
@@ -250,8 +250,8 @@ def _rebuild(store: LocalStore) -> Rebuilt:
 def _marked(header: Header, not_recovered: Sequence[str], lost: Mapping[str, Any]) -> Header:
     """Add a value that says what was not recovered; it replaces one of an earlier repair."""
     told: dict[str, Any] = {"not_recovered": [*not_recovered], "lost": sorted(lost)}
-    objects = [(path, value) for path, value in header.objects if path != MARK]
-    return replace(header, objects=(*objects, (MARK, told)))
+    objects = [(path, value) for path, value in header.objects if path != REPAIRED]
+    return replace(header, objects=(*objects, (REPAIRED, told)))
 
 
 def _put(store: LocalStore, found: _Found) -> str | None:
@@ -330,8 +330,11 @@ def _salvage(
     chain: Chain = open_readable(subject.store, subject.manifest)
     old, names = subject.manifest.table.header, names_of(subject.manifest)
     kept = [n for n, tensor in enumerate(old.tensors) if names[tensor.path] not in lost]
-    if not kept and not old.objects:
-        raise CorruptError(f"nothing of {subject.store.location} is whole; nothing was written")
+    if old.tensors and not kept:
+        raise CorruptError(
+            f"no tensor of {subject.store.location} is whole; nothing was written. Its values can "
+            "be read by holdfast.open(…).objects()"
+        )
     index = {number: place for place, number in enumerate(kept)}
     losses = tuple(
         replace(loss, tensor=index[loss.tensor]) for loss in old.losses if loss.tensor in index

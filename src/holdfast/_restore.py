@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ._load import load_from
 from ._run import Run
-from .errors import CorruptError, NotCommittedError, PeerError, StoreError, TrustError
+from .errors import (
+    CorruptError,
+    MismatchError,
+    NotCommittedError,
+    PeerError,
+    StoreError,
+    TrustError,
+)
 from .group.base import COORDINATOR, Phase
 from .options import Options
 
@@ -113,7 +120,7 @@ def _load(
         partial=partial,
         cast=False,
         options=options,
-        strangers=True,  # no reason to go back to an older step
+        step=step,  # stray files are no reason to go back to an older one
     )
     seconds = round(time.perf_counter() - started, 6)
     return {
@@ -181,7 +188,9 @@ def _kind_of(error: BaseException) -> str:
         return "gone"
     if isinstance(error, TrustError):
         return ""  # an older step that is signed is no answer: say so, and let people decide
-    damaged = isinstance(error, CorruptError) or (
-        isinstance(error, StoreError) and error.errno == errno.EIO
+    damaged = (
+        isinstance(error, CorruptError)
+        or (isinstance(error, StoreError) and error.errno == errno.EIO)
+        or (isinstance(error, MismatchError) and error.is_repaired)
     )
     return "damage" if damaged else ""

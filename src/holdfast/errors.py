@@ -36,7 +36,12 @@ class StateError(HoldfastError):
 
 
 class MismatchError(HoldfastError):
-    """The target does not fit the checkpoint; the text lists every difference."""
+    """The target does not fit the checkpoint; the text lists every difference.
+
+    ``is_repaired``: the checkpoint lacks what a repair could not recover; another may fit.
+    """
+
+    is_repaired: bool = False
 
 
 class StoreError(HoldfastError):

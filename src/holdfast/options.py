@@ -29,7 +29,7 @@ class Options:
             writers make fewer and larger files. What none of these ranks holds is written by those
             that do.
         trust: Ed25519 public keys, as files or as OpenSSH's lines: `load`, `open` and restores take
-            only what one of them has signed (SECURITY.md). Default: whatever is whole.
+            only what one of them has signed (SECURITY.md). None: whatever is whole.
     """
 
     chunk_elements: int = 1 << 20
@@ -39,7 +39,7 @@ class Options:
     queue_depth: int = 16
     io: str = "auto"
     writers: str | int = "rank"
-    trust: Keys = ()
+    trust: Keys | None = None
 
     def __post_init__(self) -> None:
         """Reject what cannot be."""
@@ -57,12 +57,19 @@ class Options:
             raise OptionError(
                 f"writers is {self.writers!r}; there are 'rank', 'node' and numbers of ranks from 1"
             )
-        keys = self.trust if isinstance(self.trust, tuple) else (self.trust,)
-        if not all(isinstance(key, (str, os.PathLike)) for key in keys):
-            raise OptionError(
-                f"trust is {self.trust!r:.80}; expected a public key's file or line, or a tuple "
-                "of them"
-            )
+        if self.trust is not None:
+            _check_keys(self.trust)
+
+
+def _check_keys(trust: Keys) -> None:
+    keys = trust if isinstance(trust, tuple) else (trust,)
+    named = [isinstance(key, (str, os.PathLike)) and os.fspath(key) != "" for key in keys]
+    # An empty setting must not read as "trust everybody".
+    if not (named and all(named)):
+        raise OptionError(
+            f"trust is {trust!r:.80}; expected a public key's file or line, or a tuple of them, or "
+            "None to load what nobody has signed"
+        )
 
 
 def _is_count(value: object) -> bool:

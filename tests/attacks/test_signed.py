@@ -393,7 +393,7 @@ def test_a_key_that_is_none_is_told(signed: Path, keys: Path, tmp_path: Path, wh
 
 
 def test_trust_that_is_no_key_is_an_option_error() -> None:
-    for wrong in (5, (5,), [b"x"]):
+    for wrong in (5, (5,), [b"x"], "", ("",), ()):  # an empty setting trusts nobody
         with pytest.raises(OptionError, match="trust is"):
             Options(trust=wrong)  # type: ignore[arg-type]
 

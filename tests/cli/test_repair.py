@@ -59,6 +59,15 @@ def save_one(path: Path, step: int = 1) -> Path:
 SAVES = {1: save_one, 3: save_three}
 
 
+def training() -> dict[str, Any]:
+    """Return a model and its optimizer after a step."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
 def age(path: Path) -> None:
     """Make files as old as those of no save that is under way."""
     for file in data_files(path):
@@ -116,6 +125,51 @@ def test_a_rebuilt_checkpoint_is_not_taken_for_the_whole_state(
     weights = {"w": torch.zeros(6, 10), "v": torch.zeros(3)}
     holdfast.load(path, into=weights, partial=True)
     assert torch.equal(weights["w"], weight(1))
+
+
+def test_a_run_steps_over_what_was_repaired_without_its_values(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    run = holdfast.Checkpointer(new_path())
+    for step in (1, 2):
+        run.save(step, {"w": weight(step), "v": torch.ones(3) * step, "n": step})
+    lose_manifest(Path(run.path(2)))
+    assert holdfast_command("repair", run.path(2), "--write").code == 0
+    state = {"w": torch.zeros(6, 10), "v": torch.zeros(3), "n": 0}
+    assert holdfast.Checkpointer(run.root).restore(state) == 1 and state["n"] == 1
+    with pytest.raises(MismatchError, match="was repaired, and lacks what was lost"):
+        holdfast.Checkpointer(run.root).restore(state, step=2)
+    weights = {"w": torch.zeros(6, 10)}
+    assert holdfast.Checkpointer(run.root).restore(weights, partial=True) == 2
+    assert torch.equal(weights["w"], weight(2))
+
+
+def test_the_moments_of_a_rebuilt_checkpoint_go_into_an_optimizer(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    path, state = new_path(), training()
+    holdfast.save(state, path)
+    lose_manifest(path)
+    holdfast_command("repair", path, "--write")
+    fresh = {"model": torch.nn.Linear(4, 4)}
+    fresh["optimizer"] = torch.optim.AdamW(fresh["model"].parameters(), lr=0.5)
+    report = holdfast.load(path, into=fresh, strict=False)
+    assert report.missing and all("param_groups" in name for name in report.missing)
+    assert fresh["optimizer"].param_groups[0]["lr"] == 0.5
+    for old, new in zip(
+        state["optimizer"].state.values(), fresh["optimizer"].state.values(), strict=True
+    ):
+        assert old.keys() == new.keys() and all(torch.equal(old[k], new[k]) for k in old)
+
+
+def test_of_what_has_no_whole_tensor_nothing_is_written(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    path, there = save_one(new_path()), new_path()
+    for file in data_files(path):
+        file.unlink()
+    answer = holdfast_command("repair", path, "--to", there)
+    assert answer.code == 1 and "no tensor of" in answer.err and not there.exists()
 
 
 def test_a_link_shows_that_what_was_rebuilt_is_its_base(

@@ -381,3 +381,16 @@ def test_remains_of_dead_saves_are_swept_only_when_they_are_old(
     assert (fresh / "00000-0.hf").exists()
     assert caplog.text.count("left by a save that died") == 2
     assert holdfast.open(checkpointer.path(1)).verify() == []
+
+
+def test_a_step_under_the_name_of_another_is_not_restored(new_path: NewPath) -> None:
+    run = holdfast.Checkpointer(new_path())
+    for step in (1, 2):
+        run.save(step, {"n": step})
+    first, second = Path(run.path(1)), Path(run.path(2))
+    first.rename(first.with_name("aside"))
+    second.rename(first)
+    first.with_name("aside").rename(second)
+    for options in ({}, {"step": 1}, {"step": 2}):
+        with pytest.raises(MismatchError, match=r"holds step \d, by its MANIFEST: it was renamed"):
+            holdfast.Checkpointer(first.parent).restore({"n": 0}, **options)

@@ -42,7 +42,7 @@ class Link:
 Chain = tuple[Link, ...]  # from the one that needs none to the newest
 
 
-def open_chain(store: Store, manifest: Manifest | None = None, trust: Keys = ()) -> Chain:
+def open_chain(store: Store, manifest: Manifest | None = None, trust: Keys | None = None) -> Chain:
     """Open a checkpoint with everything below it that its chunks may need.
 
     Args:

@@ -24,14 +24,16 @@ Check = Callable[[Store, bytes], Statement]
 SSH = "ssh-ed25519 "
 
 
-def check_of(trust: Keys) -> Check | None:
-    """Return what checks a MANIFEST against the keys that are trusted; None where none are named.
+def check_of(trust: Keys | None) -> Check | None:
+    """Return what checks a MANIFEST against the keys that are trusted; None where none are.
 
     Raises:
         OptionError: a key cannot be read, or what checks signatures is not installed.
     """
-    keys = (trust,) if isinstance(trust, (str, os.PathLike)) else tuple(trust)
-    return partial(_check_signature, [read_public_key(key) for key in keys]) if keys else None
+    if trust is None:
+        return None
+    keys = (trust,) if isinstance(trust, (str, os.PathLike)) else trust
+    return partial(_check_signature, [read_public_key(key) for key in keys])
 
 
 def check_of_base(link: Statement) -> Check:

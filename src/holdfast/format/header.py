@@ -22,6 +22,7 @@ _FEATURES = {
     spec.FEATURE_BASE: {"base"},
     spec.FEATURE_LOSSES: {"losses"},
 }  # the keys that a header of each has besides
+REPAIRED: Path = ("repaired by holdfast",)  # the value that says what was not recovered
 _SINCE = {"since": "0.1.0"}
 _TENSOR_KEYS = {"path", "dtype", "shape", "codec"}
 _KEYS = {
@@ -83,6 +84,11 @@ class Header:
     codec_of: tuple[int, ...] = ()
     base: Base | None = None
     losses: tuple[TensorLoss, ...] = ()
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether it says that something was not recovered."""
+        return any(path == REPAIRED for path, _ in self.objects)
 
     def codec(self, tensor: int) -> Coding:
         """Return how the chunks of a tensor are stored."""

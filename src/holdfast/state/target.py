@@ -269,21 +269,23 @@ class _Bind:
             saved = self._options(options)
             if saved is None:
                 self.target.missing.append(options)
-                continue
-            # Compared as encoded, so that NaN equals itself.
-            if group not in groups:
-                self._same_kind(optimizer.param_groups[group], saved, path)
-            known = groups.setdefault(group, saved)
-            if known != saved and encode_value(known, options) != encode_value(saved, options):
-                self.target.conflicts.append(
-                    f"{dotted(path)}: group {group} holds {name}, saved with {saved}, "
-                    f"and others saved with {groups[group]}"
-                )
+                if not self.source.below((*path, "state", name)):
+                    continue  # else the options alone were lost, and stay as they are
+            else:
+                if group not in groups:
+                    self._same_kind(optimizer.param_groups[group], saved, path)
+                known = groups.setdefault(group, saved)
+                # Compared as encoded, so that NaN equals itself.
+                if known != saved and encode_value(known, options) != encode_value(saved, options):
+                    self.target.conflicts.append(
+                        f"{dotted(path)}: group {group} holds {name}, saved with {saved}, "
+                        f"and others saved with {groups[group]}"
+                    )
             for key, tensor in group_tensors(optimizer.param_groups[group]).items():
                 self.visit(tensor, (*path, "param_group_tensors", name, key), _no_setter)
             if id(entry.tensor) not in owned:
                 continue  # another rank has its state
-            after = {**optimizer.param_groups[group], **saved}
+            after = {**optimizer.param_groups[group], **(saved or {})}
             stored = self.source.tensors.get(entry.origin or ())
             form = ParameterState(entry.tensor, after, stored)
             if entry.run is None:
