@@ -316,8 +316,8 @@ def _finish(
             header = replace(header, objects=values, losses=lost)
 
             def check() -> None:
+                check_last()  # on a slow disk it may take until the deadline
                 ledger.check()
-                check_last()
 
             commit(store, header, planned, [written for *_, written in told], check)
             records = [json.loads(record) for record, *_ in told]

@@ -16,7 +16,11 @@ from crash_content import OPTIONS, load_number, make_state
 
 import holdfast
 from holdfast import Checkpointer, Keep
+from holdfast.engine import commit
+from holdfast.engine.commit import check_present
 from holdfast.errors import AlreadyCommittedError, FencedError, NotCommittedError
+from holdfast.format.manifest import Manifest
+from holdfast.stores.base import Store
 from holdfast.testing import Fault, faulty
 
 WAIT_S = 30.0
@@ -139,6 +143,30 @@ def test_a_step_that_the_zombie_alone_has_begun_is_nowhere(root: Path) -> None:
     assert new.steps() == [1, 2]
     with pytest.raises(NotCommittedError):
         load_number(Path(new.path(4)))
+
+
+def test_a_job_whose_files_the_next_one_has_let_go_of_is_told_of_that_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen before it looked whether they are all there; another rank writes on."""
+
+    def next_job() -> None:
+        monkeypatch.undo()
+        new = checkpointer(root, Keep.latest(1))
+        new.restore(make_state(-1))
+        for step in (2, 3):
+            new.save(step, make_state(step))
+
+    def check_late(store: Store, manifest: Manifest) -> None:
+        done(next_job)
+        (Path(store.location) / "data" / manifest.table.header.save_id).mkdir(parents=True)
+        check_present(store, manifest)
+
+    old = checkpointer(root)
+    monkeypatch.setattr(commit, "check_present", check_late)
+    with pytest.raises(FencedError, match="epoch 3"):
+        old.save(2, make_state(22))
+    assert old.steps() == [3]
 
 
 def test_a_zombie_in_the_background_is_refused_too(root: Path) -> None:

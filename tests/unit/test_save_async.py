@@ -17,6 +17,7 @@ from torch import nn
 
 import holdfast
 from holdfast import _handle
+from holdfast._fence import Fence
 from holdfast.errors import (
     AlreadyCommittedError,
     BusyError,
@@ -360,6 +361,24 @@ def test_nothing_is_committed_after_the_deadline(
     with pytest.raises(StoreError, match="deadline passed"):
         handle.result()
     assert not (tmp_path / "a").exists()
+
+
+def test_nothing_is_committed_when_the_look_for_a_newer_job_takes_until_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Fence.hold
+
+    def until_too_late(fence: Fence) -> None:
+        original(fence)
+        if (tmp_path / "step-00000001" / "data").exists():  # the last look, not the first
+            _handle._last.ledger.end_at(0.0)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(Fence, "hold", until_too_late)
+    with holdfast.Checkpointer(tmp_path, every=1, signals=()) as run:
+        run.step(1, {"w": torch.ones(1000)})
+        with pytest.raises(StoreError, match="deadline passed"):
+            run.wait()
+        assert run.steps() == []
 
 
 @pytest.mark.parametrize("deadline_s", [1e12, float("inf")])

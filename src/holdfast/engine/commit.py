@@ -90,7 +90,7 @@ def commit(
                 "whole and loads, but whether it survives a power cut is not known"
             )
         if isinstance(error, StoreError) and error.errno in _REVOKED:
-            check()  # the job that has taken this run over removes what was not published yet
+            check()  # the job that has taken this run over removes what was not published
             error.add_note("another job may have taken this save for dead, and removed its files")
         raise
 
@@ -194,11 +194,12 @@ def check_present(store: Store, manifest: Manifest) -> None:
     for name, size in zip(manifest.file_names, manifest.table.file_bytes.tolist(), strict=True):
         if found.get(name) != size:
             seen = f"has {found[name]} bytes" if name in found else "is not there"
-            raise StoreError(
+            error = StoreError(
                 f"{store.location}/{name} was written by its rank, {size} bytes, but {seen} as "
-                "the coordinator sees it. Do all ranks save to one directory of a shared disk? Has "
-                "another job taken this save for dead, and removed it?"
+                "the coordinator sees it; do all ranks save to one directory of a shared disk?"
             )
+            error.errno = None if name in found else errno.ENOENT
+            raise error
 
 
 def _settle_race(store: Store, data: bytes) -> None:
