@@ -7,10 +7,11 @@ import dataclasses
 import os
 import select
 import shutil
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from crash_content import load_number, make_state
 
 import holdfast.options
+from holdfast.codecs.base import Codec
 from holdfast.errors import PeerError
 
 # Fresh memory is slow to touch, and each rank has its own: 2 MiB of it instead of 32. The rooms
@@ -28,15 +30,19 @@ holdfast.options.SLOT_BYTES = 1 << 20
 OPTIONS = dataclasses.replace(crash_content.OPTIONS, pool_bytes=2 << 20)
 
 PEER_EXIT, FAILED_EXIT = 3, 4  # what a survivor says: PeerError, or anything else
-DEADLINE_S = 20.0  # for survivors to notice; far less than the timeout of the collectives
 COLLECTIVE_TIMEOUT_S = 120.0
+POLL_S = 0.002
 
 
-def load_everything(root: Path) -> None:
+def load_everything(root: Path, codecs: "Iterable[str | Codec]" = ("raw",)) -> None:
     """Import all that a save and a load need, before the first fork."""
-    holdfast.Checkpointer(root / "try", options=OPTIONS).save(1, make_state(1))
-    load_number(root / "try" / "step-00000001", OPTIONS)
-    shutil.rmtree(root / "try")
+    for codec in codecs:
+        checkpointer = holdfast.Checkpointer(root / "try", codec=codec, options=OPTIONS)
+        for step in (1, 2):
+            checkpointer.save(step, make_state(step))
+            load_number(Path(checkpointer.path(step)), OPTIONS)
+        checkpointer.close()
+        shutil.rmtree(root / "try")
 
 
 def fork(main: Callable[[int], None], rank: int) -> int:
@@ -56,23 +62,76 @@ def fork(main: Callable[[int], None], rank: int) -> int:
     os._exit(status)
 
 
-def join(name: str, port: int, rank: int, world_size: int) -> None:
-    """Make the process group of a name; who meets at the port makes them all there."""
-    meeting = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port))
-    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+def join(
+    name: str,
+    port: int,
+    rank: int,
+    world_size: int,
+    timeout_s: float = COLLECTIVE_TIMEOUT_S,
+    *,
+    host: str = "127.0.0.1",
+    serves: bool = False,
+) -> None:
+    """Make the process group of a name; who meets at the port makes them all there.
+
+    Args:
+        serves: this rank is the one that the others meet at.
+    """
+    store = dist.TCPStore(host, port, is_master=serves, wait_for_workers=False)
     dist.init_process_group(
-        "gloo", store=meeting, rank=rank, world_size=world_size, timeout=timeout
+        "gloo",
+        store=dist.PrefixStore(name, store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
     )
 
 
-def read_until(reading: int, enough: Callable[[str], bool]) -> str:
-    """Read until there is enough, or until all writers are gone."""
+def read_until(reading: int, enough: Callable[[str], bool], within_s: float) -> str:
+    """Read until there is enough, until all writers are gone, or for so long."""
     text = ""
-    deadline = time.monotonic() + DEADLINE_S
-    while not enough(text) and time.monotonic() < deadline:
+    until = time.monotonic() + within_s
+    while not enough(text) and time.monotonic() < until:
         if select.select([reading], [], [], 0.1)[0]:
             part = os.read(reading, 1 << 16)
             if not part:
                 break
             text += part.decode()
     return text
+
+
+def strike(children: Mapping[int, int], ranks: Iterable[int], number: int) -> None:
+    """Send a signal to ranks; ``children`` maps each rank to a process not waited for yet."""
+    for rank in ranks:
+        os.kill(children[rank], number)
+
+
+def await_death(child: int, within_s: float) -> bool:
+    """Wait until a child is dead, and leave it to be waited for; return whether it is."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def reap(children: Mapping[int, int], within_s: float) -> tuple[dict[int, int], list[int]]:
+    """Wait for all children; kill those that still run after so long.
+
+    Returns:
+        how each rank ended, as `os.waitstatus_to_exitcode` says; the ranks that had to be killed.
+    """
+    ended: dict[int, int] = {}
+    late: list[int] = []
+    until = time.monotonic() + within_s
+    while len(ended) < len(children):
+        for rank in children.keys() - ended.keys():
+            found, status = os.waitpid(children[rank], os.WNOHANG)
+            if found:
+                ended[rank] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until and rank not in late:
+                late.append(rank)
+                os.kill(children[rank], signal.SIGKILL)
+        time.sleep(POLL_S)
+    return ended, late

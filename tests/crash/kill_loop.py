@@ -14,33 +14,37 @@ import dataclasses
 import gc
 import os
 import random
-import select
-import shutil
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
+import forked_ranks
 import torch
 import torch.distributed as dist
-from crash_content import OPTIONS, WrongContentError, digest, load_number, make_state
+from crash_content import WrongContentError, digest, load_number, make_state
+from forked_ranks import (
+    PEER_EXIT,
+    await_death,
+    fork,
+    join,
+    load_everything,
+    read_until,
+    reap,
+    strike,
+)
 
-import holdfast.options
-from holdfast.errors import HoldfastError, PeerError
+import holdfast
+from holdfast._handle import OUTCOME_GRACE_S
+from holdfast.errors import HoldfastError
+from holdfast.group.torch import ANSWER_S
 from holdfast.testing import Fault, faulty
 
-# Fresh memory is slow to touch, and each round has its own: 5 MiB of it instead of 32. The rooms
-# take the size over when they are imported, at the first save.
-assert "holdfast.engine.pool" not in sys.modules
-holdfast.options.SLOT_BYTES = 1 << 20
-OPTIONS = dataclasses.replace(OPTIONS, pool_bytes=5 << 20)
+OPTIONS = dataclasses.replace(forked_ranks.OPTIONS, pool_bytes=5 << 20)  # two states, copied
 
 MODES = ("group", "rank", "call")  # all ranks, or one, at a random moment; or one at its n-th call
 HOW = ("sync", "eager", "lazy")  # as Checkpointer's stage: two of three in the background
@@ -50,10 +54,11 @@ SAVES_MAX, WINDOW_S = 3, 0.08  # so many saves are made before, and so long a pa
 CALLS_MAX = 120  # of one rank in a few saves
 SAVE_DEADLINE_S = 5.0  # in the background: survivors know no sooner
 REST_S = 0.3  # the survivors of most such saves are killed within so long, for want of time
-DEADLINE_S = 60.0  # for survivors to notice; less than the timeout of the collectives
-COLLECTIVE_TIMEOUT_S = 120.0
+# A survivor learns of the struck save by its deadline, and ends with the next, which asks the
+# ranks' store, and asks again over a new connection, before it meets the others.
+GONE_S = SAVE_DEADLINE_S + OUTCOME_GRACE_S + 1 + 2 * ANSWER_S
+BEGUN_S = 60.0  # until all ranks have restored and saved as often as is asked
 NOTE_EVERY = 500  # rounds, where there is no terminal
-PEER_EXIT, FAILED_EXIT = 3, 4  # what a survivor says: PeerError, or anything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def run(root: Path, kills: int, seed: int, world_size: int = 2) -> Tally:
     """Kill ``kills`` times in the run at ``root``; stop at the first broken promise."""
     torch.set_num_threads(1)  # threads do not survive a fork
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    _load_everything(root)
+    load_everything(root, CODECS.values())
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     gc.freeze()  # what every rank shares is not copied by its collector
     rng, tally, newest, seen = random.Random(seed), Tally(), 0, 0
@@ -146,16 +151,6 @@ def run(root: Path, kills: int, seed: int, world_size: int = 2) -> Tally:
             tally.faults.append(f"this was {where}")
             break
     return tally
-
-
-def _load_everything(root: Path) -> None:
-    """Import all that a save and a load need, before the first fork."""
-    for codec in CODECS:
-        with _checkpointer(root / codec, codec, "sync") as checkpointer:
-            for step in (1, 2):
-                checkpointer.save(step, make_state(step))
-                load_number(Path(checkpointer.path(step)))
-        shutil.rmtree(root / codec)
 
 
 def _checkpointer(root: Path, codec: str, how: str) -> holdfast.Checkpointer:
@@ -182,26 +177,28 @@ def _round(
         os.close(reading)
         os.close(opening)
         os.read(waiting, 1)  # ends when all are forked: see below
-        _join(number, port, rank, world_size)
+        join(f"round-{number}", port, rank, world_size)
         _save_for_ever(root / "run", rank, writing, kill)
 
-    children = {_fork(rank_main, rank): rank for rank in range(world_size)}
+    children = {rank: fork(rank_main, rank) for rank in range(world_size)}
     # No rank may call the parent's store while another is forked: that would have the locks of the
     # store's thread, and nobody to open them.
     for descriptor in (writing, waiting, opening):
         os.close(descriptor)
     lines = (1 + (kill.saves if kill.mode != "call" else 0)) * world_size
-    text = _read_until(reading, lambda text: text.count("\n") >= lines)
+    text = read_until(reading, lambda text: text.count("\n") >= lines, BEGUN_S)
     victims = set(range(world_size)) if kill.mode == "group" else {kill.victim}
     if kill.mode != "call":
         time.sleep(kill.delay_s)
-        _kill(children, victims)
+        strike(children, victims, signal.SIGKILL)
+    await_death(children[kill.victim], BEGUN_S)  # it may have a long way to its n-th call
     killed = time.monotonic()
     if kill.rest_s is not None:
-        _await_death({rank: child for child, rank in children.items()}[kill.victim])
         time.sleep(kill.rest_s)
-        _kill(children, range(world_size))
-    for rank, status in _reap(children, tally).items():
+        strike(children, children, signal.SIGKILL)
+    ended, late = reap(children, GONE_S)
+    tally.faults += [f"rank {rank} still ran after {GONE_S:.0f} s" for rank in late]
+    for rank, status in ended.items():
         may_end_by = {-signal.SIGKILL} if rank in victims else {PEER_EXIT}
         if kill.rest_s is not None:
             may_end_by = {-signal.SIGKILL, PEER_EXIT}
@@ -209,49 +206,12 @@ def _round(
             tally.faults.append(f"rank {rank} ended with {status}, expected one of {may_end_by}")
         tally.peer_errors += status == PEER_EXIT
         tally.processes += status == -signal.SIGKILL
-    if kill.mode == "rank" and kill.rest_s is None:
+    if kill.mode != "group" and kill.rest_s is None:
         tally.longest_wait_s = max(tally.longest_wait_s, time.monotonic() - killed)
-    text += _read_until(reading, lambda _: False)
+    text += read_until(reading, lambda _: False, BEGUN_S)
     os.close(reading)
     found = [line.split() for line in text.splitlines() if "ready" not in line]
     return [(int(rank), int(step), content) for rank, step, content in found]
-
-
-def _kill(children: dict[int, int], ranks: Iterable[int]) -> None:
-    for child, rank in children.items():
-        if rank in ranks:
-            os.kill(child, signal.SIGKILL)  # nobody has waited for it: the number is still its own
-
-
-def _await_death(child: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return
-        time.sleep(0.002)
-
-
-def _fork(main: Callable[[int], None], rank: int) -> int:
-    child = os.fork()
-    if child:
-        return child
-    status = FAILED_EXIT
-    try:
-        main(rank)
-    except PeerError:
-        status = PEER_EXIT
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    os._exit(status)
-
-
-def _join(number: int, port: int, rank: int, world_size: int) -> None:
-    meeting = dist.PrefixStore(f"round-{number}", dist.TCPStore("127.0.0.1", port))
-    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-    dist.init_process_group(
-        "gloo", store=meeting, rank=rank, world_size=world_size, timeout=timeout
-    )
 
 
 def _save_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
@@ -271,36 +231,6 @@ def _save_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
             line = f"{rank} {step} {digest(state)}\n"
             os.write(writing, (line if kill.how == "sync" else before).encode())
             before = line
-
-
-def _read_until(reading: int, enough: Callable[[str], bool]) -> str:
-    """Read until there is enough, or until all writers are gone."""
-    text = ""
-    deadline = time.monotonic() + DEADLINE_S
-    while not enough(text) and time.monotonic() < deadline:
-        if select.select([reading], [], [], 0.1)[0]:
-            part = os.read(reading, 1 << 16)
-            if not part:
-                break
-            text += part.decode()
-    return text
-
-
-def _reap(children: dict[int, int], tally: Tally) -> dict[int, int]:
-    """Wait for all children, at most until the deadline; return how each rank ended."""
-    ended: dict[int, int] = {}
-    deadline = time.monotonic() + DEADLINE_S
-    while len(ended) < len(children):
-        for child, rank in children.items():
-            if rank not in ended:
-                found, status = os.waitpid(child, os.WNOHANG)
-                if found:
-                    ended[rank] = os.waitstatus_to_exitcode(status)
-                elif time.monotonic() > deadline:
-                    tally.faults.append(f"rank {rank} still ran after {DEADLINE_S} s")
-                    os.kill(child, signal.SIGKILL)
-        time.sleep(0.002)
-    return ended
 
 
 def _check_acknowledged(lines: list[tuple[int, int, str]], tally: Tally) -> None:
