@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash crash-blocks power-cuts strike damage mutations fuzz coverage bench \
+.PHONY: all demo test check crash crash-blocks power-cuts strike chaos damage mutations fuzz coverage bench \
   bench-peers sanitize sanitize-threads sanitize-python arm clean
 all: $(VENV)/.native
 
@@ -42,6 +42,13 @@ power-cuts: $(VENV)/.native
 
 strike: $(VENV)/.native
 	$(BIN)/python tests/crash/background_loop.py --times 100
+
+# As root all of it, else what needs no root; leaves no network, group, device or mount behind.
+CHAOS_ROUNDS ?= 80
+chaos: $(VENV)/.native
+	-@[ "$$(id -u)" -ne 0 ] || scripts/install-packages $(BLOCK_PACKAGES) iproute2
+	$(BIN)/python tests/crash/chaos_loop.py --plant
+	$(BIN)/python tests/crash/chaos_loop.py --rounds $(CHAOS_ROUNDS)
 
 # DAMAGE="--cases 5000 --seed 7" changes the first.
 damage: $(VENV)/.native

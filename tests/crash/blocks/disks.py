@@ -162,16 +162,22 @@ def mend(kind: FileSystem, loop: Loop) -> None:
 @contextlib.contextmanager
 def logged_disk(image: Path, log: Path, where: Path) -> Iterator[Path]:
     """Serve an image, which is changed, as a file whose writes and flushes are logged."""
+    with served(where, "python", str(PLUGIN), f"image={image}", f"log={log}") as (file, _):
+        yield file
+
+
+@contextlib.contextmanager
+def served(where: Path, *plugin: str) -> "Iterator[tuple[Path, subprocess.Popen[bytes]]]":
+    """Serve what a plugin of nbdkit has, as a file; yield that, and the server."""
     where.mkdir()
     socket = where.parent / "nbd.sock"
-    config = [f"image={image}", f"log={log}"]
-    server = start("nbdkit", "-f", "-U", str(socket), "python", str(PLUGIN), *config)
+    server = start("nbdkit", "-f", "-U", str(socket), *plugin)
     try:
         _await(socket.exists, server)
         client = start("nbdfuse", str(where), "--unix", str(socket))
         try:
             _await((where / "nbd").exists, client)
-            yield where / "nbd"
+            yield where / "nbd", server
         finally:
             unmount(where, MNT_DETACH)
             _end(client)  # it does so by itself
