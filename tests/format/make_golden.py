@@ -71,6 +71,16 @@ def elements(shape: Shape, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
+def sqrt(values: torch.Tensor) -> torch.Tensor:
+    """The nearest f32 of each root, on every machine: torch's may be off by an ulp (MKL)."""
+    return values.double().sqrt().float()
+
+
+def exp2(values: torch.Tensor) -> torch.Tensor:
+    """As `sqrt`."""
+    return values.double().exp2().float()
+
+
 def nothing_of(tensor: torch.Tensor) -> Piece:
     """The empty part of a tensor, all of which is on another rank."""
     return Piece(tuple(tensor.shape), (0,) * tensor.ndim, tensor[:0])
@@ -166,10 +176,10 @@ def _files() -> Case:
 def _lossless() -> Case:
     """Every mode; in chunks that cut rows."""
     noise = elements((2, 24, 25), torch.uint8, 40).float()
-    scale = torch.exp2(torch.arange(24.0)[:, None] % 7 + torch.arange(25.0) % 5 - 30)
-    second = scale * torch.exp2((noise[0] - 128) / 32)
+    scale = exp2(torch.arange(24.0)[:, None] % 7 + torch.arange(25.0) % 5 - 30)
+    second = scale * exp2((noise[0] - 128) / 32)
     second[3, 4], second[7] = 0, 0
-    first = second.sqrt() * (1 + noise[1] / 256)
+    first = sqrt(second) * (1 + noise[1] / 256)
     first[::2] *= -1
     master = (elements((24, 25), torch.uint8, 41).float() - 128) / 512
     state: dict[Path, Any] = {
@@ -237,7 +247,7 @@ def _after(odd: torch.Tensor) -> State:
     weight, first, second = (x.clone() for x in state.values() if x.dtype == torch.float32)
     first += 0.1 * (gradient - first)
     second = 0.95 * second + 0.05 * gradient * gradient
-    weight = 0.9999 * weight + -0.001 * first / (second.sqrt() + 1e-8)
+    weight = 0.9999 * weight + -0.001 * first / (sqrt(second) + 1e-8)
     numbers = odd[~odd.isnan()]
     weight[3, 2 : 2 + len(numbers)], second[7, 5 : 5 + len(odd)] = numbers, odd
     return {
