@@ -95,3 +95,25 @@ def test_the_manifest_of_another_save_is_not_taken_for_our_own(
         holdfast.save(make_state(2), place, options=other)
     assert load_number(place) == 1
     assert names_below(place) == ["00000-0.hf", "MANIFEST"]
+
+
+def test_a_save_that_cannot_read_whose_manifest_is_there_is_not_acknowledged(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, look = scratch / "place", os.lstat
+
+    def lose_contact(path: str) -> os.stat_result:
+        raise OSError(errno.EIO, "the server does not answer", path)
+
+    def link_too_late(self: LocalStore, source: str, target: str) -> bool:
+        monkeypatch.setattr(LocalStore, "_link", link)
+        holdfast.save(make_state(1), place, options=OPTIONS)
+        monkeypatch.setattr(os, "lstat", lose_contact)
+        return link(self, source, target)
+
+    other = dataclasses.replace(OPTIONS, pool_bytes=48 << 20)  # a pool of its own
+    monkeypatch.setattr(LocalStore, "_link", link_too_late)
+    with pytest.raises(StoreError, match=r"stat .*MANIFEST"):
+        holdfast.save(make_state(2), place, options=other)
+    monkeypatch.setattr(os, "lstat", look)
+    assert load_number(place) == 1

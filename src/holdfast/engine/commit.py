@@ -203,13 +203,19 @@ def check_present(store: Store, manifest: Manifest) -> None:
 
 
 def _settle_race(store: Store, data: bytes) -> None:
-    """Find out whose MANIFEST is there: the reply to our own link may have been lost (NFS)."""
-    if _certainly_not_published(store, data):
+    """Find out whose MANIFEST is there: the reply to our own link may have been lost (NFS).
+
+    Raises:
+        AlreadyCommittedError: it is another save's.
+        StoreError: that cannot be found out; a save that cannot tell is not acknowledged.
+    """
+    name = spec.MANIFEST_NAME
+    if not store.exists(name) or store.get(name, spec.MANIFEST_BYTES_MAX) != data:
         raise AlreadyCommittedError(
             f"{store.location} was committed by another save while this one was writing; that one "
             "stands, the files of this one were removed"
         )
-    store.sync_path(spec.MANIFEST_NAME)
+    store.sync_path(name)
 
 
 def _certainly_not_published(store: Store, data: bytes) -> bool:
