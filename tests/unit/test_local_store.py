@@ -1,5 +1,6 @@
 """What a directory on a local file system is asked besides reading and writing whole files."""
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -62,3 +63,19 @@ def test_what_is_to_be_checked_last_is_and_keeps_a_name_from_being_made(new_path
     with pytest.raises(StoreError, match="too late"):
         store.publish("name", ".name", b"data", check)
     assert store.list() == []
+
+
+def test_nothing_is_made_where_it_cannot_be_told_what_is_young(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = new_path()
+    root.mkdir()
+
+    def lose_contact(path: str) -> os.stat_result:
+        raise OSError(errno.EIO, "the server does not answer", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", lose_contact)
+        with pytest.raises(StoreError, match=r"stat above .*: the server does not answer"):
+            LocalStore(root).publish("name", ".name", b"", lambda: None)
+    assert LocalStore(root).list() == []

@@ -291,7 +291,11 @@ class LocalStore:
         Args:
             now_s: by the clock that gives files their times, which may be another machine's.
         """
-        for directory in _unsettled_above(os.path.dirname(self.location), now_s):
+        try:
+            unsettled = list(_unsettled_above(os.path.dirname(self.location), now_s))
+        except OSError as error:
+            raise self._failure("stat above", "", error) from error
+        for directory in unsettled:
             try:
                 self.vfs.sync_directory(directory)
             except StoreError as error:
@@ -306,7 +310,9 @@ def _unsettled_above(path: str, now_s: float) -> Iterator[str]:
     while parent != path:
         try:
             here, above = os.stat(path), os.stat(parent)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, *_GONE):
+                raise  # it may be young
             return  # what cannot be reached by its path was not made by it either
         if above.st_dev != here.st_dev:
             return
