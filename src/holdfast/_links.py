@@ -41,13 +41,16 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
         return None
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
+    is_own = bool(location)
     if not (location and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
-        location = step_before(store)
+        location, is_own = step_before(store), False
     if not location:
         return None
     name = os.path.basename(location)
     try:
         chain = open_chain(store.sibling(name))
+        if not is_own:  # whoever published it may have died, or hang, before it was durable
+            store.sibling(name).sync_path(spec.MANIFEST_NAME)
     except (CorruptError, NotCommittedError, VersionError) as error:
         logger.warning("%s stands by itself: %s", store.location, error)
         return None

@@ -160,13 +160,37 @@ class Run:
             # kept.
             good = [s for s in self.steps() if s not in self.damaged and self._is_judged(s)]
             metrics = {s: header.metrics for s, header in self._headers.items()}
-            kept = self.keep.kept(good, metrics) | {s for s in self.steps() if s not in good}
+            others = {s for s in self.steps() if s not in good}
+            kept = self.keep.kept(good, metrics) | others
+            # What a step needs that cannot be read is not known, but that it is older.
+            unread = max(others - self.damaged, default=-1)
+            kept |= {s for s in good if s < unread}
             kept = self._with_bases(kept | ({spare} if spare is not None else set()))
+            if set(good) - kept:
+                self._settle()
+            needed: set[int] = set()  # by steps that were to go, but could not
             for step in sorted(set(good) - kept, reverse=True):  # none before what needs it
+                if step in needed:
+                    continue
+                needed, before = needed | self._with_bases({step}), needed
                 with self._warning(said):
                     self.retire(step)
-                    gone += 1
+                    gone, needed = gone + 1, before
         return gone
+
+    def _settle(self) -> None:
+        """Make it durable which steps are there and which are not, before another goes.
+
+        Whoever published the newest may have died, or hang, before it was; and one that is gone may
+        not come back when what it needs is gone too.
+        """
+        steps = self.steps()
+        for step in steps[-1:]:
+            self._store.sync_path(f"{step_name(step)}/{spec.MANIFEST_NAME}")
+        for entry in self._store.list():
+            step_there = step_of(entry.name)
+            if entry.kind == "directory" and step_there is not None and step_there not in steps:
+                self._store.sync_directory(entry.name)
 
     def _with_bases(self, kept: set[int]) -> set[int]:
         """Add the steps that links of chains need."""

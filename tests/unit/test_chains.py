@@ -15,7 +15,7 @@ import torch
 import holdfast
 from format import reader
 from format.simulated_ranks import cut, pieces, save_pieces
-from holdfast import Keep, codecs
+from holdfast import Keep, _run, codecs
 from holdfast.codecs.base import EVERY_MAX
 from holdfast.engine import chain as chain_room
 from holdfast.engine.basis import forget_bases
@@ -23,7 +23,8 @@ from holdfast.errors import CorruptError, OptionError, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.format.spec import CHAIN_LINKS_MAX
 from holdfast.options import Options
-from holdfast.testing import Fault, faulty
+from holdfast.stores.local import LocalStore
+from holdfast.testing import Fault, faulty, recording
 
 from .test_lossless import bits, same, stored, trained
 from .test_sharing import load_together
@@ -294,6 +295,83 @@ def test_what_the_base_lacks_stands_by_itself(new_path: NewPath) -> None:
         assert holds(at(root, 1), second)
         shutil.rmtree(root)
         forget_bases()
+
+
+def test_a_step_that_could_not_be_let_go_keeps_what_it_needs(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, state, retire = new_path(), trained(3), _run.retire
+
+    def retire_but_links(store: LocalStore) -> None:
+        if store.location.endswith("2"):
+            raise StoreError("the disk does not answer")
+        retire(store)
+
+    codec = codecs.Delta(every=2)
+    with holdfast.Checkpointer(
+        root, keep=Keep.latest(1), codec=codec, options=OPTIONS
+    ) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state := stepped(state, step))
+        with monkeypatch.context() as patched:
+            patched.setattr(_run, "retire", retire_but_links)
+            checkpointer.save(3, stepped(state, 3))
+        assert checkpointer.steps() == [1, 2, 3]
+        assert holds(at(root, 2), state)
+        checkpointer.save(4, stepped(state, 4))
+        assert checkpointer.steps() == [3, 4]
+
+
+def test_a_step_that_cannot_be_read_keeps_what_it_may_need(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, state, get = new_path(), trained(3), LocalStore.get
+
+    def get_but_links(self: LocalStore, name: str, bytes_max: int) -> bytes:
+        if name == "step-00000002/MANIFEST":
+            raise StoreError("the disk does not answer")
+        return get(self, name, bytes_max)
+
+    def save(keep: Keep, *steps: int) -> list[int]:
+        nonlocal state
+        codec = codecs.Delta(every=2)
+        with holdfast.Checkpointer(root, keep=keep, codec=codec, options=OPTIONS) as checkpointer:
+            for step in steps:
+                checkpointer.save(step, state := stepped(state, step))
+            return checkpointer.steps()
+
+    save(Keep.all(), 1, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "get", get_but_links)
+        assert save(Keep.latest(2), 3) == [1, 2, 3]
+    assert save(Keep.latest(1), 5, 6) == [6]
+
+
+def test_nothing_is_let_go_before_what_is_newer_and_what_is_gone_are_durable(
+    new_path: NewPath,
+) -> None:
+    root = new_path()
+    for step in (1, 2):
+        holdfast.save(trained(1), at(root, step), options=OPTIONS)
+    at(root, 3).mkdir()  # what a removal that was cut off leaves
+    with recording() as disk:
+        assert _run.Run(root, Keep.latest(1)).make_room(None) == 1
+    calls = [call[:2] for call in disk.trace()]
+    first = next(number for number, (operation, _) in enumerate(calls) if operation == "unlink")
+    synced = {path for operation, path in calls[:first] if operation == "sync_directory"}
+    assert {str(at(root, 2)), str(at(root, 3))} <= synced
+
+
+def test_what_a_link_is_made_from_is_durable_whoever_published_it(new_path: NewPath) -> None:
+    root, state, codec = new_path(), trained(3), codecs.Delta(every=3)
+    holdfast.save(state, at(root, 1), codec=codec, options=OPTIONS)
+    forget_bases()
+    with recording() as disk:
+        holdfast.save(stepped(state, 2), at(root, 2), codec=codec, options=OPTIONS)
+    calls = [call[:2] for call in disk.trace()]
+    linked = next(number for number, (operation, _) in enumerate(calls) if operation == "link")
+    assert ("sync_directory", str(at(root, 1))) in calls[:linked]
+    assert links(at(root, 2)) == 1
 
 
 def test_retention_keeps_what_kept_steps_need(new_path: NewPath) -> None:
