@@ -92,10 +92,8 @@ class Fence:
         logger.debug("%s is this job's to write to, in epoch %d", self._store.location, epoch)
 
     def _revoke(self) -> None:
-        """Remove what older jobs have not published yet."""
+        """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""
         for step in self._steps():
-            if self._store.exists(f"{step}/{spec.MANIFEST_NAME}"):
-                continue  # no save can publish there
             for entry in self._store.list(step):
                 is_bar = entry.kind == "directory"  # nothing is published through it
                 if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and not is_bar:

@@ -109,6 +109,14 @@ def took_over(root: Path, step: int, number: int) -> Checkpointer:
     return new
 
 
+def test_what_was_not_published_is_revoked_where_another_save_stands_too(root: Path) -> None:
+    """That one may be let go, and then there would be room for it."""
+    pending_name = root / "step-00000001" / ".manifest-0123"
+    pending_name.touch()
+    took_over(root, 2, 2)
+    assert not pending_name.exists()
+
+
 @pytest.mark.parametrize("held", ["sync_directory", "link"])
 def test_a_zombie_stopped_before_it_publishes_publishes_nothing(root: Path, held: str) -> None:
     """At "link" it has looked already: its manifest is gone from under it."""
