@@ -104,10 +104,10 @@ def rebase(
     writing = make_writing(store, header, chain, LOSSLESS, "")
     try:
         made = write_again(chain, writing, options or Options(), report)
-        commit_again(store, header, *made.told, content_digest(manifest.table))
     except BaseException:
         remove_files(store, header.save_id)
         raise
+    commit_again(store, header, *made.told, content_digest(manifest.table))
     if store.exists(spec.SIGNATURE_NAME):
         store.remove(spec.SIGNATURE_NAME)  # it was of what is stored no more
     remove_files(store, old.save_id)

@@ -17,6 +17,7 @@ from holdfast import codecs
 from holdfast.errors import AlreadyCommittedError, CorruptError, NotCommittedError, StoreError
 from holdfast.format.manifest import content_digest
 from holdfast.options import Options
+from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault, faulty
 
 from .test_chains import at, grow, holds, links, manifest, stepped
@@ -73,6 +74,23 @@ def test_a_rebase_that_fails_leaves_a_good_link(new_path: NewPath, operation: st
     assert holds(at(root, 1), states[1])
     if operation != "sync_directory":  # after which nobody can say which MANIFEST stays
         assert sorted(p.name for p in at(root, 1).rglob("*")) == files
+
+
+def test_a_rebase_whose_reply_is_lost_removes_nothing_that_is_named(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, replace = new_path(), LocalStore.replace
+    states = grow(root, 2, codecs.Delta())
+
+    def replace_and_lose_contact(self: LocalStore, *job: Any) -> None:
+        replace(self, *job)
+        raise StoreError("rename: the reply was lost")
+
+    monkeypatch.setattr(LocalStore, "replace", replace_and_lose_contact)
+    with pytest.raises(StoreError, match="the reply was lost"):
+        holdfast.rebase(at(root, 1), options=OPTIONS)
+    shutil.rmtree(at(root, 0))
+    assert holds(at(root, 1), states[1])
 
 
 def test_a_damaged_base_is_not_written_into_a_link(new_path: NewPath) -> None:

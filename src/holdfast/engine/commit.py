@@ -100,17 +100,25 @@ def commit_again(
 ) -> None:
     """Replace the manifest of a checkpoint by one of the same content, whose files are durable.
 
+    When it names them not, every file of this save is removed.
+
     Raises:
         StateError: the content is another; nothing was replaced.
     """
-    manifest, data = _manifest_of(store, header, planned, written)
-    if content_digest(manifest.table) != digest:
-        raise StateError(
-            f"what was read of {store.location} is not what its MANIFEST says; the checkpoint was "
-            "left as it is. 'holdfast verify --deep' says more"
-        )
-    pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
-    store.replace(spec.MANIFEST_NAME, pending, data, lambda: check_present(store, manifest))
+    data = b""
+    try:
+        manifest, data = _manifest_of(store, header, planned, written)
+        if content_digest(manifest.table) != digest:
+            raise StateError(
+                f"what was read of {store.location} is not what its MANIFEST says; the checkpoint "
+                "was left as it is. 'holdfast verify --deep' says more"
+            )
+        pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
+        store.replace(spec.MANIFEST_NAME, pending, data, lambda: check_present(store, manifest))
+    except BaseException:
+        if not data or _certainly_not_published(store, data):
+            remove_files(store, header.save_id)
+        raise
 
 
 def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
