@@ -167,29 +167,32 @@ class Run:
             kept |= {s for s in good if s < unread}
             kept = self._with_bases(kept | ({spare} if spare is not None else set()))
             if set(good) - kept:
-                self._settle()
-            needed: set[int] = set()  # by steps that were to go, but could not
+                self._settle(spare)
             for step in sorted(set(good) - kept, reverse=True):  # none before what needs it
-                if step in needed:
+                if step in kept:
                     continue
-                needed, before = needed | self._with_bases({step}), needed
+                below = self._with_bases({step})
                 with self._warning(said):
                     self.retire(step)
-                    gone, needed = gone + 1, before
+                    gone, below = gone + 1, set()
+                kept |= below  # of what could not go
         return gone
 
-    def _settle(self) -> None:
+    def _settle(self, durable: int | None) -> None:
         """Make it durable which steps are there and which are not, before another goes.
 
         Whoever published the newest may have died, or hang, before it was; and one that is gone may
         not come back when what it needs is gone too.
+
+        Args:
+            durable: a step that is.
         """
         steps = self.steps()
-        for step in steps[-1:]:
-            self._store.sync_path(f"{step_name(step)}/{spec.MANIFEST_NAME}")
+        if steps and steps[-1] != durable:
+            self._store.sync_path(f"{step_name(steps[-1])}/{spec.MANIFEST_NAME}")
         for entry in self._store.list():
-            step_there = step_of(entry.name)
-            if entry.kind == "directory" and step_there is not None and step_there not in steps:
+            step = step_of(entry.name)
+            if entry.kind == "directory" and step is not None and step not in steps:
                 self._store.sync_directory(entry.name)
 
     def _with_bases(self, kept: set[int]) -> set[int]:
