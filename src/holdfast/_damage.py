@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .boxes import Bools
+from .engine.check import lost_manifest
 from .engine.reach import based_on, boxes_of, with_referring
 from .engine.survey import Fault, survey
 from .errors import CorruptError
+from .format import spec
 from .format.manifest import Manifest
 from .format.names import display_names
 from .layout import Box, Path, Shape
@@ -93,6 +95,12 @@ def find_base_damage(subject: Subject) -> list[Damage]:
     except CorruptError as error:
         return [of_base(subject, subject.store.location, error)]
     return []
+
+
+def find_lost_manifest(store: Store) -> Damage | None:
+    """Return that a step was committed and has no MANIFEST any more, if that is so."""
+    what = lost_manifest(store)
+    return Damage(f"{store.location}/{spec.MANIFEST_NAME}", what) if what else None
 
 
 def manifest_below(subject: Subject) -> Manifest:

@@ -19,13 +19,12 @@ from .errors import CorruptError, HoldfastError, OptionError, StoreError, Versio
 from .format import spec
 from .format.header import Header
 from .format.manifest import decode_manifest
-from .format.names import step_name, step_of
+from .format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
 from .stores.local import LocalStore
 from .stores.url import open_store
 
 logger = logging.getLogger("holdfast")
 
-LATEST_NAME = "LATEST"
 PENDING_LATEST_PREFIX = ".latest-"
 METRICS_NAME = "metrics.jsonl"
 # Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
@@ -97,7 +96,7 @@ class Run:
         )
 
     def retire(self, step: int) -> None:
-        """Remove a step, if it is there.
+        """Remove a step, if it is there; first LATEST, where that names it.
 
         Raises:
             FencedError: another job writes here now.
@@ -105,6 +104,10 @@ class Run:
         self.fence.hold()
         self._headers.pop(step, None)  # a step of this number may be saved again, with others
         if self._store.exists(step_name(step)):
+            if self._latest() == step_name(step):
+                # Of a step without MANIFEST, it says that MANIFEST is lost.
+                self._store.remove(LATEST_NAME)
+                self._store.sync_directory()
             retire(LocalStore(self.path(step), self._store.vfs))
 
     def note(self, verb: str, step: int, records: Iterable[Mapping[str, Any]]) -> None:
@@ -229,6 +232,12 @@ class Run:
             # Without what may be large.
             self._headers[step] = manifest.table.header.part(())
         return True
+
+    def _latest(self) -> str | None:
+        try:
+            return self._store.get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace").strip()
+        except StoreError:
+            return None
 
     def _disk_bytes(self, step: int) -> int:
         below = f"{step_name(step)}/{spec.DATA_DIRECTORY}"

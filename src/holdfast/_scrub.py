@@ -15,7 +15,7 @@ from typing import Any
 
 from ._checkpoint import Checkpoint
 from ._checkpoint import open as open_checkpoint
-from ._damage import Damage, Lost, find_base_damage, of_fault
+from ._damage import Damage, Lost, find_base_damage, find_lost_manifest, of_fault
 from .engine.retire import sweep_pending
 from .engine.survey import START, survey
 from .errors import (
@@ -137,8 +137,10 @@ def _scrub_step(
     try:
         checkpoint = open_checkpoint(store.location, options=options)
     except NotCommittedError:
-        state.retired.append(name)
-        return
+        if (lost := find_lost_manifest(store)) is None:
+            state.retired.append(name)
+            return
+        state.damage.append((name, lost))
     except CorruptError as error:
         where = f"{store.location}/{spec.MANIFEST_NAME}"
         state.damage.append((name, Damage(where, str(error))))
@@ -217,11 +219,15 @@ class _Pace:
 
 
 def _steps(store: LocalStore) -> list[str]:
-    """List the committed steps, ascending."""
+    """List the committed steps, and those that have lost their MANIFEST, ascending."""
     names = [e.name for e in store.list() if e.kind == "directory"]
     steps = [name for name in names if name.startswith(STEP_PREFIX)]
-    committed = (n for n in steps if store.exists(f"{n}/{spec.MANIFEST_NAME}"))
+    committed = (n for n in steps if _is_committed(LocalStore(f"{store.location}/{n}", store.vfs)))
     return sorted(committed, key=lambda name: (len(name), name))
+
+
+def _is_committed(store: LocalStore) -> bool:
+    return store.exists(spec.MANIFEST_NAME) or find_lost_manifest(store) is not None
 
 
 def _forget_cached(location: str) -> None:

@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 
 from ._checkpoint import Checkpoint
 from ._checkpoint import open as open_checkpoint
-from ._damage import Damage, Subject, find_damage, find_wrong, from_below, manifest_below, of_base
+from ._damage import (
+    Damage,
+    Subject,
+    find_damage,
+    find_lost_manifest,
+    find_wrong,
+    from_below,
+    manifest_below,
+    of_base,
+)
 from .errors import CorruptError, NotCommittedError
 from .format import spec
 from .options import Options
@@ -59,12 +68,17 @@ def verify(
         VersionError: a newer holdfast wrote it, or what it was made from.
         StoreError: the disk or the network failed, which says nothing about the checkpoint.
     """
-    location, known = open_store(path).location, {} if known is None else known
+    store, known = open_store(path), {} if known is None else known
+    location = store.location
     if location in known and not deep:
         return known[location]
     for _ in range(ATTEMPTS):
         try:
             checkpoint = open_checkpoint(location, options=options)
+        except NotCommittedError:
+            if (lost := find_lost_manifest(store)) is None:
+                raise
+            return known.setdefault(location, Verified(location, None, (lost,)))
         except CorruptError as error:
             where = f"{location}/{spec.MANIFEST_NAME}"
             return known.setdefault(

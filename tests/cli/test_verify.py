@@ -1,6 +1,7 @@
 """`holdfast verify`: damage is found, and named."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,3 +190,27 @@ sys.exit(main())
 """
     done = start_python("-c", code, "verify", path, capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("verb", ["verify", "scrub", "inspect"])
+def test_a_step_that_latest_names_has_lost_its_manifest(
+    new_path: NewPath, holdfast_command: Command, verb: str
+) -> None:
+    """Other steps without MANIFEST may be saves under way, and nothing is said of them."""
+    root = new_path()
+    with holdfast.Checkpointer(root) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, {"w": torch.zeros(100)})
+    (root / "step-00000002" / "MANIFEST").unlink()
+    assert holdfast_command(verb, root).code == 0
+    (root / "step-00000003" / "MANIFEST").unlink()
+    answer = holdfast_command(verb, root)
+    assert answer.code == 1
+    told = f"{root}/step-00000003 has data files but no MANIFEST, though LATEST names it"
+    assert answer.out.count(told) == 1 and "step-00000002 has data" not in answer.out
+    (root / "step-00000001" / "MANIFEST").unlink()  # none is committed any more
+    assert holdfast_command(verb, root).code == 1
+    assert holdfast_command("verify", root / "step-00000003").code == 1
+    assert holdfast_command("verify", root / "step-00000002").code == 2
+    shutil.rmtree(root / "step-00000003" / "data")
+    assert told not in holdfast_command(verb, root).out

@@ -394,3 +394,14 @@ def test_a_step_under_the_name_of_another_is_not_restored(new_path: NewPath) -> 
     for options in ({}, {"step": 1}, {"step": 2}):
         with pytest.raises(MismatchError, match=r"holds step \d, by its MANIFEST: it was renamed"):
             holdfast.Checkpointer(first.parent).restore({"n": 0}, **options)
+
+
+def test_latest_never_names_a_step_that_was_let_go(new_path: NewPath) -> None:
+    run = new_path()
+    with Checkpointer(run) as checkpointer:
+        save_steps(checkpointer, 1, 2)
+        assert (run / "LATEST").read_text() == "step-00000002\n"
+        checkpointer.retire_after(1)
+        assert not (run / "LATEST").exists()
+        save_steps(checkpointer, 3)
+    assert (run / "LATEST").read_text() == "step-00000003\n"

@@ -6,6 +6,7 @@ format; no tensors.
 """
 
 import errno
+import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
@@ -17,6 +18,7 @@ from ..format import spec
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header_values
 from ..format.manifest import Manifest, check_tiling, decode_manifest
+from ..format.names import LATEST_BYTES_MAX, LATEST_NAME
 from ..format.table import Table, decode_table
 from ..stores.base import NOT_A_FILE, Entry, Store
 from .read import open_data_file
@@ -66,6 +68,8 @@ def _why_not_committed(store: Store) -> str:
     except StoreError:
         return f"{place} is not a directory; expected the directory of a checkpoint"
     if spec.DATA_DIRECTORY in names:
+        if lost := lost_manifest(store):
+            return lost
         return (
             f"{place} has data files but no MANIFEST: it is being written, or a save died. "
             "Wait, or use another checkpoint"
@@ -76,6 +80,26 @@ def _why_not_committed(store: Store) -> str:
     if ".metadata" in names:
         return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' makes it one of ours"
     return f"{place} has no MANIFEST: it is not a checkpoint"
+
+
+def lost_manifest(store: Store) -> str | None:
+    """Say that a step without MANIFEST was committed once, when LATEST beside it names it.
+
+    LATEST is moved after a commit; who retires the step that it names removes it first.
+    """
+    try:
+        latest = store.sibling(".").get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace")
+        data = store.list(spec.DATA_DIRECTORY)
+    except StoreError:
+        return None
+    if not data or latest.strip() != os.path.basename(store.location):
+        return None
+    if store.exists(spec.MANIFEST_NAME):
+        return None  # it was committed this moment
+    return (
+        f"{store.location} has data files but no MANIFEST, though LATEST names it: MANIFEST is "
+        f"lost; 'holdfast repair {store.location}' says what can be done"
+    )
 
 
 def file_share(manifest: Manifest, rank: int, world_size: int) -> range:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from ..layout import Key, Path
 from .spec import DATA_DIRECTORY
 
+LATEST_NAME = "LATEST"  # a hint beside the steps: the one that was committed last
+LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
 STEP_PATTERN = re.compile(r"step-(\d{8,})")
 _INTEGER = re.compile(r"-?[0-9]+")
 _SPECIAL = re.compile(r'[\\"\[\]()\x00-\x1f\x7f]')

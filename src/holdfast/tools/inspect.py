@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from .. import Checkpoint
+from .. import Checkpoint, verify
 from .. import open as open_checkpoint
 from ..errors import CorruptError, HoldfastError
 from ..format.values import decode_value, encode_value
@@ -261,11 +261,11 @@ def _describe_run(run: Run) -> Document:
         "kind": "run",
         "path": run.location,
         "latest": run.latest,
-        "steps": [_describe_step(step) for step in run.steps],
+        "steps": [_describe_step(step, run.latest) for step in run.steps],
     }
 
 
-def _describe_step(step: Step) -> Document:
+def _describe_step(step: Step, latest: str | None) -> Document:
     found: Document = {"name": step.name, "state": "uncommitted", "disk_bytes": step.disk_bytes}
     empty: Document = {
         "step": None,
@@ -277,7 +277,8 @@ def _describe_step(step: Step) -> Document:
         "error": None,
     }
     if not step.committed:
-        return found | empty
+        lost = _lost_manifest(step) if step.name == latest else None
+        return found | empty | ({"state": "damaged", "error": lost} if lost else {})
     try:
         checkpoint = open_checkpoint(step.location)
     except HoldfastError as error:
@@ -293,6 +294,13 @@ def _describe_step(step: Step) -> Document:
         "base": checkpoint.base,
         "error": None,
     }
+
+
+def _lost_manifest(step: Step) -> str | None:
+    try:
+        return "; ".join(fault.what for fault in verify(step.location).damage) or None
+    except HoldfastError:
+        return None
 
 
 def _render_run(document: Document, width: int, limit: int | None) -> list[str]:

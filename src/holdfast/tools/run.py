@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from ..errors import StoreError
 from ..format import spec
+from ..format.names import LATEST_BYTES_MAX, LATEST_NAME
 from ..stores.base import Store
 from ..stores.url import open_store
 
-LATEST_NAME = "LATEST"
-LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
 STEP_PREFIX = "step-"  # users may name steps without the zeros that a Checkpointer writes
 
 
@@ -43,6 +42,11 @@ class Run:
     def committed(self) -> list[Step]:
         """The steps that are checkpoints."""
         return [step for step in self.steps if step.committed]
+
+    @property
+    def checked(self) -> list[Step]:
+        """The steps that are checkpoints, and the one that LATEST says was."""
+        return [step for step in self.steps if step.committed or step.name == self.latest]
 
 
 def find_run(path: str | os.PathLike[str]) -> Run | None:

@@ -42,25 +42,26 @@ def verify(
     if run is None:
         store = open_store(path)
         with Progress("verify", disk_bytes(store, "")) as progress:
-            found = _verify_one(store.location, progress, {}, deep=deep, keys=keys)
-        return _document(store.location, [found], deep=deep)
-    if not run.committed:
+            one = _verify_one(store.location, progress, {}, deep=deep, keys=keys)
+        return _document(store.location, [one], deep=deep)
+    found = _verify_steps(run, deep=deep, keys=keys)
+    if not (run.committed or found):
         raise NotCommittedError(
             f"{run.location} has {show_count(len(run.steps), 'step')}, none of them committed; "
             "there is nothing to verify"
         )
-    return _document(run.location, _verify_steps(run, deep=deep, keys=keys), deep=deep)
+    return _document(run.location, found, deep=deep)
 
 
 def _verify_steps(run: Run, *, deep: bool, keys: Signers) -> list[Document]:
     """Verify every step that stays while others are verified."""
     found, known = [], dict[str, Any]()
     with Progress("verify", sum(step.disk_bytes for step in run.committed)) as progress:
-        for step in run.committed:
+        for step in run.checked:
             try:
                 one = _verify_one(step.location, progress, known, deep=deep, keys=keys)
                 found.append(one)
-            except NotCommittedError:  # retired meanwhile
+            except NotCommittedError:  # retired meanwhile, or never there
                 continue
             except HoldfastError as error:
                 found.append(_result(step.location) | {"error": str(error)})
