@@ -3,6 +3,7 @@
 Knows one checkpoint, and the boxes that are lost in the one below it.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from .engine.survey import Fault, survey
 from .errors import CorruptError
 from .format import spec
 from .format.manifest import Manifest
-from .format.names import display_names
+from .format.names import display_names, misnamed
 from .layout import Box, Path, Shape
 from .options import Options
 from .stores.base import Store
@@ -75,9 +76,17 @@ def find_damage(subject: Subject, report: Report, *, patient: bool = False) -> I
         report: called with the number of payload bytes checked since the last call.
         patient: see `survey`.
     """
+    yield from find_misnamed(subject)
     for part in survey(subject.store, subject.manifest, subject.options, patient=patient):
         yield from (of_fault(subject, fault) for fault in part.faults)
         report(part.size_bytes)
+
+
+def find_misnamed(subject: Subject) -> list[Damage]:
+    """Check that a step stands where its name says; a wrong one costs no tensors."""
+    place = subject.store.location
+    what = misnamed(os.path.basename(place), subject.manifest.table.header.step)
+    return [Damage(place, f"{place} {what}")] if what else []
 
 
 def of_fault(subject: Subject, fault: Fault) -> Damage:

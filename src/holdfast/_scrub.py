@@ -15,7 +15,7 @@ from typing import Any
 
 from ._checkpoint import Checkpoint
 from ._checkpoint import open as open_checkpoint
-from ._damage import Damage, Lost, find_base_damage, find_lost_manifest, of_fault
+from ._damage import Damage, Lost, find_base_damage, find_lost_manifest, find_misnamed, of_fault
 from .engine.retire import sweep_pending
 from .engine.survey import START, survey
 from .errors import (
@@ -168,8 +168,9 @@ def _read(
     name, subject = state.todo[0], checkpoint.subject
     saved_s, told = time.monotonic(), {fault for step, fault in state.damage if step == name}
     try:
-        if state.place == START and checkpoint.base is not None:
-            found = find_base_damage(subject)
+        if state.place == START:
+            found = find_misnamed(subject)
+            found += find_base_damage(subject) if checkpoint.base is not None else []
             state.damage += [(name, fault) for fault in found if fault not in told]
         parts = survey(
             subject.store, subject.manifest, subject.options, start=state.place, patient=True

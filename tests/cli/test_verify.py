@@ -214,3 +214,20 @@ def test_a_step_that_latest_names_has_lost_its_manifest(
     assert holdfast_command("verify", root / "step-00000002").code == 2
     shutil.rmtree(root / "step-00000003" / "data")
     assert told not in holdfast_command(verb, root).out
+
+
+@pytest.mark.parametrize("verb", ["verify", "scrub", "inspect"])
+def test_a_step_under_the_name_of_another_is_a_fault(
+    new_path: NewPath, holdfast_command: Command, verb: str
+) -> None:
+    root = new_path()
+    save(root / "step-00000004", 4)
+    save(root / "step-00000005", 5).rename(root / "step-00000006")
+    answer = holdfast_command(verb, root)
+    told = "is named step 6, and holds step 5: it was renamed, or copied to the wrong place"
+    assert answer.code == 1 and answer.out.count(told) == 1 and "lost:" not in answer.out
+    if verb != "scrub":
+        alone = holdfast_command(verb, root / "step-00000006")
+        assert alone.code == 1 and alone.out.count(told) == 1
+    (root / "step-00000006").rename(root / "step-00000005")
+    assert holdfast_command(verb, root).code == 0

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.format.names import data_file_name, display_names, step_name, step_of
+from holdfast.format.names import data_file_name, display_names, misnamed, step_name, step_of
 from holdfast.layout import Key, Path
 
 # (keys of a state, each opened by the next; the names in the order of the state). A state holds
@@ -102,3 +102,9 @@ def test_names_of_steps_and_files_are_one_to_one() -> None:
     assert step_of("step-0000\u0661200") is None
     assert data_file_name("ab" * 16, 3, 0) == f"data/{'ab' * 16}/00003-0.hf"
     assert data_file_name("ab" * 16, 123456, 10) == f"data/{'ab' * 16}/123456-10.hf"
+
+
+def test_a_name_of_another_step_is_told() -> None:
+    assert "named step 6, and holds step 5" in str(misnamed("step-00000006", 5))
+    for name, step in (("step-00000006", 6), ("step-00000006", None), ("step-6", 5), ("x", 5)):
+        assert misnamed(name, step) is None

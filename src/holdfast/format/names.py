@@ -28,6 +28,21 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match and step_name(int(match[1])) == name else None
 
 
+def misnamed(name: str, step: int | None) -> str | None:
+    """Say what is wrong with the name of a directory that holds a step; None: nothing is.
+
+    Args:
+        step: that MANIFEST says it is, if it says so.
+    """
+    named = step_of(name)
+    if named is None or step is None or named == step:
+        return None
+    return (
+        f"is named step {named}, and holds step {step}: it was renamed, or copied to the wrong "
+        "place; rename it back"
+    )
+
+
 def data_file_name(save_id: str, rank: int, number: int) -> str:
     """Name a data file relative to its checkpoint."""
     return f"{DATA_DIRECTORY}/{save_id}/{rank:05d}-{number}.hf"

@@ -9,6 +9,7 @@ from typing import Any
 from .. import Checkpoint, verify
 from .. import open as open_checkpoint
 from ..errors import CorruptError, HoldfastError
+from ..format.names import misnamed
 from ..format.values import decode_value, encode_value
 from .run import Run, Step, find_run
 from .text import columns, cut, printable, screen_size, show_bytes, show_count
@@ -42,7 +43,8 @@ def inspect(path: str | os.PathLike[str], *, everything: bool = False) -> Docume
 def is_good(document: Document) -> bool:
     """Whether everything described could be read."""
     steps = document.get("steps", [])
-    return not any(step["state"] == "damaged" for step in steps)
+    is_damaged = any(step["state"] == "damaged" for step in steps)
+    return not (is_damaged or document.get("error"))
 
 
 def render(document: Document, *, everything: bool = False) -> list[str]:
@@ -72,6 +74,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
         {"name": name, "type": type(value).__name__, "value": encode_value(value, (name,))}
         for name, value in checkpoint.objects().items()
     ]
+    wrong = misnamed(os.path.basename(checkpoint.location), checkpoint.step)
     own = [tensor for tensor in tensors if tensor["tied_to"] is None]
     by_dtype: dict[str, int] = {}
     for tensor in own:
@@ -79,6 +82,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
     return {
         "kind": "checkpoint",
         "path": checkpoint.location,
+        "error": wrong and f"it {wrong}",
         "step": checkpoint.step,
         "world_size": checkpoint.world_size,
         "mesh": checkpoint.mesh,
@@ -148,6 +152,8 @@ def _heading(document: Document, width: int) -> list[str]:
     lines = [printable(document["path"]), *_wrapped(parts, width)]
     if document["metrics"]:
         lines += _wrapped(list(_metrics(document["metrics"])), width)[:3]
+    if document["error"] is not None:
+        lines.append(f"  {printable(document['error'])}")
     return lines
 
 
@@ -284,15 +290,16 @@ def _describe_step(step: Step, latest: str | None) -> Document:
     except HoldfastError as error:
         state = "damaged" if isinstance(error, CorruptError) else "unreadable"
         return found | empty | {"state": state, "error": str(error)}
+    wrong = misnamed(step.name, checkpoint.step)
     return found | {
-        "state": "committed",
+        "state": "damaged" if wrong else "committed",
         "step": checkpoint.step,
         "world_size": checkpoint.world_size,
         "metrics": encode_value(checkpoint.metrics, ("metrics",)),
         "tensors": len(checkpoint.names()),
         "codecs": checkpoint.codecs,
         "base": checkpoint.base,
-        "error": None,
+        "error": wrong and f"it {wrong}",
     }
 
 
