@@ -30,8 +30,8 @@ def neighbours_of(store: LocalStore) -> dict[str, Manifest]:
     near = [name for _, name in sorted((abs(n - place), name) for n, name in enumerate(names))]
     found: dict[str, Manifest] = {}
     for name in near[1:]:
-        if len(found) < NEIGHBOURS_MAX and store.sibling(name).exists(spec.MANIFEST_NAME):
-            with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(HoldfastError):
+            if len(found) < NEIGHBOURS_MAX and store.sibling(name).exists(spec.MANIFEST_NAME):
                 found[name] = read_manifest(store.sibling(name))
     return found
 

@@ -228,7 +228,10 @@ def _steps(store: LocalStore) -> list[str]:
 
 
 def _is_committed(store: LocalStore) -> bool:
-    return store.exists(spec.MANIFEST_NAME) or find_lost_manifest(store) is not None
+    try:
+        return store.exists(spec.MANIFEST_NAME) or find_lost_manifest(store) is not None
+    except StoreError:
+        return True  # for all that is known; opening it says why it cannot be read
 
 
 def _forget_cached(location: str) -> None:

@@ -187,7 +187,7 @@ def _inspect(chosen: argparse.Namespace) -> int:
 
     document = inspect.inspect(chosen.path, everything=chosen.all)
     _write(chosen, document, partial(inspect.render, everything=chosen.all))
-    return GOOD if inspect.is_good(document) else BAD
+    return inspect.exit_code(document)
 
 
 def _verify(chosen: argparse.Namespace) -> int:

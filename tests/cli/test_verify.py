@@ -14,6 +14,17 @@ from .conftest import Command, data_files, flip_bit, start_python
 
 NewPath = Callable[[], Path]
 
+# Python's own files may be out of reach afterwards, so everything is imported before.
+AS_NOBODY = """
+import os, sys
+import holdfast.tools.inspect, holdfast.tools.scrub, holdfast.tools.repair, holdfast.tools.verify
+import holdfast._checkpoint, holdfast._repair, holdfast._scrub
+from holdfast.cli import main
+main(["--version"])
+os.setuid(65534)
+sys.exit(main())
+"""
+
 
 def save(path: Path, step: int = 0) -> Path:
     state = {"model": {"w": torch.arange(1, 101).float(), "v": torch.arange(101, 301).float()}}
@@ -176,19 +187,9 @@ def test_a_run_without_a_committed_step_is_no_checkpoint(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take its rights away")
 def test_a_checkpoint_that_may_only_be_read_is_verified(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint")
-    nobody = 65534
     for directory in (path, *path.parents[:3]):
         directory.chmod(0o755)
-    # Python's own files may be out of reach afterwards, so everything is imported before.
-    code = f"""
-import os, sys
-import holdfast.tools.verify, holdfast._checkpoint
-from holdfast.cli import main
-main(["--version"])
-os.setuid({nobody})
-sys.exit(main())
-"""
-    done = start_python("-c", code, "verify", path, capture_output=True)
+    done = start_python("-c", AS_NOBODY, "verify", path, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -231,3 +232,24 @@ def test_a_step_under_the_name_of_another_is_a_fault(
         assert alone.code == 1 and alone.out.count(told) == 1
     (root / "step-00000006").rename(root / "step-00000005")
     assert holdfast_command(verb, root).code == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take its rights away")
+@pytest.mark.parametrize("verb", ["verify", "scrub", "inspect", "repair"])
+def test_a_step_that_may_not_be_looked_at_does_not_hide_the_others(
+    tmp_path: Path, verb: str
+) -> None:
+    run = tmp_path / "run"
+    for step in (1, 2, 3):
+        save(run / f"step-{step}", step)
+    for directory in (run, *run.parents[:3]):
+        directory.chmod(0o755)
+    run.chmod(0o777)
+    (run / "step-2").chmod(0)
+    done = start_python("-c", AS_NOBODY, verb, run, capture_output=True)
+    assert done.returncode == 2 and done.stderr == "", done.stderr
+    assert "Permission denied" in done.stdout and done.stdout.count("step-2") >= 1
+    if verb == "scrub":
+        assert "2 steps, " in done.stdout
+    else:
+        assert all(f"step-{n}" in done.stdout for n in (1, 3))

@@ -40,11 +40,13 @@ def inspect(path: str | os.PathLike[str], *, everything: bool = False) -> Docume
     return _describe_checkpoint(open_checkpoint(path), boxes=everything)
 
 
-def is_good(document: Document) -> bool:
-    """Whether everything described could be read."""
+def exit_code(document: Document) -> int:
+    """Return 0 when all is there, 1 when something is damaged, 2 when a step cannot be read."""
     steps = document.get("steps", [])
-    is_damaged = any(step["state"] == "damaged" for step in steps)
-    return not (is_damaged or document.get("error"))
+    states = {step["state"] for step in steps}
+    if "damaged" in states or document.get("error"):
+        return 1
+    return 2 if "unreadable" in states else 0
 
 
 def render(document: Document, *, everything: bool = False) -> list[str]:

@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         location: where it is.
-        committed: whether it has a MANIFEST.
+        committed: whether it has a MANIFEST, or cannot be looked at.
         disk_bytes: of everything in it that a save may have written.
     """
 
@@ -84,7 +84,10 @@ def disk_bytes(store: Store, name: str) -> int:
 
 
 def _step(store: Store, name: str) -> Step:
-    committed = store.exists(f"{name}/{spec.MANIFEST_NAME}")
+    try:
+        committed = store.exists(f"{name}/{spec.MANIFEST_NAME}")
+    except StoreError:
+        committed = True  # for all that is known; who opens it says why it cannot be read
     return Step(name, f"{store.location}/{name}", committed, disk_bytes(store, name))
 
 
