@@ -57,6 +57,8 @@ class Pass:
         verified: how many steps were.
         read_bytes: of payloads, of all of them.
         retired: steps that went meanwhile.
+        steps: how many there were when it began.
+        step_bytes: of payloads, of the step that is under way.
         unread: (step, why) of those that could not be read, which says nothing of them.
         damage: (step, fault) of all.
     """
@@ -69,6 +71,8 @@ class Pass:
     verified: int = 0
     read_bytes: int = 0
     retired: list[str] = field(default_factory=list)
+    steps: int = 0
+    step_bytes: int = 0
     unread: list[tuple[str, str]] = field(default_factory=list)
     damage: list[tuple[str, Damage]] = field(default_factory=list)
 
@@ -82,8 +86,9 @@ def scrub(
 ) -> Pass:
     """Verify every checkpoint of a run, from the disk and not from memory; go on where it stopped.
 
-    When it is interrupted (Ctrl-C, any exception), how far it has come is kept in the run, and the
-    next call goes on from there. Steps that are retired meanwhile are no faults.
+    When it is interrupted (Ctrl-C, any exception), how far it has come is kept in the run, and told
+    in a note of the exception; the next call goes on from there. Steps that are retired meanwhile
+    are no faults.
 
     Args:
         path: directory of the run.
@@ -102,7 +107,9 @@ def scrub(
         raise OptionError(
             f"{store.location} is one checkpoint, and scrub is for runs; use 'holdfast verify'"
         )
-    state = _load(store) or Pass(store.location, _now(), _steps(store))
+    state = _load(store)
+    if state is None:
+        state = Pass(store.location, _now(), steps := _steps(store), steps=len(steps))
     if not (state.todo or state.verified or state.retired):
         raise NotCommittedError(
             f"{store.location} has no committed step; there is nothing to scrub"
@@ -114,11 +121,12 @@ def scrub(
         while state.todo:
             _scrub_step(store, state, options or OPTIONS, pace, report)
             state.todo.pop(0)
-            state.save_id, state.place = "", START
+            state.save_id, state.place, state.step_bytes = "", START, 0
             _save(store, state)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(StoreError):
             _save(store, state)
+            error.add_note(_progress(state))
         raise
     told = {"steps": state.verified, "read_bytes": state.read_bytes, "faults": len(state.damage)}
     _note(store, {"verb": "pass", "started": state.started, **told})
@@ -126,12 +134,18 @@ def scrub(
     return state
 
 
+def _progress(state: Pass) -> str:
+    faults = f"{len(state.damage)} fault{'s' * (len(state.damage) != 1)}"
+    done = max(state.steps - len(state.todo), 0)
+    return f"stopped after {done} of {state.steps} steps; {faults} so far; call again to go on"
+
+
 def _scrub_step(
     run: LocalStore, state: Pass, options: Options, pace: "_Pace", report: Report
 ) -> None:
     """Verify the step that is next, from where it is."""
     name, started = state.todo[0], time.monotonic()
-    before, known = state.read_bytes, len(state.damage)
+    known = len(state.damage)
     store = run.sibling(os.path.join(os.path.basename(run.location), name))
     _forget_cached(store.location)
     try:
@@ -149,7 +163,7 @@ def _scrub_step(
         return
     else:
         if state.save_id != checkpoint.save_id:
-            state.save_id, state.place = checkpoint.save_id, START
+            state.save_id, state.place, state.step_bytes = checkpoint.save_id, START, 0
         if not _read(run, state, checkpoint, pace, report):
             del state.damage[known:]
             state.retired.append(name)
@@ -157,7 +171,7 @@ def _scrub_step(
     state.verified += 1
     faults = [asdict(fault) for _, fault in state.damage[known:]]
     seconds = round(time.monotonic() - started, 3)
-    told = {"save_id": state.save_id, "read_bytes": state.read_bytes - before, "seconds": seconds}
+    told = {"save_id": state.save_id, "read_bytes": state.step_bytes, "seconds": seconds}
     _note(run, {"verb": "scrub", "step": name, **told, "good": not faults, "damage": faults})
 
 
@@ -180,6 +194,7 @@ def _read(
                 faults = [of_fault(subject, fault) for fault in part.faults]
                 state.damage += [(name, fault) for fault in faults if fault not in told]
                 state.place, state.read_bytes = part.end, state.read_bytes + part.size_bytes
+                state.step_bytes += part.size_bytes
                 report(part.size_bytes)
                 pace.wait(part.size_bytes)
                 if time.monotonic() - saved_s > SAVE_EVERY_S:

@@ -1,6 +1,7 @@
 """`holdfast scrub`: every byte of a run is read, slowly, once, however often it is interrupted."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,7 @@ def test_it_goes_on_where_it_was_interrupted(run: Path, reads: int) -> None:
     assert (done.verified, len(done.damage), done.read_bytes) == (3, 1, sum(seen) + sum(again))
     assert not (run / STATE).exists()
     assert [line["step"] for line in lines(run)[:-1]] == [f"step-{n:08d}" for n in range(3)]
+    assert sum(line["read_bytes"] for line in lines(run)[:-1]) == done.read_bytes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -97,17 +99,27 @@ def test_a_signal_ends_it_and_costs_little(run: Path, number: signal.Signals) ->
     code = "from holdfast import _scrub; _scrub.SAVE_EVERY_S = 0; from holdfast.cli import main; "
     command = [sys.executable, "-c", code + "exit(main())", "scrub", str(run), "--mb-per-s", "10"]
     # A shell may have had this process ignore SIGINT, which children inherit.
-    process = subprocess.Popen(command, preexec_fn=lambda: signal.signal(2, signal.SIG_DFL))
+    process = subprocess.Popen(
+        command,
+        preexec_fn=lambda: signal.signal(2, signal.SIG_DFL),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         deadline = time.monotonic() + 60
         while not (run / STATE).exists() or json.loads((run / STATE).read_text())["place"][1] == 0:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(number)
-        code_ = process.wait(30)
+        _, told = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert code_ == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9)
+    if number != signal.SIGKILL:
+        assert re.fullmatch(
+            r"holdfast: stopped after [012] of 3 steps; 0 faults so far; call again to go on\n",
+            told,
+        )
     state = json.loads((run / STATE).read_text())
     assert 0 < state["read_bytes"] < 37 << 20
     done = holdfast.scrub(run)

@@ -1,6 +1,7 @@
 """`holdfast scrub`: a run read from its disk at a limited rate, and on where it was stopped."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,7 +11,7 @@ from .. import scrub as scrub_run
 from ..errors import OptionError
 from .progress import Progress
 from .run import find_run
-from .text import printable, show_bytes, show_count
+from .text import printable, show_bytes, show_count, write
 from .verify import describe_damage, render_damage
 
 Document = dict[str, Any]
@@ -34,9 +35,14 @@ def scrub(path: str, *, mb_per_s: float) -> Document:
         raise OptionError(f"--mb-per-s is {mb_per_s}; expected a number above 0, or 0 for no limit")
     run = find_run(path)
     total = sum(step.disk_bytes for step in run.committed) if run else 0
-    with Progress("scrub", total) as progress, _terminable():
-        rate = mb_per_s * 1e6 or None
-        done = scrub_run(path, bytes_per_s=rate, report=progress.advance)
+    try:
+        with Progress("scrub", total) as progress, _terminable():
+            rate = mb_per_s * 1e6 or None
+            done = scrub_run(path, bytes_per_s=rate, report=progress.advance)
+    except KeyboardInterrupt as stop:
+        for note in getattr(stop, "__notes__", ()):
+            write(sys.stderr, f"holdfast: {printable(note)}\n")
+        raise
     return {
         "path": done.location,
         "good": not (done.damage or done.unread),
