@@ -117,5 +117,10 @@ class PeerError(HoldfastError):
         return _peer_error, (str(self), self.rank, self.cause), self.__dict__
 
 
+def what_is_left(location: str) -> str:
+    """Say what to do about a damaged checkpoint: the end of each text that tells of damage."""
+    return f"'holdfast repair {location}' says what is left"
+
+
 def _peer_error(message: str, rank: int, cause: str) -> PeerError:
     return PeerError(message, rank=rank, cause=cause)

@@ -78,9 +78,10 @@ def test_a_flipped_bit_is_found_with_its_file_and_tensor(
     file = flip_in_w(path)
     answer = holdfast_command("verify", path)
     assert answer.code == 1
-    first, fault, lost = answer.out.splitlines()
+    first, fault, lost, advice = answer.out.splitlines()
     assert first == f"BAD  {path}: 1 fault"
     assert lost.split() == ["lost:", "model.w", "[0:100]"]
+    assert advice == f"'holdfast repair {path}' says what is left"
     assert str(file) in fault and "tensor model.w, chunk 0" in fault
     (found,) = holdfast_command("verify", path, "--json").document["checkpoints"]
     (damage,) = found["damage"]
@@ -147,7 +148,8 @@ def test_a_run_is_verified_step_by_step(new_path: NewPath, holdfast_command: Com
     assert holdfast_command("verify", root).code == 0
     flip_in_w(root / "step-2")
     answer = holdfast_command("verify", root)
-    words = [line.split()[0] for line in answer.out.splitlines() if not line.startswith(" ")]
+    lines = answer.out.splitlines()
+    words = [line.split()[0] for line in lines[:-1] if not line.startswith(" ")]
     assert (answer.code, words) == (1, ["good", "BAD", "good"])
     document = holdfast_command("verify", root, "--json").document
     assert not document["good"]
@@ -253,3 +255,30 @@ def test_a_step_that_may_not_be_looked_at_does_not_hide_the_others(
         assert "2 steps, " in done.stdout
     else:
         assert all(f"step-{n}" in done.stdout for n in (1, 3))
+
+
+@pytest.mark.parametrize(
+    "damage", ["a flipped bit", "a short file", "no file", "no directory", "a broken MANIFEST"]
+)
+def test_what_tells_of_damage_says_what_to_do(
+    new_path: NewPath, holdfast_command: Command, damage: str
+) -> None:
+    path = save(new_path())
+    (file,) = data_files(path)
+    if damage == "a flipped bit":
+        flip_in_w(path)
+    elif damage == "a short file":
+        os.truncate(file, 200)
+    elif damage == "no file":
+        file.unlink()
+    elif damage == "no directory":
+        shutil.rmtree(path / "data")
+    else:
+        flip_bit(path / "MANIFEST", 100)
+    advice = f"'holdfast repair {path}' says what is left"
+    with pytest.raises(holdfast.errors.CorruptError) as caught:
+        holdfast.open(path).state()
+    assert f"; {advice}" in str(caught.value)
+    answer = holdfast_command("verify", path)
+    assert answer.code == 1 and answer.out.count(advice) == 1 == answer.out.count("\n'")
+    assert "says what is left" not in holdfast_command("repair", path).out

@@ -13,7 +13,14 @@ from dataclasses import fields, replace
 import numpy as np
 
 from .._core import xxh3_64
-from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, VersionError
+from ..errors import (
+    CorruptError,
+    NotCommittedError,
+    StoreError,
+    TrustError,
+    VersionError,
+    what_is_left,
+)
 from ..format import spec
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header_values
@@ -44,18 +51,21 @@ def read_manifest(store: Store, check: Check | None = None) -> Manifest:
         if not store.exists(spec.MANIFEST_NAME):
             raise NotCommittedError(_why_not_committed(store)) from error
         if error.errno in (*NOT_A_FILE, errno.EFBIG):
-            raise CorruptError(f"{where} is not a regular file of at most 1 GiB") from error
+            raise CorruptError(
+                f"{where} is not a regular file of at most 1 GiB; {what_is_left(store.location)}"
+            ) from error
         raise
     signed = check(store, data) if check else None
-    manifest = decode_manifest(data, where)
+    try:
+        manifest = decode_manifest(data, where)
+        check_tiling(manifest)
+    except CorruptError as error:
+        text = str(error) if str(error).startswith(where) else f"{where}: {error}"
+        raise CorruptError(f"{text}; {what_is_left(store.location)}") from error
     if signed is not None:
         if len(signed.payloads) != len(manifest.chunk_start):
             raise TrustError(f"{store.location}/{spec.SIGNATURE_NAME} is of other chunks")
         manifest = replace(manifest, signed=signed)
-    try:
-        check_tiling(manifest)
-    except CorruptError as error:
-        raise CorruptError(f"{where}: {error}") from error
     return manifest
 
 
@@ -140,7 +150,8 @@ def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:
             raise
         if manifest.file_names:
             raise CorruptError(
-                f"{store.location}/{name} is missing, but MANIFEST names files in it"
+                f"{store.location}/{name} is missing, but MANIFEST names files in it; "
+                f"{what_is_left(store.location)}"
             ) from error
         return []  # a checkpoint without elements needs no directory for them
 
@@ -165,8 +176,11 @@ def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
         descriptor = open_data_file(store, name, direct=False)
         try:
             _check_file(store, manifest, file, descriptor)
-        except (CorruptError, VersionError) as error:
-            raise type(error)(f"{store.location}/{name}: {error}") from error
+        except CorruptError as error:
+            advice = what_is_left(store.location)
+            raise CorruptError(f"{store.location}/{name}: {error}; {advice}") from error
+        except VersionError as error:
+            raise VersionError(f"{store.location}/{name}: {error}") from error
         finally:
             store.close(descriptor)
 

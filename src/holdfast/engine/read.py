@@ -12,7 +12,7 @@ from types import TracebackType
 
 from .._core import checksum, is_zero
 from ..codecs.base import Payload
-from ..errors import CorruptError, NotCommittedError, StoreError, TrustError
+from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, what_is_left
 from ..format import spec
 from ..format.data_file import chunk_seed
 from ..format.manifest import Manifest
@@ -124,15 +124,16 @@ class DataFileReader:
         what = (
             f"{self._where(file)}[{start}:+{size}] (tensor {dotted(read.chunk.shard.tensor.path)}"
         )
-        what = f"{what}, chunk {number})"
+        what, advice = f"{what}, chunk {number})", what_is_left(self._store.location)
         if found != expected:
             raise CorruptError(
                 f"{what}: checksum {found:016x}, MANIFEST says {expected:016x}; the bytes were "
-                "damaged after they were written. Use another checkpoint; 'holdfast verify' lists "
-                "all damage"
+                f"damaged after they were written; {advice}"
             )
         if not is_zero(base + gap, start - gap):
-            raise CorruptError(f"{what}: the padding before it, from byte {gap}, is not zero")
+            raise CorruptError(
+                f"{what}: the padding before it, from byte {gap}, is not zero; {advice}"
+            )
         if manifest.signed is not None:
             self._check_signed(manifest.signed, row, slot, start - run.extent.offset, size, what)
         return Payload(base + start, size, int(table.chunk_size_mode[row]) >> 24)
@@ -172,7 +173,10 @@ class DataFileReader:
         ):
             # A read behind the end does not say where that is.
             end = min(run.extent.offset + done, os.fstat(self._descriptors[file]).st_size)
-            raise CorruptError(f"{self._where(file)} ends at byte {end}, within its payloads")
+            raise CorruptError(
+                f"{self._where(file)} ends at byte {end}, within its payloads; "
+                f"{what_is_left(self._store.location)}"
+            )
 
     def _where(self, file: int) -> str:
         return f"{self._store.location}/{self._manifest.file_names[file]}"
@@ -198,6 +202,7 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
                     "a newer checkpoint, or keep more of them"
                 ) from error
             raise CorruptError(
-                f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it"
+                f"{store.location}/{name} is missing or not a regular file, but MANIFEST names "
+                f"it; {what_is_left(store.location)}"
             ) from error
         raise

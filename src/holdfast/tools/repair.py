@@ -96,7 +96,7 @@ def _describe(found: Any) -> Document:
         state = "damaged" if found.refused else "rebuildable"
     return _result(found.location) | {
         "state": "written" if found.written else state,
-        "damage": [describe_damage(damage) for damage in found.damage],
+        "damage": [describe_damage(damage, found.location) for damage in found.damage],
         "whole": list(found.whole),
         "lost": lost,
         "rebuilt": found.rebuilt,

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from .. import scrub as scrub_run
-from ..errors import OptionError
+from ..errors import OptionError, what_is_left
 from .progress import Progress
 from .run import find_run
 from .text import printable, show_bytes, show_count, write
@@ -51,7 +51,10 @@ def scrub(path: str, *, mb_per_s: float) -> Document:
         "read_bytes": done.read_bytes,
         "retired": done.retired,
         "unread": [{"step": step, "error": why} for step, why in done.unread],
-        "damage": [{"step": step} | describe_damage(fault) for step, fault in done.damage],
+        "damage": [
+            {"step": step} | describe_damage(fault, f"{done.location}/{step}")
+            for step, fault in done.damage
+        ],
     }
 
 
@@ -74,7 +77,7 @@ def render(document: Document) -> list[str]:
     faults = show_count(len(document["damage"]), "fault")
     lines.append(f"{printable(document['path'])}: {size}{retired}; {faults}")
     if document["damage"]:
-        lines.append(f"'holdfast repair {printable(document['path'])}' says what is left")
+        lines.append(what_is_left(printable(document["path"])))
     return lines
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import Options
 from .. import verify as verify_one
-from ..errors import CorruptError, HoldfastError, NotCommittedError, TrustError
+from ..errors import CorruptError, HoldfastError, NotCommittedError, TrustError, what_is_left
 from ..format import spec
 from ..stores.url import open_store
 from .progress import Progress
@@ -96,6 +96,8 @@ def render(document: Document) -> list[str]:
                 f"     below it, where this needs nothing of it: {printable(damage['what'])}"
                 for damage in found["spared"]
             ]
+    if any(found["damage"] for found in document["checkpoints"]):
+        lines.append(what_is_left(printable(document["path"])))
     return lines
 
 
@@ -142,8 +144,8 @@ def describe(verified: Any) -> Document:
     found = _result(verified.location) | {
         "good": not verified.damage,
         "below": verified.below,
-        "damage": [describe_damage(damage) for damage in verified.damage],
-        "spared": [describe_damage(damage) for damage in verified.spared],
+        "damage": [describe_damage(damage, verified.location) for damage in verified.damage],
+        "spared": [describe_damage(damage, verified.location) for damage in verified.spared],
     }
     if checkpoint is None:
         return found
@@ -154,8 +156,12 @@ def describe(verified: Any) -> Document:
     }
 
 
-def describe_damage(damage: Any) -> Document:
-    """Return one fault as a document."""
+def describe_damage(damage: Any, location: str) -> Document:
+    """Return one fault of the checkpoint at a place as a document.
+
+    What can be done is said once, after all faults.
+    """
+    what = damage.what.removesuffix(f"; {what_is_left(location)}")
     lost = [
         {
             "tensor": part.tensor,
@@ -165,7 +171,7 @@ def describe_damage(damage: Any) -> Document:
         }
         for part in damage.lost
     ]
-    return {"where": damage.where, "tensor": damage.tensor, "what": damage.what, "lost": lost}
+    return {"where": damage.where, "tensor": damage.tensor, "what": what, "lost": lost}
 
 
 def _result(location: str) -> Document:
