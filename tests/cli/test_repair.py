@@ -447,3 +447,17 @@ def test_a_run_is_not_written_as_one(new_path: NewPath, holdfast_command: Comman
     answer = holdfast_command("repair", root)
     assert answer.code == 0 and f"unfinished {died}: " in answer.out
     assert holdfast_command("repair", new_path()).code == 2
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_write_says_so_where_there_is_no_manifest_to_rebuild(
+    new_path: NewPath, holdfast_command: Command, damaged: bool
+) -> None:
+    path = save_one(new_path())
+    if damaged:
+        flip_bit(data_files(path)[0], 9)
+    before = (path / "MANIFEST").read_bytes()
+    answer = holdfast_command("repair", path, "--write")
+    assert answer.code == int(damaged) and (path / "MANIFEST").read_bytes() == before
+    assert answer.out.count("MANIFEST is whole, and --write rebuilds nothing else") == 1
+    assert "MANIFEST is whole" not in holdfast_command("repair", path).out

@@ -14,6 +14,7 @@ from .verify import describe_damage, render_damage, show_box
 Document = dict[str, Any]
 SHOWN_MAX = 20  # tensors in lines for people; --json has all
 BOXES_SHOWN_MAX = 3
+MANIFEST_WHOLE = "MANIFEST is whole, and --write rebuilds nothing else; nothing was written"
 
 
 def repair(path: str | os.PathLike[str], *, to: str | None = None, write: bool = False) -> Document:
@@ -33,6 +34,8 @@ def repair(path: str | os.PathLike[str], *, to: str | None = None, write: bool =
         store = open_store(path)
         with Progress("repair", disk_bytes(store, "")) as progress:
             found = _describe(repair_one(path, to=to, write=write, report=progress.advance))
+        if write and found["written"] is None:
+            found["refused"] = [MANIFEST_WHOLE]
         return _document(store.location, [found], is_run=False)
     if to is not None or write:
         raise OptionError(
@@ -137,11 +140,14 @@ def _render_one(found: Document) -> list[str]:
     where = printable(found["path"])
     if found["error"] is not None:
         return [f"{found['state']} {where}: {printable(found['error'])}"]
+    refused = [f"  not in its place: {printable(why)}" for why in found["refused"]]
     if found["state"] == "good":
-        return [f"good {where}: {show_count(len(found['whole']), 'tensor')}, all whole"]
+        tensors = show_count(len(found["whole"]), "tensor")
+        return [f"good {where}: {tensors}, all whole", *refused]
     if found["state"] == "repaired":
         tensors = show_count(len(found["whole"]), "tensor")
-        return [f"repaired {where}: {tensors}, all whole; 'inspect --all' says what was lost"]
+        lost = "'inspect --all' says what was lost"
+        return [f"repaired {where}: {tensors}, all whole; {lost}", *refused]
     lines = [f"{found['state']} {where}: {show_count(len(found['damage']), 'fault')}"]
     lines += [render_damage(damage)[0] for damage in found["damage"]]
     count = len(found["whole"]) + len(found["lost"])
@@ -155,10 +161,10 @@ def _render_one(found: Document) -> list[str]:
     lines += [f"  not recovered: {printable(what)}" for what in found["not_recovered"]]
     if found["rebuilt"] and not found["not_recovered"]:
         lines.append("  MANIFEST can be put back to the bit: its own checksum proves it")
-    return [*lines, *_advice(found)]
+    return [*lines, *_advice(found, refused)]
 
 
-def _advice(found: Document) -> list[str]:
+def _advice(found: Document, refused: list[str]) -> list[str]:
     """Say what was done, or what can be."""
     where = printable(found["path"])
     if found["written"] == found["path"]:
@@ -166,7 +172,7 @@ def _advice(found: Document) -> list[str]:
         return [f"  MANIFEST was rebuilt in its place{kept}"]
     if found["written"]:
         return [f"  what is whole was written to {printable(found['written'])}"]
-    lines = [f"  not in its place: {printable(why)}" for why in found["refused"]]
+    lines = [*refused]
     if found["state"] == "rebuildable":
         lines.append(f"  'holdfast repair {where} --write' rebuilds MANIFEST in its place")
     if found["whole"]:
