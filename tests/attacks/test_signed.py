@@ -303,6 +303,15 @@ def test_what_is_damaged_is_not_signed(signed: Path, keys: Path) -> None:
     assert (signed / "SIGNATURE").read_bytes() == before
 
 
+def test_rebase_says_that_it_removes_the_signature(
+    signed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rebase", str(signed)]) == 0
+    assert "SIGNATURE is of what it was before, and was removed" in capsys.readouterr().out
+    assert main(["rebase", str(signed)]) == 0
+    assert "SIGNATURE" not in capsys.readouterr().out
+
+
 def test_a_rebased_checkpoint_is_signed_anew(signed: Path, keys: Path) -> None:
     middle = at(signed.parent, 1)
     holdfast.rebase(middle)

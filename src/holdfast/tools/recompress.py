@@ -99,11 +99,17 @@ def _recompressed(
 
 def rebase_one(path: str) -> Document:
     """Make a link need no other checkpoint."""
-    before = _files(path)
+    before, store = _files(path), open_store(path)
+    signed = store.exists(spec.SIGNATURE_NAME)
     with Progress("rebase", elements_bytes(path)) as progress:
         changed = rebase(path, report=progress.advance)
-    location = open_store(path).location
-    return {"path": location, "changed": changed, "from_bytes": before, "to_bytes": _files(path)}
+    return {
+        "path": store.location,
+        "changed": changed,
+        "from_bytes": before,
+        "to_bytes": _files(path),
+        "signature_removed": changed and signed,
+    }
 
 
 def render_recompress(document: Document) -> list[str]:
@@ -124,12 +130,18 @@ def render_recompress(document: Document) -> list[str]:
 
 
 def render_rebase(document: Document) -> list[str]:
-    """Say what was done, in one line."""
+    """Say what was done."""
     where = printable(document["path"])
     if not document["changed"]:
         return [f"{where} needs no other checkpoint; nothing was changed"]
     sizes = f"{show_bytes(document['from_bytes'])} → {show_bytes(document['to_bytes'])}"
-    return [f"{where} needs no other checkpoint now: {sizes}"]
+    lines = [f"{where} needs no other checkpoint now: {sizes}"]
+    if document["signature_removed"]:
+        lines.append(
+            "SIGNATURE is of what it was before, and was removed: sign it again, and what was made "
+            "from it"
+        )
+    return lines
 
 
 def _files(path: str) -> int:
