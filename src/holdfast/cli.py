@@ -34,12 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; default: those of the process.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        code = _run(given)
         sys.stdout.flush()
         return code
     except HoldfastError as error:
-        return _report(error)
+        return _report(error, as_json="--json" in given)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -48,9 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
-def _report(error: HoldfastError) -> int:
-    from .tools.text import printable, write
+def _report(error: HoldfastError, *, as_json: bool) -> int:
+    """Say what failed; for machines on the standard output too, where every verb answers them."""
+    from .tools.text import printable, write, write_json
 
+    if as_json:
+        write_json({"error": {"type": type(error).__name__, "message": str(error)}})
     write(sys.stderr, f"holdfast: {printable(str(error))}\n")
     return BAD if isinstance(error, CorruptError) else USAGE
 
@@ -233,7 +237,7 @@ def _diff(chosen: argparse.Namespace) -> int:
     try:
         document = diff.diff(chosen.a, chosen.b)
     except CorruptError as error:
-        _report(error)
+        _report(error, as_json=chosen.json)
         return USAGE  # 1 would say that they differ, which nobody knows
     _write(chosen, document, partial(diff.render, everything=chosen.all))
     return GOOD if document["same"] else BAD

@@ -154,3 +154,27 @@ def test_main_reads_the_arguments_of_the_process(
     monkeypatch.setattr(sys, "argv", ["holdfast", "--version"])
     assert cli.main() == 0
     assert capsys.readouterr().out.startswith("holdfast ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["inspect", "nowhere"], "NotCommittedError"),
+        (["verify", "nowhere"], "NotCommittedError"),
+        (["scrub", "s3://bucket/x"], "OptionError"),
+        (["repair", "nowhere"], "NotCommittedError"),
+        (["diff", "nowhere", "nowhere"], "NotCommittedError"),
+        (["rebase"], "OptionError"),
+    ],
+)
+def test_with_json_an_error_is_a_document_too(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    holdfast_command: Command,
+    arguments: list[str],
+    kind: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = holdfast_command(*arguments, "--json")
+    assert answer.code == 2 and answer.document["error"]["type"] == kind
+    assert answer.err == f"holdfast: {answer.document['error']['message']}\n"
