@@ -207,6 +207,18 @@ def test_a_run_shows_the_damaged_step_and_the_others(
     assert states == ["damaged", "committed"]
 
 
+def test_a_long_text_does_not_cut_the_names_of_steps(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    root = new_path()
+    for step in (1, 2):
+        holdfast.save({"w": torch.zeros(1)}, root / f"step-{step:08d}-of-the-day")
+    (root / "step-00000001-of-the-day" / "MANIFEST").write_bytes(b"no manifest")
+    lines = holdfast_command("inspect", root).out.splitlines()
+    names = [line.split()[0] for line in lines[2:]]
+    assert names == ["step-00000001-of-the-day", "step-00000002-of-the-day"]
+
+
 def test_a_long_run_shows_the_newest_steps(new_path: NewPath, holdfast_command: Command) -> None:
     root = new_path()
     for step in range(60):

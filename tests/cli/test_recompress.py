@@ -1,5 +1,6 @@
 """`holdfast recompress`, `rebase`, `verify --deep`, and what `inspect` says of links."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.format.manifest import decode_manifest, encode_manifest
 
 NewPath = Callable[[], Path]
 Command = Any
@@ -69,6 +71,28 @@ def test_inspect_names_what_a_chain_lacks_for_every_link_above(
     answer = holdfast_command("inspect", other)
     assert "lossless on step-00000000, which is missing" in answer.out
     assert "lossless; step-00000000 below it is missing" in answer.out
+    assert answer.code == 1
+    (other / "away").rename(other / "step-00000000")
+    assert holdfast_command("inspect", other).code == 0
+    (other / "step-00000000" / "MANIFEST").write_bytes(b"no manifest")
+    answer = holdfast_command("inspect", other)
+    assert "lossless on step-00000000, which is damaged" in answer.out
+
+
+def test_inspect_names_a_link_that_is_made_from_itself(
+    run: Path, new_path: NewPath, holdfast_command: Command
+) -> None:
+    other = new_path()
+    assert holdfast_command("recompress", run, other, "--codec", "delta").code == 0
+    manifest = other / "step-00000001" / "MANIFEST"
+    table = decode_manifest(manifest.read_bytes(), "").table
+    base = dataclasses.replace(table.header.base, name="step-00000001")
+    header = dataclasses.replace(table.header, base=base)
+    manifest.write_bytes(encode_manifest(dataclasses.replace(table, header=header)))
+    answer = holdfast_command("inspect", other)
+    assert answer.code == 1
+    assert "lossless on step-00000001, which stands below itself" in answer.out
+    assert "lossless on step-00000000" not in answer.out
 
 
 def test_what_is_lost_is_shown(run: Path, new_path: NewPath, holdfast_command: Command) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 from .. import Checkpoint, verify
 from .. import open as open_checkpoint
 from ..errors import CorruptError, HoldfastError
+from ..format import spec
 from ..format.names import misnamed
 from ..format.values import decode_value, encode_value
+from ..stores.base import Store
+from ..stores.url import open_store
 from .run import Run, Step, find_run
 from .text import columns, cut, printable, screen_size, show_bytes, show_count
 from .tree import Leaf, Node, Row, grow, rows_of
@@ -44,7 +47,7 @@ def exit_code(document: Document) -> int:
     """Return 0 when all is there, 1 when something is damaged, 2 when a step cannot be read."""
     steps = document.get("steps", [])
     states = {step["state"] for step in steps}
-    if "damaged" in states or document.get("error"):
+    if "damaged" in states or document.get("error") or any(step.get("lacks") for step in steps):
         return 1
     return 2 if "unreadable" in states else 0
 
@@ -54,7 +57,7 @@ def render(document: Document, *, everything: bool = False) -> list[str]:
     width, lines = screen_size()
     if document["kind"] == "run":
         limit = max(lines - 4, STEP_ROWS_MIN)
-        return _render_run(document, width, None if everything else limit)
+        return _render_run(document, None if everything else limit)
     heading = _heading(document, width)
     room = max(lines - FRAME_ROWS - len(heading), TREE_ROWS_MIN)
     root = grow(_leaves(document), join=not everything)
@@ -269,8 +272,30 @@ def _describe_run(run: Run) -> Document:
         "kind": "run",
         "path": run.location,
         "latest": run.latest,
-        "steps": [_describe_step(step, run.latest) for step in run.steps],
+        "steps": _with_bases(run, [_describe_step(step, run.latest) for step in run.steps]),
     }
+
+
+def _with_bases(run: Run, steps: list[Document]) -> list[Document]:
+    """Say of each link what it lacks below it."""
+    known = {step["name"]: step for step in steps if step["state"] != "uncommitted"}
+    return [step | {"lacks": _lacking(step, known, open_store(run.location))} for step in steps]
+
+
+def _lacking(step: Document, known: Mapping[str, Document], store: Store) -> Document | None:
+    """Return the first of a chain that is missing or damaged, and which it is; None: none is."""
+    seen = {step["name"]}
+    while (base := step["base"]) is not None:
+        if base in seen:
+            return {"name": base, "fault": "stands below itself"}
+        seen.add(base)
+        if base not in known:
+            there = not base.startswith("step-") and store.exists(f"{base}/{spec.MANIFEST_NAME}")
+            return None if there else {"name": base, "fault": "is missing"}
+        step = known[base]
+        if step["state"] == "damaged":
+            return {"name": base, "fault": "is damaged"}
+    return None
 
 
 def _describe_step(step: Step, latest: str | None) -> Document:
@@ -312,7 +337,7 @@ def _lost_manifest(step: Step) -> str | None:
         return None
 
 
-def _render_run(document: Document, width: int, limit: int | None) -> list[str]:
+def _render_run(document: Document, limit: int | None) -> list[str]:
     steps = document["steps"]
     states = [step["state"] for step in steps]
     counts = ", ".join(
@@ -323,8 +348,8 @@ def _render_run(document: Document, width: int, limit: int | None) -> list[str]:
     size = show_bytes(sum(step["disk_bytes"] for step in steps))
     shown = steps if limit is None else steps[-limit:]  # the newest matter most
     hidden = len(steps) - len(shown)
-    bases = {step["name"]: step["base"] for step in steps if step["state"] == "committed"}
-    body = columns([_step_cells(step, bases) for step in shown], right=(1,), width=width)
+    # A name that is cut names no step; a long line is the lesser evil.
+    body = columns([_step_cells(step) for step in shown], right=(1,), width=None)
     return [
         printable(document["path"]),
         f"  steps: {counts}   {size}   {_latest_text(document)}",
@@ -342,16 +367,7 @@ def _latest_text(document: Document) -> str:
     return f"LATEST says {cut(printable(latest), FIGURE_WIDTH)}{doubt}"
 
 
-def _missing(base: str | None, bases: Mapping[str, str | None]) -> str | None:
-    """Return the first of a chain that is not there."""
-    for _ in range(len(bases) + 1):  # bases may go round in a circle
-        if base is None or base not in bases:
-            return base
-        base = bases[base]
-    return None
-
-
-def _step_cells(step: Document, bases: Mapping[str, str | None]) -> tuple[str, str, str]:
+def _step_cells(step: Document) -> tuple[str, str, str]:
     size = show_bytes(step["disk_bytes"])
     name = printable(step["name"])
     if step["state"] == "uncommitted":
@@ -363,11 +379,10 @@ def _step_cells(step: Document, bases: Mapping[str, str | None]) -> tuple[str, s
     if step["base"] is not None:
         base = printable(step["base"])
         parts.append(f"{codecs} on {base}")
-        missing = _missing(step["base"], bases)
-        if missing == step["base"]:
-            parts = [f"{codecs} on {base}, which is missing"]
-        elif missing is not None:
-            parts = [f"{codecs}; {printable(missing)} below it is missing"]
+        if (lacks := step["lacks"]) is not None:
+            name, fault = printable(lacks["name"]), lacks["fault"]
+            below = f"on {name}, which" if name == base else f"; {name} below it"
+            parts = [f"{codecs} {below} {fault}".replace(" ;", ";")]
     elif codecs:
         parts.append(codecs)
     return (name, size, cut("   ".join([*parts, *_metrics(step["metrics"])]), FIGURE_WIDTH))

@@ -66,18 +66,19 @@ def _fitting(text: str, width: int) -> str:
     return text
 
 
-def columns(rows: Sequence[Sequence[str]], right: Sequence[int], width: int) -> list[str]:
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int], width: int | None) -> list[str]:
     """Lay out rows of printable cells; the first column gives way when they are too wide.
 
     Args:
         right: the columns that are aligned to the right.
-        width: of the screen, in columns.
+        width: of the screen, in columns; None: nothing is shortened.
     """
     if not rows:
         return []
     widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
-    room = width - sum(widths[1:]) - 2 * (len(widths) - 1)
-    widths[0] = min(widths[0], max(room, 12))
+    if width is not None:
+        room = width - sum(widths[1:]) - 2 * (len(widths) - 1)
+        widths[0] = min(widths[0], max(room, 12))
     lines = []
     for row in rows:
         cells = [cut(row[0], widths[0]), *row[1:]]
