@@ -96,7 +96,7 @@ def scrub(
         report: called with the bytes read since the last call.
 
     Raises:
-        NotCommittedError: the run has no checkpoint.
+        NotCommittedError: the run has no checkpoint, or there is none.
         OptionError: it is no run.
         StoreError: what it knows cannot be kept in the run.
     """
@@ -111,6 +111,8 @@ def scrub(
     if state is None:
         state = Pass(store.location, _now(), steps := _steps(store), steps=len(steps))
     if not (state.todo or state.verified or state.retired):
+        if not _names(store):
+            open_checkpoint(store.location)  # says why it is none
         raise NotCommittedError(
             f"{store.location} has no committed step; there is nothing to scrub"
         )
@@ -236,10 +238,18 @@ class _Pace:
 
 def _steps(store: LocalStore) -> list[str]:
     """List the committed steps, and those that have lost their MANIFEST, ascending."""
-    names = [e.name for e in store.list() if e.kind == "directory"]
-    steps = [name for name in names if name.startswith(STEP_PREFIX)]
-    committed = (n for n in steps if _is_committed(LocalStore(f"{store.location}/{n}", store.vfs)))
+    steps = (LocalStore(f"{store.location}/{name}", store.vfs) for name in _names(store))
+    committed = (os.path.basename(step.location) for step in steps if _is_committed(step))
     return sorted(committed, key=lambda name: (len(name), name))
+
+
+def _names(store: LocalStore) -> list[str]:
+    """List the directories of steps; of what cannot be listed, none."""
+    try:
+        entries = store.list()
+    except StoreError:
+        return []
+    return [e.name for e in entries if e.kind == "directory" and e.name.startswith(STEP_PREFIX)]
 
 
 def _is_committed(store: LocalStore) -> bool:

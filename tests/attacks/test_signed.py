@@ -142,7 +142,7 @@ def test_the_commands_sign_and_verify(
     assert main(["verify", str(signed.parent), "--signature"]) == 0
     named = ["--public-key", str(keys / "mine.pub")]
     assert main(["verify", str(signed), "--signature", *named]) == 1
-    assert "signed by none of the 1 keys" in capsys.readouterr().out
+    assert "signed, but not by the key that is trusted" in capsys.readouterr().out
     assert main(["verify", str(signed), *named]) == 2
     (signed / "SIGNATURE").unlink()
     assert main(["verify", str(signed), "--signature"]) == 1
@@ -156,7 +156,13 @@ def test_what_is_not_signed_is_refused(signed: Path, keys: Path) -> None:
 
 def test_what_another_has_signed_is_refused(signed: Path, keys: Path) -> None:
     holdfast.sign(signed, key=keys / "forger")
-    check_refused(signed, keys, "signed by none of the 1 keys that are trusted")
+    check_refused(signed, keys, "not by the key that is trusted; its")
+
+
+def test_of_several_keys_their_number_is_told(signed: Path, keys: Path) -> None:
+    holdfast.sign(signed, key=keys / "forger")
+    with pytest.raises(TrustError, match="by none of the 2 keys that are trusted"):
+        holdfast.load(signed, into=target(), options=trusting(keys, "mine", "ssh"))
 
 
 def test_another_statement_under_a_good_signature_is_refused(signed: Path, keys: Path) -> None:
@@ -164,7 +170,7 @@ def test_another_statement_under_a_good_signature_is_refused(signed: Path, keys:
     good = decode_signature(file.read_bytes())
     changed = bytes([*good.signed[:90], good.signed[90] ^ 1, *good.signed[91:]])
     file.write_bytes(encode_signature(changed, good.key, good.signature))
-    check_refused(signed, keys, "signed by none of the 1 keys")
+    check_refused(signed, keys, "signed, but not by the key that is trusted")
 
 
 def test_a_trusted_key_beside_the_signature_of_another_is_refused(signed: Path, keys: Path) -> None:
@@ -172,7 +178,7 @@ def test_a_trusted_key_beside_the_signature_of_another_is_refused(signed: Path, 
     good = decode_signature(file.read_bytes())
     forged = read_private_key(keys / "forger").sign(good.signed)
     file.write_bytes(encode_signature(good.signed, good.key, forged))
-    check_refused(signed, keys, "signed by none of the 1 keys")
+    check_refused(signed, keys, "signed, but not by the key that is trusted")
 
 
 def test_another_manifest_under_a_good_signature_is_refused(signed: Path, keys: Path) -> None:

@@ -69,7 +69,7 @@ def test_usage_errors(holdfast_command: Command, arguments: list[str], pattern: 
     check_usage_error(holdfast_command(*arguments), pattern)
 
 
-@pytest.mark.parametrize("verb", ["inspect", "verify"])
+@pytest.mark.parametrize("verb", ["inspect", "verify", "scrub"])
 def test_a_path_that_is_no_checkpoint(
     new_path: NewPath, holdfast_command: Command, verb: str
 ) -> None:

@@ -176,6 +176,8 @@ def test_a_base_that_is_gone_is_found(new_path: NewPath) -> None:
 def test_what_cannot_be(run: Path, new_path: NewPath, holdfast_command: Command) -> None:
     for arguments in ([at(run, 0)], [new_path()], [run, "--mb-per-s", "-1"]):
         assert holdfast_command("scrub", *arguments).code == 2
+    slow = holdfast_command("scrub", run, "--mb-per-s", "1e-9")
+    assert slow.code == 2 and "expected at least 0.001, or 0 for no limit" in slow.err
     empty = new_path()
     (empty / "step-00000001").mkdir(parents=True)
     answer = holdfast_command("scrub", empty)

@@ -92,7 +92,7 @@ def read_public_key(key: "str | os.PathLike[str]") -> bytes:
         return bytes(load(text).public_bytes_raw())
     except Exception as error:  # of many classes, among them those of other kinds of keys
         raise OptionError(
-            f"{str(key)[:80]} is not an Ed25519 public key: {error}. Expected a PEM file "
+            f"{str(key)[:80]} is not an Ed25519 public key ({error}); expected a PEM file "
             "(openssl pkey -pubout), an OpenSSH one (ssh-keygen -t ed25519), or its line"
         ) from error
 
@@ -111,7 +111,7 @@ def read_private_key(path: "str | os.PathLike[str]") -> "Ed25519PrivateKey":
         found = load(text, password=None)
     except Exception as error:  # of many classes; none of them shows the key
         raise OptionError(
-            f"{path} is not an Ed25519 private key that can be used: {error}. Make one with "
+            f"{path} is not an Ed25519 private key that can be used ({error}); make one with "
             "'openssl genpkey -algorithm ed25519'"
         ) from error
     if not isinstance(found, kind):
@@ -137,9 +137,10 @@ def _check_signature(keys: Sequence[bytes], store: Store, manifest: bytes) -> St
             "it with 'holdfast sign' if you know where it comes from"
         )
     if not any(is_signed_by(found, key) for key in keys):
+        one, count = "not by the key that is trusted", len(keys)
+        by = one if count == 1 else f"by none of the {count} keys that are trusted"
         raise TrustError(
-            f"{store.location} is signed by none of the {len(keys)} keys that are trusted; its "
-            f"SIGNATURE names {show_key(found.key)}"
+            f"{store.location} is signed, but {by}; its SIGNATURE names {show_key(found.key)}"
         )
     return _check_manifest(found.statement, store, manifest)
 

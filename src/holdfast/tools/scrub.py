@@ -15,6 +15,7 @@ from .text import printable, show_bytes, show_count, write
 from .verify import describe_damage, render_damage
 
 Document = dict[str, Any]
+MB_PER_S_MIN = 0.001  # less takes years for a gigabyte, and is a slip
 TERMINATED = 128 + signal.SIGTERM  # as shells report it
 
 
@@ -31,8 +32,10 @@ def scrub(path: str, *, mb_per_s: float) -> Document:
     Raises:
         Terminated, KeyboardInterrupt: it was interrupted, and goes on when it is called again.
     """
-    if not 0 <= mb_per_s < float("inf"):
-        raise OptionError(f"--mb-per-s is {mb_per_s}; expected a number above 0, or 0 for no limit")
+    if mb_per_s != 0 and not MB_PER_S_MIN <= mb_per_s < float("inf"):
+        raise OptionError(
+            f"--mb-per-s is {mb_per_s}; expected at least {MB_PER_S_MIN}, or 0 for no limit"
+        )
     run = find_run(path)
     total = sum(step.disk_bytes for step in run.committed) if run else 0
     try:
