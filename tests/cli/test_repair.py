@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -461,3 +462,20 @@ def test_write_says_so_where_there_is_no_manifest_to_rebuild(
     assert answer.code == int(damaged) and (path / "MANIFEST").read_bytes() == before
     assert answer.out.count("MANIFEST is whole, and --write rebuilds nothing else") == 1
     assert "MANIFEST is whole" not in holdfast_command("repair", path).out
+
+
+def test_the_example_in_the_docs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "repair.md"
+    (code,) = re.findall(r"```python\n(import holdfast\n.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "runs" / "a" / "step-00000300"
+    holdfast.save({"w": torch.arange(90.0), "v": torch.ones(30)}, path, step=300)
+    (file,) = data_files(path)
+    flip_bit(file, file.read_bytes().index(torch.arange(90.0).numpy().tobytes()))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["found"].damage and names["left"].whole == ("v",)
+    assert names["done"].damage[0][0] == "step-00000300"
+    assert holdfast.open("runs/b").names() == ["v"] and "checksum" in capsys.readouterr().out
