@@ -17,6 +17,7 @@ from .engine.pipeline import read_shards
 from .engine.pool import Lease, lease
 from .engine.trust import check_of
 from .errors import MismatchError
+from .format.names import misnamed, step_name
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
 from .options import SLOT_BYTES, Options
@@ -182,10 +183,9 @@ def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manif
     """Read it, where that is of whom it has to be, and of the step that it has to be."""
     manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
     found = manifest.table.header.step
-    if None not in (found, step) and found != step:
+    if step is not None and (wrong := misnamed(step_name(step), found)):
         raise MismatchError(
-            f"{store.location} holds step {found}, by its MANIFEST: it was renamed, or copied to "
-            "the wrong place. Rename it back; to begin another run with it, use holdfast.load"
+            f"{store.location} {wrong}, or begin another run with it by holdfast.load"
         )
     return manifest
 
