@@ -9,8 +9,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash crash-blocks power-cuts strike chaos damage mutations fuzz coverage bench \
-  bench-peers sanitize sanitize-threads sanitize-python arm clean
+.PHONY: all demo test check crash crash-blocks power-cuts strike chaos simulate damage mutations fuzz \
+  coverage bench bench-peers sanitize sanitize-threads sanitize-python arm clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
@@ -49,6 +49,11 @@ chaos: $(VENV)/.native
 	-@[ "$$(id -u)" -ne 0 ] || scripts/install-packages $(BLOCK_PACKAGES) iproute2
 	$(BIN)/python tests/crash/chaos_loop.py --plant
 	$(BIN)/python tests/crash/chaos_loop.py --rounds $(CHAOS_ROUNDS)
+
+# SIMULATE="--seed 4711" plays one world and prints its trace; "--plant" breaks the protocol.
+SIMULATE ?= --seeds 1000000 --processes 2
+simulate: $(VENV)/.native
+	$(BIN)/python tests/simulation/campaign.py $(SIMULATE)
 
 # DAMAGE="--cases 5000 --seed 7" changes the first.
 damage: $(VENV)/.native

@@ -62,14 +62,18 @@ class Directory:
 
     def tree(self, keeps: Keeps) -> Tree:
         """Return what a crash leaves of the directory and everything below it."""
+        return {
+            name: node.content(keeps) if isinstance(node, File) else node.tree(keeps)
+            for name, node in sorted(self.entries(keeps).items())
+        }
+
+    def entries(self, keeps: Keeps) -> "dict[str, File | Directory]":
+        """Return what a crash leaves of its entries."""
         entries = dict(self.durable)
         for change in self.pending:
             if keeps("entry"):
                 _apply(entries, change)
-        return {
-            name: node.content(keeps) if isinstance(node, File) else node.tree(keeps)
-            for name, node in sorted(entries.items())
-        }
+        return entries
 
     def sync(self) -> None:
         """Make all entries durable; what they stand for is not touched."""

@@ -1,0 +1,238 @@
+"""What every world has to keep: the promises of docs/reliability.md, as the disk shows them.
+
+Judges without the product's help: it looks at the disk itself, and knows what every save wrote.
+
+- P1 What was acknowledged is there, bit-exact, after any crash; unless it was let go on demand, or
+  by policy when a newer one was durable.
+- P2 Every visible step is whole and of one save, and what it is made from is there.
+- P4 Nobody waits past a deadline; what the others were told is too late is not published.
+- P6 Nothing that a visible step is made from is let go, nor the newest durable step.
+- A job whose successor has taken the run publishes nothing, and lets nothing go but the one step
+  that it may have been at (docs/commit.md, One job at a time).
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from crash.disk_model import Directory
+from holdfast import _handle
+from holdfast._run import GRACE_S
+from holdfast.errors import CorruptError
+from holdfast.format.manifest import Manifest
+from holdfast.format.names import step_name, step_of
+
+from . import payload
+from .actors import Process, Scheduler
+from .disk import Disk, SimFile
+
+# docs/errata.md, open: a link that `holdfast.save` makes by itself, stopped while another job lets
+# go of what it is made from, is published all the same. True: that is counted, not reported. Goes
+# with the mend.
+PLAIN_LINKS_MAY_LACK_THEIR_BASE = True
+
+HINT = re.compile(rb"step-\d{8}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a save of a job wrote, under an epoch or without one."""
+
+    step: int
+    value: int
+    job: int
+    is_plain: bool
+
+
+class Oracle:
+    """Watches one world; ``faults`` are the promises broken."""
+
+    def __init__(self, scheduler: Scheduler, disk: Disk, root: str, counts: Counter[str]) -> None:
+        self.scheduler, self._disk, self._root = scheduler, disk, root
+        self.counts, self._jumps = counts, counts["jump"]
+        self.faults: list[str] = []
+        self.saves: dict[str, Saved] = {}
+        self.acked: dict[int, int] = {}  # step → value
+        self._let_go: set[tuple[int, int]] = set()
+        self._given_up: set[int] = set()  # steps found damaged, or gone back behind, by some job
+        self.newest_epoch = 0
+        self.epochs: dict[int, int] = {}  # job → epoch
+        self.keep: dict[int, int] = {}  # job → how many steps its policy keeps
+        self._retired_saves: set[str] = set()  # that a MANIFEST named
+        self._late: Counter[int] = Counter()
+
+    def fault(self, text: str) -> None:
+        """Note a broken promise."""
+        self.scheduler.note(f"FAULT {text}")
+        self.faults.append(f"call {self.scheduler.calls}: {text}")
+
+    def saving(self, save_id: str) -> None:
+        """Take note of a save that begins."""
+        process = self.scheduler.current.process
+        self.saves[save_id] = Saved(*process.saving, process.job, process.is_plain)
+
+    def take(self, job: int, epoch: int) -> None:
+        """Take note of an epoch that a job holds."""
+        self.epochs[job] = epoch
+        self.newest_epoch = max(self.newest_epoch, epoch)
+        self.counts["epochs"] += 1
+
+    def acknowledge(self, step: int, value: int) -> None:
+        """Take note of a save that has returned."""
+        if (step, value) not in self._let_go and self.acked.get(step) != value:
+            self.scheduler.note(f"step {step} is acknowledged")
+            self.counts["acknowledged"] += 1
+            self.acked[step] = value
+
+    def tidying(self, step: int) -> None:
+        """Take note of a step that is committed, before anything is let go for it."""
+        value = self.value_at(step)
+        if value is not None:
+            self.acknowledge(step, value)
+
+    def watch(self, operation: str, path: str, second: str) -> None:
+        """Look at a change of the disk that is about to stand."""
+        process = self.scheduler.current.process
+        if operation == "link" and second.endswith("/MANIFEST"):
+            self._published(process, second)
+        elif operation == "unlink" and path.endswith("/MANIFEST"):
+            self._retired(process, path)
+        elif operation == "unlink" and path.endswith(".hf"):
+            self._disk.free_bytes = 1 << 40
+            self._removed(process, path)
+
+    def _published(self, process: Process, path: str) -> None:
+        self.counts["commits"] += 1
+        if self._is_fenced(process):
+            self.fault(f"{process.name} publishes {path} after a newer epoch")
+        handle = _handle._last
+        if handle is None or handle.path != path[: -len("/MANIFEST")] or handle.done():
+            return
+        if self._disk.link_began > handle.deadline + 0.01:
+            self.fault(f"{process.name} publishes {path} after its deadline")
+
+    def _retired(self, process: Process, path: str) -> None:
+        step = step_of(path.split("/")[-2])
+        if step is None:
+            return
+        self.counts["retired"] += 1
+        process.retired.add(step)
+        found = self.visible()
+        value = self._value(manifest := found.get(step))
+        if manifest is not None:
+            self._retired_saves.add(manifest.table.header.save_id)
+        if self._is_fenced(process):
+            self._late[process.job] += 1
+            self.counts["retired late"] += 1
+            if self._late[process.job] > 1:
+                self.fault(f"{process.name} goes on to retire after a newer epoch")
+        elif step not in process.forced:
+            newer = [other for other in found if other > step]
+            if len(newer) < self.keep[process.job] or not any(map(self._is_durable, newer)):
+                self.fault(f"{process.name} retires step {step}, beside {newer}; {self.acked}")
+        self._given_up |= process.forced
+        links = [(s, m) for s, m in found.items() if m and _base(m) == step_name(step)]
+        needed = [s for s, m in links if not self._is_excused(s, m)]
+        if needed and not self._is_fenced(process):
+            self.fault(f"{process.name} retires step {step}, which steps {needed} are made from")
+        if value is not None:
+            self._let_go.add((step, value))
+        if self.acked.get(step) == value:
+            del self.acked[step]
+
+    def _removed(self, process: Process, path: str) -> None:
+        """Data of another job goes with its step, by a rebase, or when it is a day old.
+
+        Where the disk's clock has jumped that cannot be asked for: then a save may have to fail.
+        """
+        *_, step, _, save_id, _ = path.split("/")
+        file = self._disk.node(path)
+        is_young = isinstance(file, SimFile) and self.scheduler.now - file.written < GRACE_S
+        is_own = process.is_plain or self.saves[save_id].job == process.job
+        is_let_go = step_of(step) in process.retired or save_id in self._retired_saves
+        if is_young and not (is_own or is_let_go or self.counts["jump"] > self._jumps):
+            self.fault(f"{process.name} sweeps {path}, which is young")
+
+    def _is_fenced(self, process: Process) -> bool:
+        return not process.is_plain and self.newest_epoch > self.epochs.get(process.job, 0)
+
+    def _value(self, manifest: Manifest | None) -> int | None:
+        saved = manifest and self.saves.get(manifest.table.header.save_id)
+        return saved.value if saved else None
+
+    def _is_durable(self, step: int) -> bool:
+        """Whether a power cut leaves a step there, as far as its own and its run's entries go."""
+        run = self._disk.node(self._root)
+        place = run.durable.get(step_name(step)) if isinstance(run, Directory) else None
+        return isinstance(place, Directory) and "MANIFEST" in place.durable
+
+    def value_at(self, step: int) -> int | None:
+        """Return what a visible step holds."""
+        return self._value(self.visible().get(step))
+
+    def visible(self) -> dict[int, Manifest | None]:
+        """Return the visible steps; None: its MANIFEST is torn."""
+        run, found = self._disk.node(self._root), dict[int, Manifest | None]()
+        for name, node in run.now.items() if isinstance(run, Directory) else ():
+            step = step_of(name)
+            file = node.now.get("MANIFEST") if isinstance(node, Directory) else None
+            if step is not None and isinstance(file, SimFile):
+                try:
+                    found[step] = payload.decode_manifest(file.now, name)
+                except CorruptError:
+                    found[step] = None
+        return found
+
+    def judge(self, when: str) -> None:
+        """Look at all there is."""
+        found = self.visible()
+        torn = {step for step, manifest in found.items() if self._torn(step, manifest, when)}
+        for step, value in self.acked.items():
+            manifest = found.get(step)
+            if step not in torn and self._value(manifest) != value:
+                self.fault(f"{when}: step {step} was acknowledged, but there are {sorted(found)}")
+        for step, manifest in found.items():
+            if manifest is not None and (base := manifest.table.header.base):
+                below = found.get(step_of(base.name) or -1)
+                digest = below and payload.content_digest(below.table)
+                is_bad = digest != base.digest and step not in torn
+                if is_bad and not self._is_excused(step, manifest):
+                    self.fault(f"{when}: step {step} is made from {base.name}, which is gone")
+        run = self._disk.node(self._root)
+        hint = run.now.get("LATEST") if isinstance(run, Directory) else None
+        if isinstance(hint, SimFile) and not HINT.fullmatch(hint.now):
+            self.fault(f"{when}: LATEST says {hint.now!r}")
+
+    def _is_excused(self, step: int, manifest: Manifest) -> bool:
+        """Whether a step may lack its base: one of them was given up, or it is one of the known."""
+        is_plain = self.saves[manifest.table.header.save_id].is_plain
+        is_known = is_plain and PLAIN_LINKS_MAY_LACK_THEIR_BASE
+        self.counts["plain links without their base (known)"] += is_known
+        return is_known or not self._given_up.isdisjoint((step, step_of(_base(manifest))))
+
+    def _torn(self, step: int, manifest: Manifest | None, when: str) -> bool:
+        """Whether a step is not whole, which is a fault."""
+        where = f"{self._root}/{step_name(step)}"
+        if manifest is None:
+            self.fault(f"{when}: the MANIFEST of step {step} is torn")
+            return True
+        header = manifest.table.header
+        saved = self.saves[header.save_id]
+        bad = [] if header.step == saved.step == step else ["its step"]
+        for name in manifest.file_names:
+            rank, number = name.split("/")[2].removesuffix(".hf").split("-")
+            content = payload.content_of(header.save_id, int(rank), int(number), saved.value)
+            node = self._disk.node(f"{where}/{name}")
+            if not isinstance(node, SimFile) or node.now != content:
+                bad.append(name)
+        shards = len(manifest.table.shard_tensor)
+        if shards != header.world_size:
+            bad.append(f"{shards} pieces of {header.world_size}")
+        if bad:
+            self.fault(f"{when}: step {step} is not whole: {', '.join(bad)}")
+        return bool(bad)
+
+
+def _base(manifest: Manifest) -> str:
+    base = manifest.table.header.base
+    return base.name if base else ""

@@ -1,0 +1,291 @@
+"""Tiny files in place of tensors: what the C++ pipeline would write, through the simulated store.
+
+What is replaced is the payload's path alone: flattening, plans, chunks, codecs, reading. A rank's
+file is 640 bytes that say of which save, rank, number and value they are. The tables and the
+MANIFEST are real ones, made and checked by the format's own code, which is asked once for the same
+bytes. Files are opened, synced, given up and tried again by the real `DataFileWriter` and
+`write_shards`.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from holdfast import _links, _load, _recode, _restore, _run, _save
+from holdfast._wanted import Wanted, check_room
+from holdfast.boxes import unflatten
+from holdfast.engine import chain as chains
+from holdfast.engine import check, commit, pipeline, retire
+from holdfast.engine.write import DataFileWriter, WriterPlan
+from holdfast.errors import CorruptError, NotCommittedError, StoreError
+from holdfast.format import manifest as manifests
+from holdfast.format.header import Coding, Header
+from holdfast.format.links import Base
+from holdfast.format.manifest import Manifest
+from holdfast.format.names import data_file_name
+from holdfast.format.rows import FileRows, Planned, encode_written
+from holdfast.format.spec import MODE_UNCHANGED
+from holdfast.format.table import Table
+from holdfast.layout import Box, Shard, Tensor
+from holdfast.stores.url import open_store
+
+FILE_BYTES = 640  # more than a sector: it can be torn
+ELEMENTS = 4  # of each rank
+LEASE = SimpleNamespace(queue=SimpleNamespace(pending=0))
+
+
+def content_of(save_id: str, rank: int, number: int, value: int) -> bytes:
+    """Return what stands in a data file."""
+    return f"{save_id} {rank} {number} {value}\n".encode().ljust(FILE_BYTES, b".")
+
+
+def value_in(content: bytes) -> int:
+    """Return the value that a data file says it is of."""
+    return int(content.split(b"\n")[0].split()[3])
+
+
+@functools.cache
+def planned_of(world_size: int) -> Planned:
+    """Return the plan of all ranks: of one tensor, a piece each."""
+    numbers = np.array([n for r in range(world_size) for n in (r * ELEMENTS, ELEMENTS)], np.int64)
+    ranks = np.arange(world_size + 1, dtype=np.int64)
+    boxes = unflatten(numbers, ranks[:-1] * 2, np.ones(world_size, np.int64))
+    return Planned(np.zeros(world_size, np.int64), boxes, ranks)
+
+
+@functools.cache
+def shard_of(rank: int, world_size: int) -> Shard:
+    """Return the piece of a rank."""
+    return Shard(Tensor(("t",), "f64", (ELEMENTS * world_size,)), Box((rank * ELEMENTS,), (4,)))
+
+
+@functools.cache
+def header_of(save_id: str, step: int | None, world_size: int, base: Base | None) -> Header:
+    """Return the header of a save."""
+    tensors = (shard_of(0, world_size).tensor,)
+    chunk, codecs = 1 << 16, (Coding("lossless"),)
+    return Header(
+        save_id, step, world_size, None, {}, "simulated", chunk, tensors, (), (), codecs, (), base
+    )
+
+
+_written: dict[Any, bytes] = {}
+
+
+def written_of(header: Header, rank: int, number: int, value: int, shards: list[Shard]) -> bytes:
+    """Return what a rank tells of its data file."""
+    key = header.save_id, rank, number, value, header.world_size, header.base is None, len(shards)
+    if key not in _written:
+        rows = FileRows(rank, number)
+        mode, size = (MODE_UNCHANGED, 16) if header.base else (0, 32)
+        for row, shard in enumerate(shards):
+            rows.add_shard(shard, 1)
+            rows.set_chunk(row, size, mode, 64 * (row + 1), 5)
+            rows.set_digest(row, f"{value:08}{shard.box.offset[0]:08}".encode())
+        sizes = np.array([FILE_BYTES], np.uint64)
+        table = replace(rows.table(header), file_bytes=sizes, file_footer_checksum=sizes)
+        _written[key] = encode_written([table])
+    return _written[key]
+
+
+_manifest_of = commit._manifest_of
+_manifests: dict[Any, tuple[Manifest, bytes]] = {}
+_decoded: dict[bytes, Manifest] = {}
+_digests: dict[int, tuple[Table, str]] = {}  # which keep the tables too, so that ids are theirs
+_tiled: dict[int, Manifest] = {}
+
+
+def manifest_of(
+    store: Any, header: Header, planned: Planned, written: Sequence[bytes]
+) -> tuple[Manifest, bytes]:
+    """Do as the commit does; what it has done before is known."""
+    key = header.save_id, header.step, header.base, header.world_size, tuple(written)
+    if key not in _manifests:
+        _manifests[key] = _manifest_of(store, header, planned, written)
+    return _manifests[key]
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """Do as the format does; what was decoded before is known."""
+    if data not in _decoded:
+        _decoded[data] = manifests.decode_manifest(data, where)
+    return _decoded[data]
+
+
+def check_tiling(manifest: Manifest) -> None:
+    """Do as the format does, once for each."""
+    if id(manifest) not in _tiled:
+        manifests.check_tiling(manifest)
+        _tiled[id(manifest)] = manifest
+
+
+def content_digest(table: Table) -> str:
+    """Do as the format does, once for each."""
+    if id(table) not in _digests:
+        _digests[id(table)] = table, manifests.content_digest(table)
+    return _digests[id(table)][1]
+
+
+@dataclass(frozen=True, slots=True)
+class TinyAgreed:
+    """See `holdfast._agreed.Agreed`."""
+
+    store: Any
+    files: WriterPlan
+    shards: tuple[Shard, ...]
+    value: int
+    made: Any
+    is_chained: bool
+    objects: None = None
+    size_bytes: int = FILE_BYTES
+    codec: None = None
+
+    def writing(self, rank: int) -> "TinyAgreed":
+        """Return what there is to know of its base."""
+        return self
+
+
+def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
+    """Plan, on every rank alike."""
+    firsts = [_save.first_line(answer) for answer in told.answers]
+    word, settings = firsts[0]["word"], firsts[0]["settings"]
+    world_size, base = settings["world_size"], word["base"]
+    check_room(mine.store.location, FILE_BYTES * world_size, word.get("free_bytes"))
+    links = Base(base["name"], base["digest"], base["links"]) if base else None
+    header = header_of(word["save_id"], word["step"], world_size, links)
+    files = WriterPlan(header, ranks_rank, 0, FILE_BYTES, 1 << 20)
+    made = SimpleNamespace(plan=planned_of(world_size))
+    shards = (shard_of(ranks_rank, world_size),)
+    chained = settings["codec"] is not None and settings["codec"]["name"] == "delta"
+    return TinyAgreed(mine.store, files, shards, mine.leaves.value, made, chained)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyLeaves:
+    """See `holdfast.state.tree.Leaves`."""
+
+    value: int
+
+    def sources(self) -> int:
+        """Return what is to be written."""
+        return self.value
+
+
+def flatten(state: Mapping[str, int]) -> TinyLeaves:
+    """Take what a state holds."""
+    return TinyLeaves(state["value"])
+
+
+def stage(
+    agreed: TinyAgreed, rank: int, leaves: TinyLeaves, handle: Any, wanted: Wanted
+) -> Callable[[], Any]:
+    """Return what writes in the background."""
+    handle.staged()
+
+    def write() -> Any:
+        source = lambda shard: (agreed.value, shard.box)  # noqa: E731
+        parts = agreed.store, LEASE, agreed.files, agreed.shards
+        return pipeline.write_shards(*parts, source, None, None, handle.ledger), None
+
+    return write
+
+
+def write_shard(
+    writer: Any, lease: Any, shard: Shard, source: Any, header: Header, ledger: Any
+) -> None:
+    """Open the data file; it is written when it is closed."""
+    if writer._descriptor < 0:
+        name = data_file_name(header.save_id, writer._plan.rank, writer.next_number)
+        writer._descriptor = writer._store.create(name, direct=False)
+        writer._names.append(name)
+        writer.next_number += 1
+        writer.tiny = []
+    value = source(shard)
+    writer.value = value[0] if isinstance(value, tuple) else value
+    writer.tiny.append(shard)
+
+
+def close_file(writer: Any) -> None:
+    """Write the data file and make it durable."""
+    plan, number, store = writer._plan, writer.next_number - 1, writer._store
+    content = content_of(plan.header.save_id, plan.rank, number, writer.value)
+    store.vfs.write(writer._descriptor, content, 0)
+    writer._sync(lambda: store.vfs.sync(writer._descriptor))
+    writer._close_descriptor()
+    told = plan.header, plan.rank, number, writer.value, writer.tiny
+    writer.tables.append(written_of(*told))
+
+
+def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
+    """Write all pieces of a checkpoint as the first rank."""
+    link = chain[-1]
+    value = value_in(link.store.get(link.manifest.file_names[0], FILE_BYTES))
+    plan = WriterPlan(writing.header, 0, 0, FILE_BYTES, 1 << 20)
+    source: Any = lambda shard: (value, shard.box)  # noqa: E731
+    parts = writing.store, LEASE, plan, writing.shards
+    tables: Any = pipeline.write_shards(*parts, source, None, None, pipeline.Ledger())  # type: ignore[arg-type]
+    world_size = len(writing.shards)
+    planned = replace(planned_of(world_size), first=np.array([0, world_size], np.int64))
+    return SimpleNamespace(told=(planned, [tables[0]]), basis=None)
+
+
+def load_from(path: str, ranks: Any, into: Any, **options: Any) -> _load.LoadReport:
+    """Read a rank's share of a checkpoint and what it is made from; each byte is checked."""
+    store = open_store(path)
+    chain = chains.open_chain(store)
+    value = 0
+    for link in chain:
+        names = link.manifest.file_names
+        name = names[ranks.rank % len(names)]
+        try:
+            content = link.store.get(name, FILE_BYTES)
+        except StoreError as error:
+            if not store.exists("MANIFEST"):
+                raise NotCommittedError(f"{path} was retired") from error
+            if error.errno == 2:
+                raise CorruptError(f"{name} is gone") from error
+            raise
+        save_id, file_name = name.split("/")[1:]
+        rank, number = file_name.removesuffix(".hf").split("-")
+        if not content.startswith(f"{save_id} {int(rank)} {number} ".encode()):
+            raise CorruptError(f"{name} is torn")
+        value = value_in(content)
+        if content != content_of(save_id, int(rank), int(number), value):
+            raise CorruptError(f"{name} is torn")
+    into["value"] = value
+    return _load.LoadReport(path, None, 1, (), (), FILE_BYTES, FILE_BYTES, 0)
+
+
+PATCHES: list[tuple[Any, str, Any]] = [
+    (_save, "flatten", flatten),
+    (_save, "request_for", lambda leaves, compare: SimpleNamespace(value=leaves.value)),
+    (_save, "encode_request", lambda request: b""),
+    (_save, "agree", agree),
+    (_save, "_stage", stage),
+    (_save, "part_with", lambda sources, shard: sources),
+    (_save, "lease", lambda *place: nullcontext(LEASE)),
+    (_save, "begin_link", lambda writing, options: None),
+    (_save, "encode_objects", lambda plan, rank, objects: b""),
+    (_save, "decode_objects", lambda plan, texts: ()),
+    (_save, "encode_losses", lambda basis, header: b""),
+    (_save, "join_losses", lambda told: ()),
+    (_save, "encode_written", lambda tables: tables[0]),
+    (pipeline, "_write_shard", write_shard),
+    (DataFileWriter, "_close_file", close_file),
+    (commit, "_manifest_of", manifest_of),
+    (_run, "decode_manifest", decode_manifest),
+    (retire, "decode_manifest", decode_manifest),
+    (check, "decode_manifest", decode_manifest),
+    (check, "check_tiling", check_tiling),
+    (commit, "content_digest", content_digest),
+    (chains, "content_digest", content_digest),
+    (_links, "content_digest", content_digest),
+    (_recode, "content_digest", content_digest),
+    (_recode, "write_again", write_again),
+    (_restore, "load_from", load_from),
+]

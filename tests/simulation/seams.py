@@ -1,0 +1,173 @@
+"""Where the product meets the simulation: `os`, the clock, threads, chance and what processes hold.
+
+Promises that what runs is the code that ships (commit, publish, retire, fence, keep, sweep, the
+waits of ranks), of which nothing is replaced but how it reaches the system, and the payload
+(`payload.py`). `installed` puts the stand-ins in place; `enter` gives them a world.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from crash.disk_model import Directory
+from holdfast import _fence, _handle, _links, _recode, _restore, _run, _save, _saver
+from holdfast.engine import commit, pipeline
+from holdfast.group import barrier
+from holdfast.stores import local
+
+from . import payload
+from .actors import Process, Scheduler
+from .disk import Disk
+from .ranks import clock_of, threads_of
+
+
+class Seat:
+    """The world that the stand-ins work in."""
+
+    scheduler: Scheduler
+    disk: Disk
+    names: Iterator[int]
+    saving: Callable[[str], None]  # told of each save_id
+    tidying: Callable[[int], None]  # told of each step of a run that is committed
+
+
+SEAT = Seat()
+
+
+class Epochs(dict[str, int]):
+    """The epochs that a process holds; ``taken`` is told of each."""
+
+    taken: Callable[[int], None] = staticmethod(lambda epoch: None)
+
+    def __setitem__(self, place: str, epoch: int) -> None:
+        super().__setitem__(place, epoch)
+        self.taken(epoch)
+
+
+def switch(before: Process, after: Process) -> None:
+    """Put what the process that goes on holds where the product looks for it."""
+    before.flight = _handle._last
+    _handle._last = after.flight  # type: ignore[assignment]
+    _fence._held = after.epochs
+
+
+def enter(
+    scheduler: Scheduler,
+    disk: Disk,
+    saving: Callable[[str], None],
+    tidying: Callable[[int], None],
+) -> None:
+    """Let the stand-ins work in a world."""
+    SEAT.scheduler, SEAT.disk, SEAT.names = scheduler, disk, itertools.count(1)
+    SEAT.saving, SEAT.tidying = saving, tidying
+    local._current_vfs = disk  # type: ignore[assignment]
+    _handle._last, _fence._held = None, {}
+
+
+def _token(size: int) -> str:
+    name = f"{next(SEAT.names):0{2 * size}x}"
+    SEAT.saving(name)
+    return name
+
+
+def _is_directory(path: str) -> bool:
+    SEAT.scheduler.step("is_directory", path)
+    return isinstance(SEAT.disk.node(path), Directory)
+
+
+def _names(path: str) -> list[str]:
+    return [name for name, _, _ in SEAT.disk.list_directory(path, "")]
+
+
+def _free_bytes(store: object) -> int:
+    SEAT.scheduler.step("free_bytes")
+    return SEAT.disk.free_bytes
+
+
+def _write_note(fd: int, data: bytes) -> int:
+    return SEAT.disk.write_note(fd, data)
+
+
+def _note_link(writing: payload.TinyAgreed, basis: None) -> None:
+    if writing.is_chained:
+        SEAT.scheduler.current.process.last_link = writing.store.location
+
+
+_tidy = _run.Run.tidy
+
+
+def _tidy_committed(run: _run.Run, step: int) -> None:
+    SEAT.tidying(step)
+    _tidy(run, step)
+
+
+def _patches() -> list[tuple[Any, str, Any]]:
+    clock, threads = clock_of(SEAT), threads_of(SEAT)
+    path = SimpleNamespace(
+        join=lambda root, name: f"{root}/{name}",
+        dirname=lambda path: path.rpartition("/")[0] or "/",
+        basename=os.path.basename,
+        split=os.path.split,
+        abspath=lambda path: path,
+        isdir=_is_directory,
+    )
+    lstat = lambda path: SEAT.disk.lstat(path)  # noqa: E731
+    chance = SimpleNamespace(token_hex=_token)
+    system = SimpleNamespace(
+        path=path,
+        lstat=lstat,
+        stat=lstat,
+        fspath=os.fspath,
+        listdir=_names,
+        write=_write_note,
+        getpid=lambda: 1,
+        setpriority=lambda *kind: None,
+        PRIO_PROCESS=0,
+        urandom=lambda size: next(SEAT.names).to_bytes(size, "big"),
+    )
+    known = SimpleNamespace(
+        NUMBERS=1,
+        settled=lambda sums: False,
+        held_by=lambda *held: (),
+        find=lambda held: None,
+        remember=lambda made: None,
+    )
+    return [
+        *((module, "os", system) for module in (local, _links, _run, _handle)),
+        *((m, "time", clock) for m in (barrier, pipeline, _handle, _save, _saver, _restore)),
+        (_handle, "threading", threads),
+        (_save, "secrets", chance),
+        (_recode, "secrets", chance),
+        (_save, "known", known),
+        (_save, "end_link", _note_link),
+        (_links, "last_link", lambda run, rank: SEAT.scheduler.current.process.last_link),
+        (_fence, "_description", lambda epoch: {"epoch": epoch}),
+        (_run.Run, "tidy", _tidy_committed),
+        (_run.Run, "note", lambda *line: None),  # for people
+        (commit, "_is_manifest", lambda path: SEAT.disk.node(path) is not None),
+        (local.LocalStore, "free_bytes", _free_bytes),
+        *payload.PATCHES,
+    ]
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Put the stand-ins in place, and back."""
+    put = [(where, name, getattr(where, name), new) for where, name, new in _patches()]
+    before = local._current_vfs, _handle._last, _fence._held
+    logger = logging.getLogger("holdfast")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    for where, name, _, new in put:
+        setattr(where, name, new)
+    try:
+        yield
+    finally:
+        for where, name, old, _ in reversed(put):
+            setattr(where, name, old)
+        local._current_vfs, _handle._last, _fence._held = before
+        logger.setLevel(level)

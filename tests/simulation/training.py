@@ -1,0 +1,203 @@
+"""What a rank of a job does: restore, save step by step, wait, close; as users' programs do.
+
+Promises to tell the oracle of what was acknowledged, and of waits that took too long. Goes on after
+a save that failed, and ends where training would: out of contact, fenced, nothing to restore.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import holdfast
+from holdfast import Checkpointer, Keep
+from holdfast._handle import OUTCOME_GRACE_S, SaveHandle
+from holdfast._recode import rebase
+from holdfast._restore import agree_steps
+from holdfast._run import Run
+from holdfast.codecs import Delta
+from holdfast.errors import (
+    AlreadyCommittedError,
+    FencedError,
+    HoldfastError,
+    NoSpaceError,
+    PeerError,
+)
+from holdfast.format.names import step_name
+from holdfast.group.base import Group
+
+from .actors import Process
+from .oracle import Oracle
+
+# Who waits for a save that met a full disk is told what the steps kept there take: for that the
+# disk is asked in the caller's thread, however slow. True: such a wait has no bound. Goes with the
+# mend.
+ADVICE_MAY_BE_LATE = True
+LATE_S = OUTCOME_GRACE_S + 1.0  # past the deadline, by when every rank has been told
+
+
+@dataclass(slots=True)
+class Job:
+    """What one job does, drawn in advance: all its ranks do the same."""
+
+    number: int
+    size: int
+    kind: str  # "run", "plain" or "plain async"
+    stage: str
+    keep: int  # 0: all
+    codec: str | Delta
+    deadline_s: float
+    acts: list[str]
+    processes: list[Process] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its ranks have ended."""
+        return all(process.dead for process in self.processes)
+
+
+class Rank:
+    """One rank, in its process."""
+
+    def __init__(self, oracle: Oracle, root: str, job: Job, process: Process, group: Group) -> None:
+        self._oracle, self._root, self._job = oracle, root, job
+        self._process, self._group = process, group
+        self._into = {"value": 0}
+
+    def run(self) -> None:
+        """Be that rank, until it ends."""
+        if self._job.kind == "run":
+            self._train()
+        else:
+            self._save_plainly()
+
+    def _train(self) -> None:
+        job = self._job
+        checkpointer = Checkpointer(
+            self._root,
+            every=1,
+            keep=Keep.latest(job.keep) if job.keep else Keep.all(),
+            codec=job.codec,
+            stage=job.stage,  # type: ignore[arg-type]
+            deadline_s=job.deadline_s,
+            signals=(),
+            group=self._group,
+        )
+        step = checkpointer.restore(self._into) or 0
+        self._process.forced |= checkpointer._run.damaged
+        for act in job.acts:
+            if act == "rebase":
+                self._try(functools.partial(self._rebase, checkpointer, step))
+            elif act == "go back":
+                step = self._go_back(checkpointer, step)
+            else:
+                step += 1
+                self._save(checkpointer, act, step)
+        self._wait(checkpointer, checkpointer.close)
+
+    def _save(self, checkpointer: Checkpointer, act: str, step: int) -> None:
+        state = {"value": self._job.number * 1000 + step}
+        self._process.saving = step, state["value"]
+        before = checkpointer._saver._flight
+        save = checkpointer.save if act == "save" else checkpointer.step
+        is_good = self._try(lambda: save(step, state), lambda: checkpointer._saver._flight, before)
+        is_begun = checkpointer._saver._flight not in (None, before)
+        if act == "step+wait":
+            is_good = self._wait(checkpointer, checkpointer.wait) and (is_good or is_begun)
+        if is_good and (self._job.stage == "sync" or act != "step"):
+            self._oracle.acknowledge(step, state["value"])
+
+    def _wait(self, checkpointer: Checkpointer, wait: Callable[[], None]) -> bool:
+        flight = checkpointer._saver._flight
+        return self._try(wait) if flight is None else self._bounded(flight.handle, wait)
+
+    def _bounded(self, handle: SaveHandle, wait: Callable[[], object]) -> bool:
+        """Wait for a save; it may not take longer than its deadline, but for what follows it."""
+        scheduler, frozen_s = self._oracle.scheduler, self._process.frozen_s
+        began = scheduler.now
+        is_good = self._try(wait, lambda: handle, None)
+        until = max(began, handle.deadline) + LATE_S
+        is_held = self._process.frozen_s == frozen_s and handle.ledger.state != "committed"
+        if ADVICE_MAY_BE_LATE and isinstance(handle.failure, NoSpaceError):
+            is_held = False
+        if is_held and scheduler.now > until:
+            late_s = scheduler.now - until
+            self._oracle.fault(f"P4: {self._process.name} waited {late_s:.1f} s too long")
+        return is_good
+
+    def _try(
+        self,
+        call: Callable[[], object],
+        flight: Callable[[], object] = lambda: None,
+        before: object = None,
+    ) -> bool:
+        """Make a call; return whether it was good. Where training could not go on, neither does it.
+
+        Args:
+            flight, before: it is going on in the background when these differ.
+        """
+        try:
+            call()
+        except AlreadyCommittedError:
+            return False
+        except HoldfastError as error:
+            self._oracle.counts[f"failed by {type(error).__name__}"] += 1
+            self._oracle.scheduler.note(f"{self._process.name}: {type(error).__name__}: {error}")
+            is_lost = isinstance(error, PeerError) and error.rank < 0 and flight() is before
+            if is_lost or isinstance(error, FencedError):
+                raise
+            return False
+        return True
+
+    def _rebase(self, checkpointer: Checkpointer, step: int) -> None:
+        if self._job.size > 1:
+            return
+        checkpointer.wait()
+        value = self._oracle.value_at(step)
+        if value is not None:
+            self._process.saving, self._process.is_plain = (step, value), True
+            try:
+                rebase(checkpointer.path(step))
+                self._oracle.counts["rebased"] += 1
+            finally:
+                self._process.is_plain = False
+
+    def _go_back(self, checkpointer: Checkpointer, step: int) -> int:
+        steps = [s for s in checkpointer.steps() if s < step] if self._job.size == 1 else []
+        if not steps:
+            return step
+        checkpointer.restore(self._into, step=steps[-1])
+        self._process.forced |= set(range(steps[-1] + 1, step + 9))
+        checkpointer.retire_after(steps[-1])
+        self._oracle.counts["went back"] += 1
+        return steps[-1]
+
+    def _save_plainly(self) -> None:
+        job, process = self._job, self._process
+        process.is_plain = True
+        step = max(agree_steps(Run(self._root, Keep.all()), self._group), default=0)
+        for _ in job.acts:
+            step += 1
+            process.saving = step, job.number * 1000 + step
+            if self._try(lambda step=step: self._save_at(step)):  # type: ignore[misc]
+                self._oracle.acknowledge(*process.saving)
+
+    def _save_at(self, step: int) -> None:
+        job, path = self._job, f"{self._root}/{step_name(step)}"
+        state = {"value": self._process.saving[1]}
+        if job.kind == "plain":
+            holdfast.save(state, path, step=step, codec=job.codec, group=self._group)
+            return
+        handle = holdfast.save_async(
+            state, path, step=step, codec=job.codec, deadline_s=job.deadline_s, group=self._group
+        )
+        failures: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                handle.result()
+            except HoldfastError as error:
+                failures.append(error)
+
+        self._bounded(handle, wait)
+        if failures:
+            raise failures[0]
