@@ -29,6 +29,10 @@ PENDING_LATEST_PREFIX = ".latest-"
 METRICS_NAME = "metrics.jsonl"
 # Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
 GRACE_S = 24 * 3600.0
+_ROOM = (
+    "The newest is written before another that is to be kept is let go, so n steps take room for "
+    "n + 1: keep fewer, or make room for one more"
+)
 
 
 class Run:
@@ -89,11 +93,11 @@ class Run:
         """Say what a full disk has to do with the policy."""
         steps = self.steps()
         taken = sum(self._disk_bytes(step) for step in steps) / 1e9
-        return (
-            f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r}). The "
-            "newest is written before another that is to be kept is let go, so n steps take room "
-            "for n + 1: keep fewer, or make room for one more"
-        )
+        return f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r}). {_ROOM}"
+
+    def room_advice(self) -> str:
+        """Say what is known of that without asking the disk, which may take long."""
+        return f"The policy is {self.keep!r}. {_ROOM}"
 
     def retire(self, step: int) -> None:
         """Remove a step, if it is there; first LATEST, where that names it.

@@ -242,5 +242,5 @@ class Saver:
         if flight is not None and failure is not None:
             failure.add_note(f"It is step {flight.step} whose save failed, in the background.")
             if isinstance(failure, NoSpaceError):
-                failure.add_note(self._advice())
+                failure.add_note(self._run.room_advice())
             raise failure

@@ -19,7 +19,6 @@ from holdfast.errors import (
     AlreadyCommittedError,
     FencedError,
     HoldfastError,
-    NoSpaceError,
     PeerError,
 )
 from holdfast.format.names import step_name
@@ -28,10 +27,6 @@ from holdfast.group.base import Group
 from .actors import Process
 from .oracle import Oracle
 
-# Who waits for a save that met a full disk is told what the steps kept there take: for that the
-# disk is asked in the caller's thread, however slow. True: such a wait has no bound. Goes with the
-# mend.
-ADVICE_MAY_BE_LATE = True
 LATE_S = OUTCOME_GRACE_S + 1.0  # past the deadline, by when every rank has been told
 
 
@@ -117,8 +112,6 @@ class Rank:
         is_good = self._try(wait, lambda: handle, None)
         until = max(began, handle.deadline) + LATE_S
         is_held = self._process.frozen_s == frozen_s and handle.ledger.state != "committed"
-        if ADVICE_MAY_BE_LATE and isinstance(handle.failure, NoSpaceError):
-            is_held = False
         if is_held and scheduler.now > until:
             late_s = scheduler.now - until
             self._oracle.fault(f"P4: {self._process.name} waited {late_s:.1f} s too long")
