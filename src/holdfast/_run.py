@@ -174,7 +174,7 @@ class Run:
             kept |= {s for s in good if s < unread}
             kept = self._with_bases(kept | ({spare} if spare is not None else set()))
             if set(good) - kept:
-                self._settle(spare)
+                self._settle()
             for step in sorted(set(good) - kept, reverse=True):  # none before what needs it
                 if step in kept:
                     continue
@@ -185,17 +185,14 @@ class Run:
                 kept |= below  # of what could not go
         return gone
 
-    def _settle(self, durable: int | None) -> None:
+    def _settle(self) -> None:
         """Make it durable which steps are there and which are not, before another goes.
 
         Whoever published the newest may have died, or hang, before it was; and one that is gone may
         not come back when what it needs is gone too.
-
-        Args:
-            durable: a step that is.
         """
         steps = self.steps()
-        if steps and steps[-1] != durable:
+        if steps:
             self._store.sync_path(f"{step_name(steps[-1])}/{spec.MANIFEST_NAME}")
         for entry in self._store.list():
             step = step_of(entry.name)

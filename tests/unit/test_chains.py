@@ -347,15 +347,16 @@ def test_a_step_that_cannot_be_read_keeps_what_it_may_need(
     assert save(Keep.latest(1), 5, 6) == [6]
 
 
+@pytest.mark.parametrize("spare", [None, 2])  # a restored one is not known to be durable either
 def test_nothing_is_let_go_before_what_is_newer_and_what_is_gone_are_durable(
-    new_path: NewPath,
+    new_path: NewPath, spare: int | None
 ) -> None:
     root = new_path()
     for step in (1, 2):
         holdfast.save(trained(1), at(root, step), options=OPTIONS)
     at(root, 3).mkdir()  # what a removal that was cut off leaves
     with recording() as disk:
-        assert _run.Run(root, Keep.latest(1)).make_room(None) == 1
+        assert _run.Run(root, Keep.latest(1)).make_room(spare) == 1
     calls = [call[:2] for call in disk.trace()]
     first = next(number for number, (operation, _) in enumerate(calls) if operation == "unlink")
     synced = {path for operation, path in calls[:first] if operation == "sync_directory"}
