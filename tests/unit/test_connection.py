@@ -71,7 +71,9 @@ def test_a_connection_that_a_thread_waits_on_is_not_waited_for(store: Any) -> No
     first = group_module._connection(ranks)
     thread = threading.Thread(target=_wait, args=(first, 5), daemon=True)
     thread.start()
-    second = group_module._connection(ranks)
+    second, until_s = first, time.monotonic() + 4
+    while second is first and time.monotonic() < until_s:  # the thread is on its way to wait
+        second = group_module._connection(ranks)
     assert second is not first and thread.is_alive()
     assert group_module._connection(ranks) is second
 
