@@ -57,3 +57,16 @@ def test_both_readers_say_the_same_of_a_changed_checkpoint(checkpoint: parsers.D
             checkpoint(data)
         except Exception as error:
             raise AssertionError(f"seed {SEED}, input {number}: {data.hex()}") from error
+
+
+def test_a_reader_that_takes_what_the_other_refuses_is_noticed(
+    checkpoint: parsers.Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsers, "decode_header", lambda data: None)
+    with pytest.raises(AssertionError, match="the other reader: Corrupt"):
+        parsers.header(b"[]")
+    content = next(data for data in parsers.seeds("table") if data[0] == 0)  # of a MANIFEST
+    monkeypatch.setattr(parsers, "decode_manifest", lambda content, where: None)
+    monkeypatch.setattr(parsers, "check_tiling", lambda manifest: None)
+    with pytest.raises(parsers.REFUSALS):
+        parsers.table(content[:5] + b"[" + content[5:])
