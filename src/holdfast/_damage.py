@@ -121,7 +121,7 @@ def manifest_below(subject: Subject) -> Manifest:
 
 def of_base(subject: Subject, where: str, error: CorruptError) -> Damage:
     """Say what it costs that the base of a link cannot be opened."""
-    return Damage(where, str(error), None, lost_by(subject, subject.manifest.based))
+    return Damage(where, error.args[0], None, lost_by(subject, subject.manifest.based))
 
 
 def from_below(subject: Subject, damage: Damage, below: Manifest) -> Damage | None:
@@ -166,7 +166,7 @@ def find_wrong(subject: Subject, known: Iterable[Damage], report: Report) -> lis
     with lease(subject.store.vfs, subject.store.location, subject.options) as leased:
         for shard, fault in check_digests(chain, leased, report, skipped):
             # One fault below may cost many shards: it is told once.
-            held = found.setdefault(str(fault), {})
+            held = found.setdefault(fault.args[0], {})
             held.setdefault(names[shard.tensor.path], []).append(shard.box)
     return [
         Damage(subject.store.location, what, next(iter(held)), _as_lost(held))

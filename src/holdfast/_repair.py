@@ -168,7 +168,7 @@ def _find(
     except (CorruptError, StoreError) as error:
         if isinstance(error, StoreError) and error.errno != errno.EIO:
             raise
-        fault = Damage(f"{store.location}/{spec.MANIFEST_NAME}", str(error))
+        fault = Damage(f"{store.location}/{spec.MANIFEST_NAME}", error.args[0])
     else:
         subject = Subject(store, manifest, options)
         verified = verify(

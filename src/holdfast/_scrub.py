@@ -159,7 +159,7 @@ def _scrub_step(
         state.damage.append((name, lost))
     except CorruptError as error:
         where = f"{store.location}/{spec.MANIFEST_NAME}"
-        state.damage.append((name, Damage(where, str(error))))
+        state.damage.append((name, Damage(where, error.args[0])))
     except (StoreError, VersionError) as error:
         state.unread.append((name, str(error)))
         return

@@ -82,7 +82,7 @@ def verify(
         except CorruptError as error:
             where = f"{location}/{spec.MANIFEST_NAME}"
             return known.setdefault(
-                location, Verified(location, None, (Damage(where, str(error)),))
+                location, Verified(location, None, (Damage(where, error.args[0]),))
             )
         found = verify_subject(checkpoint.subject, report, known, deep=deep, patient=patient)
         found = replace(found, checkpoint=checkpoint)

@@ -79,10 +79,17 @@ class CorruptError(HoldfastError):
     """Committed bytes fail a check.
 
     ``filled`` names the tensors of a load's target that hold verified bytes of the checkpoint, in
-    whole or in part; all others are as they were.
+    whole or in part; all others are as they were. ``location`` is the damaged checkpoint, where
+    something can be done about it.
     """
 
     filled: tuple[str, ...] = ()
+    location: str = ""
+
+    def __str__(self) -> str:
+        """Return the text, and what to do."""
+        advice = f"; {what_is_left(self.location)}" if self.location else ""
+        return f"{super().__str__()}{advice}"
 
 
 class TrustError(CorruptError):
@@ -117,8 +124,15 @@ class PeerError(HoldfastError):
         return _peer_error, (str(self), self.rank, self.cause), self.__dict__
 
 
+def damaged(location: str, text: str) -> CorruptError:
+    """Return the error of a checkpoint about which something can be done."""
+    error = CorruptError(text)
+    error.location = location
+    return error
+
+
 def what_is_left(location: str) -> str:
-    """Say what to do about a damaged checkpoint: the end of each text that tells of damage."""
+    """Say what to do about a damaged checkpoint."""
     return f"'holdfast repair {location}' says what is left"
 
 

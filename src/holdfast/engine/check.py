@@ -19,7 +19,7 @@ from ..errors import (
     StoreError,
     TrustError,
     VersionError,
-    what_is_left,
+    damaged,
 )
 from ..format import spec
 from ..format.data_file import check_header, chunk_seed, decode_trailer
@@ -51,8 +51,8 @@ def read_manifest(store: Store, check: Check | None = None) -> Manifest:
         if not store.exists(spec.MANIFEST_NAME):
             raise NotCommittedError(_why_not_committed(store)) from error
         if error.errno in (*NOT_A_FILE, errno.EFBIG):
-            raise CorruptError(
-                f"{where} is not a regular file of at most 1 GiB; {what_is_left(store.location)}"
+            raise damaged(
+                store.location, f"{where} is not a regular file of at most 1 GiB"
             ) from error
         raise
     signed = check(store, data) if check else None
@@ -61,7 +61,7 @@ def read_manifest(store: Store, check: Check | None = None) -> Manifest:
         check_tiling(manifest)
     except CorruptError as error:
         text = str(error) if str(error).startswith(where) else f"{where}: {error}"
-        raise CorruptError(f"{text}; {what_is_left(store.location)}") from error
+        raise damaged(store.location, text) from error
     if signed is not None:
         if len(signed.payloads) != len(manifest.chunk_start):
             raise TrustError(f"{store.location}/{spec.SIGNATURE_NAME} is of other chunks")
@@ -149,9 +149,9 @@ def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         if manifest.file_names:
-            raise CorruptError(
-                f"{store.location}/{name} is missing, but MANIFEST names files in it; "
-                f"{what_is_left(store.location)}"
+            raise damaged(
+                store.location,
+                f"{store.location}/{name} is missing, but MANIFEST names files in it",
             ) from error
         return []  # a checkpoint without elements needs no directory for them
 
@@ -177,8 +177,7 @@ def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
         try:
             _check_file(store, manifest, file, descriptor)
         except CorruptError as error:
-            advice = what_is_left(store.location)
-            raise CorruptError(f"{store.location}/{name}: {error}; {advice}") from error
+            raise damaged(store.location, f"{store.location}/{name}: {error}") from error
         except VersionError as error:
             raise VersionError(f"{store.location}/{name}: {error}") from error
         finally:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from .._core import checksum, is_zero
 from ..codecs.base import Payload
-from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, what_is_left
+from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, damaged
 from ..format import spec
 from ..format.data_file import chunk_seed
 from ..format.manifest import Manifest
@@ -124,15 +124,17 @@ class DataFileReader:
         what = (
             f"{self._where(file)}[{start}:+{size}] (tensor {dotted(read.chunk.shard.tensor.path)}"
         )
-        what, advice = f"{what}, chunk {number})", what_is_left(self._store.location)
+        what = f"{what}, chunk {number})"
         if found != expected:
-            raise CorruptError(
+            raise damaged(
+                self._store.location,
                 f"{what}: checksum {found:016x}, MANIFEST says {expected:016x}; the bytes were "
-                f"damaged after they were written; {advice}"
+                "damaged after they were written",
             )
         if not is_zero(base + gap, start - gap):
-            raise CorruptError(
-                f"{what}: the padding before it, from byte {gap}, is not zero; {advice}"
+            raise damaged(
+                self._store.location,
+                f"{what}: the padding before it, from byte {gap}, is not zero",
             )
         if manifest.signed is not None:
             self._check_signed(manifest.signed, row, slot, start - run.extent.offset, size, what)
@@ -173,9 +175,8 @@ class DataFileReader:
         ):
             # A read behind the end does not say where that is.
             end = min(run.extent.offset + done, os.fstat(self._descriptors[file]).st_size)
-            raise CorruptError(
-                f"{self._where(file)} ends at byte {end}, within its payloads; "
-                f"{what_is_left(self._store.location)}"
+            raise damaged(
+                self._store.location, f"{self._where(file)} ends at byte {end}, within its payloads"
             )
 
     def _where(self, file: int) -> str:
@@ -201,8 +202,8 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
                     f"{store.location} was retired while it was read: its MANIFEST is gone. Open "
                     "a newer checkpoint, or keep more of them"
                 ) from error
-            raise CorruptError(
-                f"{store.location}/{name} is missing or not a regular file, but MANIFEST names "
-                f"it; {what_is_left(store.location)}"
+            raise damaged(
+                store.location,
+                f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it",
             ) from error
         raise

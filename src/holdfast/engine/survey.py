@@ -124,7 +124,7 @@ def _scan(
                 for run, slot in reader.stream(tuple(rest), in_order=True):
                     rest.popleft()
                     faults = tuple(
-                        Fault(where, str(error), (read.row,))
+                        Fault(where, error.args[0], (read.row,))
                         for read in run.chunks
                         if (error := _fault_of(reader, run, read, slot))
                     )
@@ -140,7 +140,7 @@ def _scan(
                 rest.extendleft(reversed([_alone(manifest, read) for read in _of(run)]))
                 continue
             rows, extent = tuple(read.row for read in run.chunks), run.extent
-            fault = Fault(where, str(error), rows)
+            fault = Fault(where, error.args[0], rows)
             yield Part((file, extent.offset + extent.size_bytes), extent.size_bytes, (fault,))
 
 
@@ -190,9 +190,9 @@ def _attempt(
     try:
         check()
     except CorruptError as error:
-        return (Fault(where, str(error)),)
+        return (Fault(where, error.args[0]),)
     except StoreError as error:
         if not patient or error.errno != errno.EIO:
             raise
-        return (Fault(where, str(error)),)
+        return (Fault(where, error.args[0]),)
     return ()

@@ -381,8 +381,8 @@ def _step_cells(step: Document) -> tuple[str, str, str]:
         parts.append(f"{codecs} on {base}")
         if (lacks := step["lacks"]) is not None:
             name, fault = printable(lacks["name"]), lacks["fault"]
-            below = f"on {name}, which" if name == base else f"; {name} below it"
-            parts = [f"{codecs} {below} {fault}".replace(" ;", ";")]
+            below = f" on {name}, which" if name == base else f"; {name} below it"
+            parts = [f"{codecs}{below} {fault}"]
     elif codecs:
         parts.append(codecs)
     return (name, size, cut("   ".join([*parts, *_metrics(step["metrics"])]), FIGURE_WIDTH))

@@ -9,11 +9,10 @@ from ..stores.url import open_store
 from .progress import Progress
 from .run import Step, disk_bytes, find_run
 from .text import printable, show_count
-from .verify import describe_damage, render_damage, show_box
+from .verify import describe_damage, describe_lost, render_damage, render_lost
 
 Document = dict[str, Any]
 SHOWN_MAX = 20  # tensors in lines for people; --json has all
-BOXES_SHOWN_MAX = 3
 MANIFEST_WHOLE = "MANIFEST is whole, and --write rebuilds nothing else; nothing was written"
 
 
@@ -87,19 +86,13 @@ def _look_at(step: Step, progress: Progress, known: dict[str, Any]) -> Document 
 
 
 def _describe(found: Any) -> Document:
-    lost = [
-        {
-            "tensor": name,
-            "boxes": [{"offset": list(offset), "shape": list(shape)} for offset, shape in boxes],
-        }
-        for name, boxes in found.lost.items()
-    ]
+    lost = [describe_lost(name, boxes) for name, boxes in found.lost.items()]
     state = "damaged" if found.damage else "repaired" if found.repaired else "good"
     if found.rebuilt:
         state = "damaged" if found.refused else "rebuildable"
     return _result(found.location) | {
         "state": "written" if found.written else state,
-        "damage": [describe_damage(damage, found.location) for damage in found.damage],
+        "damage": [describe_damage(damage) for damage in found.damage],
         "whole": list(found.whole),
         "lost": lost,
         "rebuilt": found.rebuilt,
@@ -152,10 +145,7 @@ def _render_one(found: Document) -> list[str]:
     lines += [render_damage(damage)[0] for damage in found["damage"]]
     count = len(found["whole"]) + len(found["lost"])
     lines.append(f"  whole: {len(found['whole']):,} of {show_count(count, 'tensor')}")
-    for lost in found["lost"][:SHOWN_MAX]:
-        boxes = " ".join(show_box(box) for box in lost["boxes"][:BOXES_SHOWN_MAX])
-        more = " …" * (len(lost["boxes"]) > BOXES_SHOWN_MAX)
-        lines.append(f"  lost: {printable(lost['tensor'])} {boxes}{more}".rstrip())
+    lines += [f"  {render_lost(lost)}" for lost in found["lost"][:SHOWN_MAX]]
     if len(found["lost"]) > SHOWN_MAX:
         lines.append(f"  lost: {len(found['lost']) - SHOWN_MAX:,} more; --json has all")
     lines += [f"  not recovered: {printable(what)}" for what in found["not_recovered"]]

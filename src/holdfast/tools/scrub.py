@@ -54,10 +54,7 @@ def scrub(path: str, *, mb_per_s: float) -> Document:
         "read_bytes": done.read_bytes,
         "retired": done.retired,
         "unread": [{"step": step, "error": why} for step, why in done.unread],
-        "damage": [
-            {"step": step} | describe_damage(fault, f"{done.location}/{step}")
-            for step, fault in done.damage
-        ],
+        "damage": [{"step": step} | describe_damage(fault) for step, fault in done.damage],
     }
 
 

@@ -124,15 +124,18 @@ def _verify_one(
 def render_damage(damage: Document) -> list[str]:
     """Say what is damaged, and what is lost by it."""
     lines = [f"     {printable(damage['what'])}"]
-    for lost in damage["lost"]:
-        boxes = [show_box(box) for box in lost["boxes"]]
-        more = f" … {len(boxes) - BOXES_SHOWN_MAX:,} more" if len(boxes) > BOXES_SHOWN_MAX else ""
-        where = f"{' '.join(boxes[:BOXES_SHOWN_MAX])}{more}"
-        lines.append(f"       lost: {printable(lost['tensor'])} {where}".rstrip())
-    return lines
+    return lines + [f"       {render_lost(lost)}" for lost in damage["lost"]]
 
 
-def show_box(box: Document) -> str:
+def render_lost(lost: Document) -> str:
+    """Say what of a tensor is lost; nothing is said of boxes where all of it is."""
+    boxes = [_show_box(box) for box in lost["boxes"]]
+    more = f" … {len(boxes) - BOXES_SHOWN_MAX:,} more" if len(boxes) > BOXES_SHOWN_MAX else ""
+    where = f"{' '.join(boxes[:BOXES_SHOWN_MAX])}{more}"
+    return f"lost: {printable(lost['tensor'])} {where}".rstrip()
+
+
+def _show_box(box: Document) -> str:
     """Show a box as an index: ``[2:5, 0:12]``."""
     ends = (f"{a}:{a + n}" for a, n in zip(box["offset"], box["shape"], strict=True))
     return f"[{', '.join(ends)}]"
@@ -144,8 +147,8 @@ def describe(verified: Any) -> Document:
     found = _result(verified.location) | {
         "good": not verified.damage,
         "below": verified.below,
-        "damage": [describe_damage(damage, verified.location) for damage in verified.damage],
-        "spared": [describe_damage(damage, verified.location) for damage in verified.spared],
+        "damage": [describe_damage(damage) for damage in verified.damage],
+        "spared": [describe_damage(damage) for damage in verified.spared],
     }
     if checkpoint is None:
         return found
@@ -156,22 +159,16 @@ def describe(verified: Any) -> Document:
     }
 
 
-def describe_damage(damage: Any, location: str) -> Document:
-    """Return one fault of the checkpoint at a place as a document.
+def describe_damage(damage: Any) -> Document:
+    """Return one fault as a document; what can be done is said once, after all faults."""
+    lost = [describe_lost(part.tensor, part.boxes) for part in damage.lost]
+    return {"where": damage.where, "tensor": damage.tensor, "what": damage.what, "lost": lost}
 
-    What can be done is said once, after all faults.
-    """
-    what = damage.what.removesuffix(f"; {what_is_left(location)}")
-    lost = [
-        {
-            "tensor": part.tensor,
-            "boxes": [
-                {"offset": list(offset), "shape": list(shape)} for offset, shape in part.boxes
-            ],
-        }
-        for part in damage.lost
-    ]
-    return {"where": damage.where, "tensor": damage.tensor, "what": what, "lost": lost}
+
+def describe_lost(tensor: str, boxes: Any) -> Document:
+    """Return what of a tensor is lost as a document."""
+    described = [{"offset": list(offset), "shape": list(shape)} for offset, shape in boxes]
+    return {"tensor": tensor, "boxes": described}
 
 
 def _result(location: str) -> Document:
