@@ -334,14 +334,12 @@ std::size_t encode_symbols(const Symbols& symbols, std::uint8_t* out, const Code
   if (count == 0 || (symbols.contexts == nullptr && looks_random(symbols))) {
     return store(symbols, out);
   }
-  Histogram histogram;
-  count_symbols(symbols, histogram);
-  std::uint64_t same = 0;
-  for (std::size_t c = 0; c < contexts; ++c) same += histogram.counts[c][symbols.data[0]];
-  if (same == count) {
+  if (std::memcmp(symbols.data, symbols.data + 1, count - 1) == 0) {
     put_repeated(out, symbols.data[0]);
     return 2;
   }
+  Histogram histogram;
+  count_symbols(symbols, histogram);
   const double expected = estimate_bytes(histogram, contexts);
   if (expected >= 0.995 * static_cast<double>(count)) return store(symbols, out);
   const Form form = expected >= kManyLanesBytes   ? kRans64

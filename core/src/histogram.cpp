@@ -9,8 +9,19 @@
 namespace holdfast {
 namespace {
 
-constexpr double kRandomBits = 7.8;           // so many random bytes seem to have 7.955 bits each
-constexpr std::size_t kPairsCount = 1 << 17;  // symbols from which on pairs are counted
+constexpr double kRandomBits = 7.8;  // so many random bytes seem to have 7.955 bits each
+
+// Of many symbols an eighth is counted: a run of each block, now its first, now its last, by no
+// rule that rows of elements may have too.
+constexpr std::size_t kManyCount = 1 << 17;
+constexpr std::size_t kBlock = 256;
+constexpr std::size_t kRun = 32;
+constexpr std::uint32_t kHash = 2654435761;  // D. Knuth, The Art of Computer Programming, 6.4
+
+// That says too little where symbols take less than a bit, or where more than a few were not met
+// that may occur: each costs 2^-12 of all there is to give.
+constexpr double kBitsMin = 1;
+constexpr int kUnmetMax = 8;
 
 struct CountMemory;
 struct PairMemory;
@@ -30,6 +41,7 @@ double bits_of(const std::uint32_t* counts) {
 void count_pairs(const std::uint8_t* symbols, std::size_t count, std::uint32_t* counts) {
   auto* pairs = scratch<std::uint32_t, PairMemory>(1 << 16);
   std::memset(pairs, 0, sizeof *pairs << 16);
+  std::memset(counts, 0, 256 * sizeof *counts);
   std::size_t i = 0;
   for (; i + 8 <= count; i += 8) {
     std::uint64_t word;
@@ -51,9 +63,37 @@ void count_pairs(const std::uint8_t* symbols, std::size_t count, std::uint32_t* 
   }
 }
 
+// Counts a part as if it were all; what was not met, but lies between symbols that occur, as one.
+// Returns false where all have to be counted.
+bool count_part(const std::uint8_t* symbols, std::size_t count, std::uint32_t* counts) {
+  constexpr std::size_t kTables = 8;  // by turns: equal neighbours do not wait for each other
+  std::uint32_t tables[kTables][256] = {};
+  const std::size_t blocks = count / kBlock;
+  for (std::uint32_t block = 0; block < blocks; ++block) {
+    const std::uint8_t* run = symbols + block * kBlock + (block * kHash >> 29) * kRun;
+    for (std::size_t i = 0; i < kRun; i += kTables) {
+      for (std::size_t t = 0; t < kTables; ++t) ++tables[t][run[i + t]];
+    }
+  }
+  for (int i = 0; i < 256; ++i) {
+    counts[i] = 0;
+    for (const auto& table : tables) counts[i] += table[i];
+  }
+  if (bits_of(counts) < kBitsMin * static_cast<double>(blocks * kRun)) return false;
+  std::uint8_t least = 255, largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    least = std::min(least, symbols[i]);
+    largest = std::max(largest, symbols[i]);
+  }
+  if (std::count(counts + least, counts + largest + 1, 0u) > kUnmetMax) return false;
+  for (int i = least; i <= largest; ++i) {
+    counts[i] = std::max<std::uint32_t>(counts[i] * (kBlock / kRun), 1);
+  }
+  return true;
+}
+
 // In several tables by turns: equal neighbours do not wait for each other.
 void count_by_context(const Symbols& symbols, Histogram& histogram) {
-  constexpr std::size_t kBlock = 256;
   const std::size_t size = symbols.context_count << 8;
   auto* tables = scratch<std::uint32_t, CountMemory>(4 * size);
   std::memset(tables, 0, 4 * size * sizeof *tables);
@@ -87,11 +127,11 @@ bool looks_random(const std::uint8_t* sample) {
 }
 
 void count_symbols(const Symbols& symbols, Histogram& histogram) {
-  std::memset(histogram.counts, 0, symbols.context_count * sizeof histogram.counts[0]);
-  if (symbols.contexts == nullptr && symbols.count >= kPairsCount) {
-    count_pairs(symbols.data, symbols.count, histogram.counts[0]);
-  } else {
+  std::uint32_t* counts = histogram.counts[0];
+  if (symbols.contexts != nullptr || symbols.count < kManyCount) {
     count_by_context(symbols, histogram);
+  } else if (!count_part(symbols.data, symbols.count, counts)) {
+    count_pairs(symbols.data, symbols.count, counts);
   }
 }
 

@@ -48,53 +48,86 @@ inline Vector gather(Vector index, const std::uint32_t* table) {
   return gather_words(index, table);
 }
 
+// What encoding needs of a symbol: an EncodeTable's word, and 1 / frequency.
+struct Found {
+  Vector packed;
+  __m512 reciprocal;
+};
+
+inline Vector frequency_of(Vector packed) {
+  return _mm512_sub_epi32(_mm512_set1_epi32(kScale), low_bits(packed));
+}
+
+// 14 bits, made twice as exact by a step of Newton's: another gather would take longer.
+inline __m512 reciprocal_of(Vector packed) {
+  const __m512 divisor = _mm512_cvtepi32_ps(frequency_of(packed));
+  const __m512 rough = _mm512_rcp14_ps(divisor);
+  const __m512 missing = _mm512_fnmadd_ps(divisor, rough, _mm512_set1_ps(1));
+  return _mm512_fmadd_ps(rough, missing, rough);
+}
+
+inline Found look_up(Vector index, const EncodeTable& table) {
+  const Vector packed = gather(index, table.packed);
+  return {packed, reciprocal_of(packed)};
+}
+
 // Puts down the low halves of too large states in front of `end`.
-inline Vector encode_lanes(Vector state, Vector packed, Vector reciprocal, std::uint16_t*& end) {
-  const Vector complement = low_bits(packed);
-  const Vector limit =
-      _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(kScale), complement), 19);
-  const __mmask16 full = _mm512_cmpge_epu32_mask(state, limit);
+//
+// The quotient is below 2^19, and floats give it within 1/4: a quarter less, cut off, is it or one
+// less. Of frequency 1 it is to be one less, as the bias expects.
+inline Vector encode_lanes(Vector state, const Found& found, std::uint16_t*& end) {
+  const Vector frequency = frequency_of(found.packed);
+  const __mmask16 full = _mm512_cmpge_epu32_mask(state, _mm512_slli_epi32(frequency, 19));
   const int count = __builtin_popcount(full);
   end -= count;
   const __m256i words = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full, state));
   _mm256_mask_storeu_epi16(end, static_cast<__mmask16>((1u << count) - 1), words);
   state = _mm512_mask_srli_epi32(state, full, state, 16);
-  const Vector even = _mm512_srli_epi64(_mm512_mul_epu32(state, reciprocal), 32);
-  const Vector odd =
-      _mm512_mul_epu32(_mm512_srli_epi64(state, 32), _mm512_srli_epi64(reciprocal, 32));
-  const Vector high = _mm512_mask_blend_epi32(0xAAAA, even, odd);
-  const Vector quotient = _mm512_srlv_epi32(high, _mm512_srli_epi32(packed, 25));
-  const Vector bias = _mm512_and_si512(_mm512_srli_epi32(packed, 12), _mm512_set1_epi32(0x1FFF));
-  return _mm512_add_epi32(_mm512_add_epi32(state, bias), _mm512_mullo_epi32(quotient, complement));
+  const Vector quotient = _mm512_cvttps_epi32(
+      _mm512_fmsub_ps(_mm512_cvtepi32_ps(state), found.reciprocal, _mm512_set1_ps(0.25F)));
+  const Vector rest = _mm512_sub_epi32(state, _mm512_mullo_epi32(quotient, frequency));
+  const __mmask16 less =
+      _mm512_cmpge_epi32_mask(rest, _mm512_max_epi32(frequency, _mm512_set1_epi32(2)));
+  const Vector bias =
+      _mm512_and_si512(_mm512_srli_epi32(found.packed, 12), _mm512_set1_epi32(0x1FFF));
+  state = add(add(shift_left(quotient, kScaleBits), rest), bias);
+  return _mm512_mask_add_epi32(state, less, state, low_bits(found.packed));
 }
 
-// A table whose symbols lie within 32 of each other, as exponents do, held in registers: finding a
-// word takes a permutation, not a load for each lane.
-struct FewSymbols {
-  static constexpr int kFew = 2 * kWidth;
+// A table whose symbols lie near each other, as exponents do, held in pairs of registers: finding a
+// word takes permutations, not a load for each lane.
+template <int pairs>
+struct NearSymbols {
+  static constexpr int kWords = static_cast<int>(kWidth);
+  static constexpr int kNear = 2 * pairs * kWords;
   const std::uint8_t* symbols;
-  Vector first, packed_0, packed_1, reciprocal_0, reciprocal_1;
+  Vector first;
+  Vector packed[2 * pairs];
+  Vector reciprocal[2 * pairs];
 
-  // Returns false where the symbols lie too far apart.
-  bool take(const std::uint8_t* of, const EncodeTable& table) {
-    int low = 0, high = 255;
-    while (low < 255 && table.reciprocal[low] == 0) ++low;
-    while (high > low && table.reciprocal[high] == 0) --high;
-    if (high - low >= kFew) return false;
-    if (low > 256 - kFew) low = 256 - kFew;
-    symbols = of;
+  NearSymbols(const std::uint8_t* of, const EncodeTable& table, int low) : symbols(of) {
+    if (low > 256 - kNear) low = 256 - kNear;
     first = _mm512_set1_epi32(low);
-    packed_0 = load_states(table.packed + low);
-    packed_1 = load_states(table.packed + low + kWidth);
-    reciprocal_0 = load_states(table.reciprocal + low);
-    reciprocal_1 = load_states(table.reciprocal + low + kWidth);
-    return true;
+    for (int i = 0; i < 2 * pairs; ++i) {
+      packed[i] = load_states(table.packed + low + i * kWords);
+      reciprocal[i] = _mm512_castps_si512(reciprocal_of(packed[i]));
+    }
   }
 
-  void find(std::size_t at, Vector& packed, Vector& reciprocal) const {
+  Found find(std::size_t at) const {
     const Vector index = _mm512_sub_epi32(widen(symbols + at), first);
-    packed = _mm512_permutex2var_epi32(packed_0, index, packed_1);
-    reciprocal = _mm512_permutex2var_epi32(reciprocal_0, index, reciprocal_1);
+    return {word_at(index, packed), _mm512_castsi512_ps(word_at(index, reciprocal))};
+  }
+
+  static Vector word_at(Vector index, const Vector* words) {
+    Vector found = _mm512_permutex2var_epi32(words[0], index, words[1]);
+#pragma GCC unroll 4
+    for (int i = 1; i < pairs; ++i) {
+      const __mmask16 behind = _mm512_cmpge_epi32_mask(index, _mm512_set1_epi32(2 * i * kWords));
+      found = _mm512_mask_mov_epi32(
+          found, behind, _mm512_permutex2var_epi32(words[2 * i], index, words[2 * i + 1]));
+    }
+    return found;
   }
 };
 
@@ -175,7 +208,17 @@ inline __m128i narrow(Vector values) {
   return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
 }
 
-inline Vector encode_lanes(Vector state, Vector packed, Vector reciprocal, std::uint16_t*& end) {
+// What encoding needs of a symbol: an EncodeTable's words.
+struct Found {
+  Vector packed, reciprocal;
+};
+
+inline Found look_up(Vector index, const EncodeTable& table) {
+  return {gather(index, table.packed), gather(index, table.reciprocal)};
+}
+
+inline Vector encode_lanes(Vector state, const Found& found, std::uint16_t*& end) {
+  const auto [packed, reciprocal] = found;
   const Vector complement = low_bits(packed);
   const Vector limit = _mm256_sub_epi32(
       _mm256_slli_epi32(_mm256_sub_epi32(_mm256_set1_epi32(kScale), complement), 19),
@@ -224,16 +267,12 @@ inline Vector decode_lanes(Vector state, Vector slot, std::uint8_t* symbols,
 
 constexpr std::size_t kVectors = kLanes / kWidth;
 
-// The words of a table by symbol; FewSymbols and TablesByContext find them alike.
+// What a table has of each symbol; NearSymbols and TablesByContext find it alike.
 struct OneTable {
   const std::uint8_t* symbols;
   const EncodeTable* table;
 
-  void find(std::size_t at, Vector& packed, Vector& reciprocal) const {
-    const Vector index = widen(symbols + at);
-    packed = gather(index, table->packed);
-    reciprocal = gather(index, table->reciprocal);
-  }
+  Found find(std::size_t at) const { return look_up(widen(symbols + at), *table); }
 };
 
 struct TablesByContext {
@@ -241,12 +280,11 @@ struct TablesByContext {
   const std::uint8_t* contexts;
   const EncodeTable* tables;
 
-  void find(std::size_t at, Vector& packed, Vector& reciprocal) const {
+  Found find(std::size_t at) const {
     constexpr int kTableShift = 9;  // words of 32 bits from one context's table to the next
     static_assert(sizeof(EncodeTable) == 4 << kTableShift);
-    const Vector index = add(widen(symbols + at), shift_left(widen(contexts + at), kTableShift));
-    packed = gather(index, tables->packed);
-    reciprocal = gather(index, tables->reciprocal);
+    const Vector of_context = shift_left(widen(contexts + at), kTableShift);
+    return look_up(add(widen(symbols + at), of_context), *tables);
   }
 };
 
@@ -255,14 +293,13 @@ inline std::uint16_t* encode_steps(const Lookup& lookup, std::size_t count, std:
                                    std::uint16_t* end) {
   Vector lanes[kVectors];
   for (std::size_t v = 0; v < kVectors; ++v) lanes[v] = load_states(states + v * kWidth);
+#pragma GCC unroll 1
   for (std::size_t step = count; step > 0;) {
     step -= kLanes;
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (std::size_t n = 1; n <= kVectors; ++n) {
       const std::size_t v = kVectors - n;
-      Vector packed, reciprocal;
-      lookup.find(step + v * kWidth, packed, reciprocal);
-      lanes[v] = encode_lanes(lanes[v], packed, reciprocal, end);
+      lanes[v] = encode_lanes(lanes[v], lookup.find(step + v * kWidth), end);
     }
   }
   for (std::size_t v = 0; v < kVectors; ++v) store_states(states + v * kWidth, lanes[v]);
@@ -275,8 +312,18 @@ std::uint16_t* encode(const std::uint8_t* symbols, const std::uint8_t* contexts,
     return encode_steps(TablesByContext{symbols, contexts, tables}, count, states, end);
   }
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-  FewSymbols few;
-  if (few.take(symbols, *tables)) return encode_steps(few, count, states, end);
+  int low = 0, high = 255;
+  while (low < 255 && tables->packed[low] == 0) ++low;
+  while (high > low && tables->packed[high] == 0) --high;
+  if (high - low < NearSymbols<1>::kNear) {
+    return encode_steps(NearSymbols<1>(symbols, *tables, low), count, states, end);
+  }
+  if (high - low < NearSymbols<2>::kNear) {
+    return encode_steps(NearSymbols<2>(symbols, *tables, low), count, states, end);
+  }
+  if (high - low < NearSymbols<4>::kNear) {
+    return encode_steps(NearSymbols<4>(symbols, *tables, low), count, states, end);
+  }
 #endif
   return encode_steps(OneTable{symbols, tables}, count, states, end);
 }
@@ -333,7 +380,7 @@ const std::uint8_t* decode(std::uint8_t* symbols, const std::uint8_t* contexts, 
   Vector lanes[kVectors];
   for (std::size_t v = 0; v < kVectors; ++v) lanes[v] = load_states(states + v * kWidth);
   for (; step < count && (std::size_t)(end - words) >= kStepBytesMax; step += kLanes) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (std::size_t v = 0; v < kVectors; ++v) {
       Vector index = low_bits(lanes[v]);
       if (contexts != nullptr) {

@@ -1,7 +1,9 @@
 #include "holdfast/entropy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -55,6 +57,99 @@ TEST(what_is_coded_is_decoded_by_every_kernel_from_the_same_bytes) {
         }
       }
     }
+  }
+}
+
+// A table of symbol 0, of a frequency, and symbol 255, of the rest: docs/codecs.md, "Coded symbols".
+EncodeTable table_of(std::uint32_t frequency) {
+  EncodeTable table = {};
+  const auto set = [&](int symbol, std::uint32_t of, std::uint32_t start) {
+    std::uint32_t shift = 0;
+    while (of > 1u << shift) ++shift;
+    const std::uint32_t bias = of == 1 ? start + kScale - 1 : start;
+    table.packed[symbol] = (kScale - of) | bias << 12 | (of == 1 ? 0 : shift - 1) << 25;
+    table.reciprocal[symbol] =
+        of == 1 ? ~0u : static_cast<std::uint32_t>(((std::uint64_t{1} << (shift + 31)) + of - 1) / of);
+  };
+  set(0, frequency, 0);
+  set(255, kScale - frequency, frequency);
+  return table;
+}
+
+TEST(every_kernel_divides_as_integers_do) {
+  std::mt19937 random(17);
+  for (std::uint32_t frequency = 1; frequency < kScale; ++frequency) {
+    const EncodeTable table = table_of(frequency);
+    for (const std::uint8_t symbol : Bytes{0, 255}) {
+      const std::uint32_t of = symbol == 0 ? frequency : kScale - frequency;
+      const std::uint32_t start = symbol == 0 ? 0 : frequency;
+      const Bytes symbols(kLanes, symbol), contexts(kLanes, 0);
+      std::uint32_t before[kLanes], expected[kLanes];
+      std::vector<std::uint16_t> words;
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        // Just below, at and above a multiple, the largest quotient among them; or any state.
+        const auto step = static_cast<std::uint32_t>(lane);
+        const std::uint32_t quotient = lane < 3 ? (1u << 19) - 1 : std::uint32_t(random()) >> 13;
+        const std::uint32_t near = quotient * of + step % 3 - 1;
+        const std::uint32_t any = std::uint32_t(random()) >> 1;
+        before[lane] = std::clamp(lane < 48 ? near : any, kStateMin, (1u << 31) - 1);
+        const bool full = before[lane] >= of << 19;
+        if (full) words.push_back(static_cast<std::uint16_t>(before[lane]));
+        const std::uint32_t left = full ? before[lane] >> 16 : before[lane];
+        expected[lane] = left / of * kScale + start + left % of;
+      }
+      for (const CodecKernel& kernel : codec_kernels()) {
+        for (const std::uint8_t* in : {static_cast<const std::uint8_t*>(nullptr), contexts.data()}) {
+          std::uint32_t states[kLanes];
+          std::copy_n(before, kLanes, states);
+          std::vector<std::uint16_t> out(2 * kLanes);
+          std::uint16_t* const end = out.data() + out.size();
+          const std::uint16_t* first =
+              kernel.encode(symbols.data(), in, kLanes, &table, states, end);
+          CHECK(std::equal(states, states + kLanes, expected));
+          CHECK(std::equal(first, static_cast<const std::uint16_t*>(end), words.begin(),
+                           words.end()));
+        }
+      }
+    }
+  }
+}
+
+TEST(of_many_symbols_a_part_says_how_often_all_occur) {
+  constexpr std::size_t kMany = 1 << 18;
+  Bytes symbols = geometric(kMany, 0.2, 5);
+  for (std::uint8_t& symbol : symbols) symbol = std::min<std::uint8_t>(symbol, 20);
+  const auto counts_of = [&] {
+    Histogram histogram;
+    count_symbols({symbols.data(), symbols.size()}, histogram);
+    return std::vector<std::uint32_t>(histogram.counts[0], histogram.counts[0] + 256);
+  };
+  const std::vector<std::uint32_t> about = counts_of();
+  for (int i = 0; i < 8; ++i) {
+    const auto exact = static_cast<double>(std::count(symbols.begin(), symbols.end(), i));
+    CHECK(std::abs(about[i] - exact) < 0.05 * exact);
+  }
+  // Wherever a symbol occurs once, it has a place in the table: beside the others, and far away.
+  for (const std::uint8_t rare : Bytes{21, 255}) {
+    for (const std::size_t at : {std::size_t{0}, kMany / 2 + 77, kMany - 1}) {
+      const std::uint8_t before = std::exchange(symbols[at], rare);
+      CHECK(counts_of()[rare] > 0);
+      const Bytes payload = coded({symbols.data(), kMany}, best_codec_kernel());
+      std::span<const std::uint8_t> left = payload;
+      Bytes found(kMany);
+      CHECK(decode_symbols(left, found, nullptr, 1, best_codec_kernel()));
+      CHECK(found == symbols);
+      symbols[at] = before;
+    }
+  }
+  // Rows as long as a block: columns that differ are all met.
+  for (std::size_t i = 0; i < kMany; ++i) {
+    symbols[i] = static_cast<std::uint8_t>(i % 256 < 200 ? i % 7 : 100 + i % 11);
+  }
+  const std::vector<std::uint32_t> rows = counts_of();
+  for (int i = 0; i < 111; ++i) {
+    const auto exact = static_cast<double>(std::count(symbols.begin(), symbols.end(), i));
+    CHECK(std::abs(rows[i] - exact) <= 0.1 * exact);
   }
 }
 

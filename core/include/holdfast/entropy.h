@@ -29,7 +29,8 @@ struct Symbols {
   std::size_t context_count = 1;           // at most kContextsMax
 };
 
-// How often each symbol occurs, in each context.
+// How often each symbol occurs, in each context: of many about how often, but never 0 of one that
+// does.
 struct Histogram {
   std::uint32_t counts[kContextsMax][256];
 };
