@@ -320,3 +320,20 @@ def test_runs_are_decoded_while_others_are(
         options=few_slots,
     )
     assert all(torch.equal(into[name], state[name]) for name in state)
+
+
+def test_a_child_that_was_forked_saves_in_memory_of_its_own(tmp_path: Path) -> None:
+    state = {"weight": torch.randn(1 << 16)}
+    holdfast.save(state, tmp_path / "before", codec="lossless")  # its memory stays for the next
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            holdfast.save(state, tmp_path / "after", codec="lossless")
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    found = {"weight": torch.zeros(1 << 16)}
+    holdfast.load(tmp_path / "after", into=found)
+    assert torch.equal(found["weight"], state["weight"])

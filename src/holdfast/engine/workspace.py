@@ -5,14 +5,15 @@ Knows chunks and addresses; no tensors, no files.
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch
 
+from .._core import Pool
 from ..codecs.base import Block
 from ..layout import Chunk
 
@@ -24,7 +25,7 @@ Made = TypeVar("Made")
 
 
 class Workspace:
-    """Memory that one task after the other takes from; each begins with `clear`."""
+    """Memory in huge pages that one task after the other takes from; each begins with `clear`."""
 
     def __init__(self) -> None:
         self._pieces: list[torch.Tensor] = []
@@ -42,19 +43,20 @@ class Workspace:
                 self._used = start + size_bytes
                 return piece[start : start + size_bytes]
             self._piece, self._used = self._piece + 1, 0
-        # Torch aligns to 64 bytes.
-        self._pieces.append(torch.empty(max(PIECE_BYTES, size_bytes), dtype=torch.uint8))
+        memory = Pool(max(PIECE_BYTES, size_bytes), 1).memory()
+        self._pieces.append(torch.frombuffer(memory, dtype=torch.uint8))
         return self.take(size_bytes)
 
 
-_kept: SimpleQueue[Workspace] = SimpleQueue()
+_kept: deque[Workspace] = deque()
+os.register_at_fork(after_in_child=_kept.clear)  # a child has not got the memory
 
 
 def borrow() -> Workspace:
     """Take memory for one task; `give_back` ends that."""
     try:
-        room = _kept.get_nowait()
-    except Empty:
+        room = _kept.pop()
+    except IndexError:
         room = Workspace()
     room.clear()
     return room
@@ -62,7 +64,7 @@ def borrow() -> Workspace:
 
 def give_back(room: Workspace) -> None:
     """Let another task have the memory."""
-    _kept.put(room)
+    _kept.append(room)
 
 
 def block_at(chunk: Chunk, address: int) -> Block:
