@@ -100,7 +100,7 @@ build/fuzz/.built: $(VENV)/.system $(NATIVE)
 sanitize: $(VENV)/.system
 	cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=address,undefined
 	cmake --build build/asan -j2
-	ctest --test-dir build/asan --output-on-failure
+	ASAN_OPTIONS=handle_segv=0 ctest --test-dir build/asan --output-on-failure
 
 # What runs in several threads, under TSan. What the kernel does with memory it does not see.
 THREAD_TESTS := copy fault pool probe queue vfs

@@ -67,13 +67,13 @@ def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
         return create(self, name, direct=direct)
 
     def publish_again(
-        self: LocalStore, name: str, pending_name: str, data: bytes, check: Callable[[], None]
+        self: LocalStore, name: str, pending_name: str, data: bytes, *check: Any
     ) -> bool:
         self.replace(name, pending_name, data)
         return True
 
     patch.setattr(holdfast._save, "check_absent", lambda store: None)
-    patch.setattr(holdfast._save.secrets, "token_hex", lambda size: "ab" * size)
+    patch.setattr(holdfast._save.secrets, "token_hex", lambda size=8: "ab" * size)
     patch.setattr(LocalStore, "create", create_again)
     patch.setattr(LocalStore, "publish", publish_again)
 
@@ -107,10 +107,12 @@ def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
 
 
 def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    def replace(self: LocalStore, name: str, pending_name: str, data: bytes) -> None:
+    def replace(self: LocalStore, name: str, pending_name: str, data: bytes, *check: Any) -> None:
         descriptor = self.create(pending_name, direct=False)
         self.vfs.write(descriptor, data, 0)
         self.close(descriptor)
+        for look in check:
+            look()
         self.vfs.rename(f"{self.location}/{pending_name}", f"{self.location}/{name}")
 
     patch.setattr(LocalStore, "replace", replace)
@@ -131,9 +133,7 @@ def sync_the_manifest_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def publish_by_rename_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    def publish(
-        self: LocalStore, name: str, pending_name: str, data: bytes, check: Callable[[], None]
-    ) -> bool:
+    def publish(self: LocalStore, name: str, pending_name: str, data: bytes, *check: Any) -> bool:
         pending = f"{self.location}/{pending_name}"
         _write_carelessly(self, pending, data)
         self.vfs.rename(pending, f"{self.location}/{name}")
@@ -146,7 +146,7 @@ def publish_by_rename_without_fsync(patch: pytest.MonkeyPatch) -> None:
 def drop_every_directory_fsync(patch: pytest.MonkeyPatch) -> None:
     drop_a_directory_fsync(patch)
     retire_without_fsync(patch)
-    patch.setattr(LocalStore, "_sync_above", lambda self: None)
+    patch.setattr(LocalStore, "_sync_above", lambda self, now_s: None)
 
 
 def say_saved_when_staged(patch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ Without a fault it reports nothing (`test_crash_states`, and the first test here
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import planted
 import pytest
 from crash_content import OPTIONS, make_state
 from crash_oracle import Record, checkpoint_states, record, run_states
@@ -34,6 +36,13 @@ from holdfast.errors import PeerError, StateError
 from holdfast.group.base import Group
 from holdfast.plan import known
 from holdfast.testing import Fault
+
+
+def _is_plant(value: object) -> bool:
+    return inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["patch"]
+
+
+PLANTS = [name for name, value in vars(planted).items() if _is_plant(value)]
 
 
 def skip_the_tile_check(patch: pytest.MonkeyPatch) -> None:
@@ -176,3 +185,19 @@ def test_a_fault_planted_in_a_run_is_found(
 ) -> None:
     plant(monkeypatch)
     assert run_faults_found(scratch, disk) != []
+
+
+class CheckedPatch:
+    """In place of pytest's: takes nothing that cannot be called as what it replaces."""
+
+    def setattr(self, where: object, name: str, value: Callable[..., object]) -> None:
+        of = [p for p in inspect.signature(getattr(where, name)).parameters.values()]
+        places = [None for p in of if p.kind is p.POSITIONAL_OR_KEYWORD]
+        needed = [None for p in of if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        for arguments in (places, needed):
+            inspect.signature(value).bind(*arguments)
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_a_planted_fault_puts_in_place_can_be_called(name: str) -> None:
+    getattr(planted, name)(CheckedPatch())
