@@ -315,15 +315,10 @@ std::uint16_t* encode(const std::uint8_t* symbols, const std::uint8_t* contexts,
   int low = 0, high = 255;
   while (low < 255 && tables->packed[low] == 0) ++low;
   while (high > low && tables->packed[high] == 0) --high;
-  if (high - low < NearSymbols<1>::kNear) {
-    return encode_steps(NearSymbols<1>(symbols, *tables, low), count, states, end);
-  }
-  if (high - low < NearSymbols<2>::kNear) {
-    return encode_steps(NearSymbols<2>(symbols, *tables, low), count, states, end);
-  }
-  if (high - low < NearSymbols<4>::kNear) {
-    return encode_steps(NearSymbols<4>(symbols, *tables, low), count, states, end);
-  }
+  const auto near = [&](auto held) { return encode_steps(held, count, states, end); };
+  if (high - low < NearSymbols<1>::kNear) return near(NearSymbols<1>(symbols, *tables, low));
+  if (high - low < NearSymbols<2>::kNear) return near(NearSymbols<2>(symbols, *tables, low));
+  if (high - low < NearSymbols<4>::kNear) return near(NearSymbols<4>(symbols, *tables, low));
 #endif
   return encode_steps(OneTable{symbols, tables}, count, states, end);
 }

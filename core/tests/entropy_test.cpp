@@ -60,16 +60,16 @@ TEST(what_is_coded_is_decoded_by_every_kernel_from_the_same_bytes) {
   }
 }
 
-// A table of symbol 0, of a frequency, and symbol 255, of the rest: docs/codecs.md, "Coded symbols".
+// A table of symbol 0, of a frequency, and symbol 255, of the rest.
 EncodeTable table_of(std::uint32_t frequency) {
   EncodeTable table = {};
   const auto set = [&](int symbol, std::uint32_t of, std::uint32_t start) {
     std::uint32_t shift = 0;
     while (of > 1u << shift) ++shift;
     const std::uint32_t bias = of == 1 ? start + kScale - 1 : start;
+    const std::uint64_t reciprocal = ((std::uint64_t{1} << (shift + 31)) + of - 1) / of;
     table.packed[symbol] = (kScale - of) | bias << 12 | (of == 1 ? 0 : shift - 1) << 25;
-    table.reciprocal[symbol] =
-        of == 1 ? ~0u : static_cast<std::uint32_t>(((std::uint64_t{1} << (shift + 31)) + of - 1) / of);
+    table.reciprocal[symbol] = of == 1 ? ~0u : static_cast<std::uint32_t>(reciprocal);
   };
   set(0, frequency, 0);
   set(255, kScale - frequency, frequency);
@@ -99,7 +99,8 @@ TEST(every_kernel_divides_as_integers_do) {
         expected[lane] = left / of * kScale + start + left % of;
       }
       for (const CodecKernel& kernel : codec_kernels()) {
-        for (const std::uint8_t* in : {static_cast<const std::uint8_t*>(nullptr), contexts.data()}) {
+        const std::uint8_t* const none = nullptr;
+        for (const std::uint8_t* in : {none, contexts.data()}) {
           std::uint32_t states[kLanes];
           std::copy_n(before, kLanes, states);
           std::vector<std::uint16_t> out(2 * kLanes);

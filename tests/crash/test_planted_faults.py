@@ -191,11 +191,11 @@ class CheckedPatch:
     """In place of pytest's: takes nothing that cannot be called as what it replaces."""
 
     def setattr(self, where: object, name: str, value: Callable[..., object]) -> None:
-        of = [p for p in inspect.signature(getattr(where, name)).parameters.values()]
-        places = [None for p in of if p.kind is p.POSITIONAL_OR_KEYWORD]
-        needed = [None for p in of if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-        for arguments in (places, needed):
-            inspect.signature(value).bind(*arguments)
+        of = inspect.signature(getattr(where, name)).parameters.values()
+        places = [p for p in of if p.kind is p.POSITIONAL_OR_KEYWORD]
+        named = {p.name: None for p in of if p.kind is p.KEYWORD_ONLY}
+        for given in (places, [p for p in places if p.default is p.empty]):
+            inspect.signature(value).bind(*given, **named)
 
 
 @pytest.mark.parametrize("name", PLANTS)
