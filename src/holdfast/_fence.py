@@ -20,6 +20,7 @@ import re
 import socket
 from datetime import UTC, datetime
 
+from .engine.retire import LEAVING_PREFIX
 from .errors import FencedError, StoreError
 from .format import spec
 from .format.names import step_of
@@ -95,8 +96,9 @@ class Fence:
         """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""
         for step in self._steps():
             for entry in self._store.list(step):
-                is_bar = entry.kind == "directory"  # nothing is published through it
-                if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and not is_bar:
+                # Nothing is published through a bar or a mark.
+                is_other = entry.kind == "directory" or entry.name.startswith(LEAVING_PREFIX)
+                if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and not is_other:
                     self._store.remove(f"{step}/{entry.name}")
 
     def _steps(self) -> list[str]:

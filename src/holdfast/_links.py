@@ -15,6 +15,7 @@ from .codecs.groups import units_of
 from .engine.basis import Basis, keep_basis, last_link, take_basis
 from .engine.chain import Chain, open_chain, read_parts
 from .engine.pool import lease
+from .engine.retire import is_leaving
 from .errors import CorruptError, NotCommittedError, VersionError
 from .format import spec
 from .format.header import Header
@@ -47,6 +48,9 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
     if not location:
         return None
     name = os.path.basename(location)
+    if is_leaving(store.sibling(name)):
+        logger.warning("%s stands by itself: %s is being let go", store.location, name)
+        return None
     try:
         chain = open_chain(store.sibling(name))
         if not is_own:  # whoever published it may have died, or hang, before it was durable

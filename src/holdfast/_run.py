@@ -5,16 +5,17 @@ Knows names, sizes and the policy; no ranks, no tensors. Used by one thread at a
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from ._fence import Fence
 from ._keep import Keep
-from .engine.retire import retire, sweep, sweep_pending
+from .engine.retire import leaving, retire, revoke_links, sweep, sweep_pending
 from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError
 from .format import spec
 from .format.header import Header
@@ -100,19 +101,45 @@ class Run:
         return f"The policy is {self.keep!r}. {_ROOM}"
 
     def retire(self, step: int) -> None:
-        """Remove a step, if it is there; first LATEST, where that names it.
+        """Remove a step, if it is there, whatever is made from it; first LATEST, where it names it.
 
         Raises:
             FencedError: another job writes here now.
         """
+        self._retire(step, lambda: None)
+
+    def _retire(self, step: int, check: Callable[[], None]) -> None:
+        """Remove a step.
+
+        Args:
+            check: raises when it has to stay; from here on nothing new is made from it.
+        """
         self.fence.hold()
         self._headers.pop(step, None)  # a step of this number may be saved again, with others
-        if self._store.exists(step_name(step)):
+        if not self._store.exists(step_name(step)):
+            return
+        with leaving(store := self._step_store(step_name(step))):
+            for name in self._step_names():
+                revoke_links(self._step_store(name), step_name(step))
+            check()
+            self.fence.hold()
             if self._latest() == step_name(step):
                 # Of a step without MANIFEST, it says that MANIFEST is lost.
                 self._store.remove(LATEST_NAME)
                 self._store.sync_directory()
-            retire(LocalStore(self.path(step), self._store.vfs))
+            retire(store)
+
+    def _check_unneeded(self, step: int) -> None:
+        """Check that no step has been made from one since the policy has looked."""
+        for other in self.steps():
+            is_known = other not in self.damaged and self._is_judged(other)
+            base = self._headers[other].base if is_known and other in self._headers else None
+            is_unread = other > step and not is_known and other not in self.damaged
+            if is_unread or (base and base.name == step_name(step)):
+                raise StoreError(
+                    f"step {step} stays: step {other} was saved meanwhile, and needs it or cannot "
+                    "be read. The next save looks again"
+                )
 
     def note(self, verb: str, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Add what each rank has measured to metrics.jsonl: a line each, in one write.
@@ -146,10 +173,9 @@ class Run:
         with self._warning(said):
             # The time now, by the clock of those that are looked at: the hint was just written.
             before_s = self._store.modified_s(LATEST_NAME) - GRACE_S
-            for entry in self._store.list():
-                if step_of(entry.name) is not None:
-                    with self._warning(said):
-                        sweep(LocalStore(f"{self.root}/{entry.name}", self._store.vfs), before_s)
+            for name in self._step_names():
+                with self._warning(said):
+                    sweep(self._step_store(name), before_s)
             sweep_pending(self._store, PENDING_LATEST_PREFIX, before_s)
 
     def make_room(self, spare: int | None) -> int:
@@ -180,7 +206,7 @@ class Run:
                     continue
                 below = self._with_bases({step})
                 with self._warning(said):
-                    self.retire(step)
+                    self._retire(step, functools.partial(self._check_unneeded, step))
                     gone, below = gone + 1, set()
                 kept |= below  # of what could not go
         return gone
@@ -233,6 +259,14 @@ class Run:
             # Without what may be large.
             self._headers[step] = manifest.table.header.part(())
         return True
+
+    def _step_names(self) -> list[str]:
+        """List the directories of steps, committed or not."""
+        found = self._store.list()
+        return [e.name for e in found if e.kind == "directory" and step_of(e.name) is not None]
+
+    def _step_store(self, name: str) -> LocalStore:
+        return LocalStore(f"{self.root}/{name}", self._store.vfs)
 
     def _latest(self) -> str | None:
         try:

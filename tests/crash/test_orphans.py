@@ -85,6 +85,23 @@ def test_a_young_file_keeps_the_old_ones_beside_it(root: Path) -> None:
     assert young.exists() and young.with_name("00001-0.hf").exists()
 
 
+def test_the_mark_of_a_step_that_was_to_go_stays_with_it(root: Path) -> None:
+    marks = []
+    for step, is_there in (("step-00000001", True), ("step-00000006", False)):
+        marks.append(root / step / ".manifest-leaving-0123456789abcdef")
+        marks[-1].parent.mkdir(exist_ok=True)
+        marks[-1].write_bytes((root / "step-00000001" / "MANIFEST").read_bytes())
+        assert (marks[-1].with_name("MANIFEST")).exists() == is_there
+    make_old(root, 2 * DAY_S)
+    run = holdfast.Checkpointer(root, options=OPTIONS, codec="delta")
+    run.save(8, make_state(8))
+    assert marks[0].exists() and not marks[1].parent.exists()
+    with holdfast.open(run.path(8)) as checkpoint:
+        assert checkpoint._manifest.table.header.base is None  # not made from what may go
+    run.retire_after(0)
+    assert not list(root.glob("step-*/MANIFEST")) and not marks[0].parent.exists()
+
+
 @pytest.mark.parametrize("link", ["data", "data/save"])
 def test_neither_sweeping_nor_retiring_follows_a_link(root: Path, scratch: Path, link: str) -> None:
     outside = scratch / "outside"

@@ -15,7 +15,7 @@ from typing import Any
 
 from crash.disk_model import Directory
 from holdfast import _fence, _handle, _links, _recode, _restore, _run, _save, _saver
-from holdfast.engine import commit, pipeline
+from holdfast.engine import commit, pipeline, retire
 from holdfast.group import barrier
 from holdfast.stores import local
 
@@ -137,7 +137,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         remember=lambda made: None,
     )
     return [
-        *((module, "os", system) for module in (local, _links, _run, _handle)),
+        *((module, "os", system) for module in (local, _links, _run, _handle, retire)),
         *((m, "time", clock) for m in (barrier, pipeline, _handle, _save, _saver, _restore)),
         (_handle, "threading", threads),
         (_save, "secrets", chance),

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from ..errors import (
     AlreadyCommittedError,
     CorruptError,
+    NotCommittedError,
     OptionError,
     PeerError,
     StateError,
@@ -32,6 +33,7 @@ from ..errors import (
 )
 from ..format import spec
 from ..format.header import Header
+from ..format.links import Base
 from ..format.manifest import (
     Manifest,
     check_tiling,
@@ -42,6 +44,8 @@ from ..format.manifest import (
 from ..format.rows import Planned, join_written
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
+from .check import read_manifest
+from .retire import is_leaving
 
 # What is said where a pending manifest is gone, or barred (`engine/retire.py`).
 _REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
@@ -68,7 +72,7 @@ def commit(
     Raises:
         AlreadyCommittedError: this checkpoint exists already.
         StateError: the ranks' boxes do not tile every tensor.
-        StoreError: the disk failed, or a rank wrote somewhere else.
+        StoreError: the disk failed, a rank wrote somewhere else, or the base is let go of.
     """
     data = b""
     try:
@@ -77,6 +81,7 @@ def commit(
 
         def check_all() -> None:
             check_present(store, manifest)
+            check_base(store, manifest)
             check()
 
         if not store.publish(spec.MANIFEST_NAME, pending, data, check_all):
@@ -91,7 +96,9 @@ def commit(
             )
         if isinstance(error, StoreError) and error.errno in _REVOKED:
             check()  # the job that has taken this run over removes what was not published
-            error.add_note("another job may have taken this save for dead, and removed its files")
+            error.add_note(
+                "another job may have taken this save for dead, or let go of what it is made from"
+            )
         raise
 
 
@@ -208,6 +215,32 @@ def check_present(store: Store, manifest: Manifest) -> None:
             )
             error.errno = None if name in found else errno.ENOENT
             raise error
+
+
+def check_base(store: Store, manifest: Manifest) -> None:
+    """Check, with the manifest pending, that what a link is made from is there and stays.
+
+    Who lets go of it from here on finds the pending manifest, or the published one
+    (`engine/retire.py`).
+    """
+    base = manifest.table.header.base
+    if base is None or not len(manifest.based) or _stays(store.sibling(base.name), base):
+        return
+    error = StoreError(
+        f"{store.location} is made from {base.name}, which was there when this save began; now it "
+        "is gone, is being let go of, or holds something else. Nothing was committed. Save again: "
+        "that is made from another step, or stands by itself"
+    )
+    error.errno = errno.ENOENT
+    raise error
+
+
+def _stays(store: Store, base: Base) -> bool:
+    """Return whether a base is there, unmarked; the mark first: it goes after MANIFEST."""
+    try:
+        return not is_leaving(store) and content_digest(read_manifest(store).table) == base.digest
+    except (CorruptError, NotCommittedError):
+        return False
 
 
 def _settle_race(store: Store, data: bytes) -> None:

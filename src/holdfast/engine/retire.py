@@ -4,18 +4,73 @@ The manifest goes first, durably, and the data after it: at no moment does a man
 is gone. Whoever wrote the data may yet be alive, frozen or slow: before it goes, a directory bars
 the place of its pending manifest, so that it can neither be made nor linked; whoever makes one
 later finds the data gone (`commit` looks between the two).
+
+A link needs its base, and may be published by another job while the base is let go. So the base is
+marked first; then what is pending of links made from it is removed; then published ones are looked
+for, which keep it. `commit` looks for the mark when its manifest is pending: either it finds the
+mark, or the manifest was there before the mark, and is found.
 """
 
 import contextlib
+import errno
 import logging
+import os
+from collections.abc import Iterator
 
-from ..errors import StoreError
+from ..errors import CorruptError, StoreError
 from ..format import spec
 from ..format.manifest import decode_manifest
-from ..stores.base import Entry
+from ..stores.base import Entry, Store
 from ..stores.local import LocalStore
 
 logger = logging.getLogger("holdfast")
+
+# The mark of a checkpoint that is being let go. One that a crash left goes with the checkpoint: it
+# says no more than that the next link is to be made from another.
+LEAVING_PREFIX = f"{spec.PENDING_MANIFEST_PREFIX}leaving-"
+
+
+@contextlib.contextmanager
+def leaving(store: LocalStore) -> Iterator[None]:
+    """Mark a checkpoint while it is decided whether it goes, and while it goes.
+
+    The mark is a second name of MANIFEST, since that takes no room on a full disk. Each job that
+    lets go of the same checkpoint has its own.
+    """
+    mark = f"{LEAVING_PREFIX}{os.urandom(8).hex()}"
+    try:
+        if store.exists(spec.MANIFEST_NAME):
+            store.link(spec.MANIFEST_NAME, mark)
+        yield
+    finally:
+        with contextlib.suppress(StoreError):
+            store.remove(mark)
+
+
+def is_leaving(store: Store) -> bool:
+    """Return whether a checkpoint has a mark; False where there is no directory any more."""
+    try:
+        return any(entry.name.startswith(LEAVING_PREFIX) for entry in store.list())
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
+
+
+def revoke_links(store: LocalStore, base: str) -> None:
+    """Remove from a directory what is pending of links that are made from a base.
+
+    What cannot be decoded is being written, or torn: who writes it looks for the mark after that.
+
+    Raises:
+        StoreError: it cannot be found out what is there.
+        VersionError: a newer holdfast wrote it.
+    """
+    for entry in store.list():
+        is_file = entry.kind == "file" and not entry.name.startswith(LEAVING_PREFIX)
+        is_pending = is_file and entry.name.startswith(spec.PENDING_MANIFEST_PREFIX)
+        if is_pending and _base_of(store, entry.name) == base:
+            store.remove(entry.name)
 
 
 def retire(store: LocalStore) -> None:
@@ -67,8 +122,13 @@ def sweep(store: LocalStore, before_s: float) -> None:
 
 
 def sweep_pending(store: LocalStore, prefix: str, before_s: float) -> None:
-    """Remove files that were to get another name, but whose writer died."""
+    """Remove files that were to get another name, but whose writer died.
+
+    A mark stays as long as there is a MANIFEST: who made it may be frozen, and go on.
+    """
     for entry in store.list():
+        if entry.name.startswith(LEAVING_PREFIX) and store.exists(spec.MANIFEST_NAME):
+            continue
         if entry.name.startswith(prefix) and _is_older(store, [entry.name], before_s):
             _remove_pending(store, entry)
 
@@ -92,6 +152,20 @@ def _remove_pending(store: LocalStore, entry: Entry) -> None:
         store.remove_directory(entry.name)
     else:
         store.remove(entry.name)
+
+
+def _base_of(store: LocalStore, name: str) -> str:
+    """Return the name of the base in a manifest; empty: it has none, is not whole, or is gone."""
+    try:
+        data = store.get(name, spec.MANIFEST_BYTES_MAX)
+        base = decode_manifest(data, f"{store.location}/{name}").table.header.base
+    except CorruptError:
+        return ""
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return ""
+    return base.name if base else ""
 
 
 def _published(store: LocalStore) -> str:

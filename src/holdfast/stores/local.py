@@ -171,6 +171,10 @@ class LocalStore:
         cause = OSError(errno.EEXIST, f"others make it anew, {BAR_ATTEMPTS} times")
         raise self._failure("bar", name, cause)
 
+    def link(self, name: str, second: str) -> None:
+        """Give a file a second name, which nothing has yet; it takes no room on a full disk."""
+        self.vfs.link(self._path(name), self._path(second))
+
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name; no link may be on the way to it from the root."""
         return [Entry(*entry) for entry in self.vfs.list_directory(self.location, name)]
