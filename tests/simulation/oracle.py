@@ -26,22 +26,16 @@ from . import payload
 from .actors import Process, Scheduler
 from .disk import Disk, SimFile
 
-# docs/errata.md, open: a link that `holdfast.save` makes by itself, stopped while another job lets
-# go of what it is made from, is published all the same. True: that is counted, not reported. Goes
-# with the mend.
-PLAIN_LINKS_MAY_LACK_THEIR_BASE = True
-
 HINT = re.compile(rb"step-\d{8}\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a save of a job wrote, under an epoch or without one."""
+    """What a save of a job wrote."""
 
     step: int
     value: int
     job: int
-    is_plain: bool
 
 
 class Oracle:
@@ -69,7 +63,7 @@ class Oracle:
     def saving(self, save_id: str) -> None:
         """Take note of a save that begins."""
         process = self.scheduler.current.process
-        self.saves[save_id] = Saved(*process.saving, process.job, process.is_plain)
+        self.saves[save_id] = Saved(*process.saving, process.job)
 
     def take(self, job: int, epoch: int) -> None:
         """Take note of an epoch that a job holds."""
@@ -204,11 +198,8 @@ class Oracle:
             self.fault(f"{when}: LATEST says {hint.now!r}")
 
     def _is_excused(self, step: int, manifest: Manifest) -> bool:
-        """Whether a step may lack its base: one of them was given up, or it is one of the known."""
-        is_plain = self.saves[manifest.table.header.save_id].is_plain
-        is_known = is_plain and PLAIN_LINKS_MAY_LACK_THEIR_BASE
-        self.counts["plain links without their base (known)"] += is_known
-        return is_known or not self._given_up.isdisjoint((step, step_of(_base(manifest))))
+        """Whether a step may lack its base: one of them was given up."""
+        return not self._given_up.isdisjoint((step, step_of(_base(manifest))))
 
     def _torn(self, step: int, manifest: Manifest | None, when: str) -> bool:
         """Whether a step is not whole, which is a fault."""

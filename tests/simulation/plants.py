@@ -137,6 +137,10 @@ PLANTS: dict[str, Plant] = {
     ],
     "LATEST is not atomic": [(LocalStore, "replace", _replace_carelessly)],
     "retention ignores bases": [(_run.Run, "_with_bases", lambda run, kept: kept)],
+    "a link does not look at its base": [(commits, "check_base", _nothing)],
+    "retention does not look for new links": [(_run.Run, "_check_unneeded", _nothing)],
+    "retention leaves pending links": [(_run, "revoke_links", _nothing)],
+    "retention leaves no mark": [(_run, "leaving", contextlib.nullcontext)],
     "retention lets the newest go": [(_run.Run, "_with_bases", _keep_but_one)],
     "commit without one rank": [
         (_save, "commit", _commit_without_one),

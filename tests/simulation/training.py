@@ -42,6 +42,7 @@ class Job:
     codec: str | Delta
     deadline_s: float
     acts: list[str]
+    stride: int = 1  # of the steps that it saves plainly; more: no other job comes to these
     processes: list[Process] = field(default_factory=list)
 
     @property
@@ -169,7 +170,7 @@ class Rank:
         process.is_plain = True
         step = max(agree_steps(Run(self._root, Keep.all()), self._group), default=0)
         for _ in job.acts:
-            step += 1
+            step += job.stride
             process.saving = step, job.number * 1000 + step
             if self._try(lambda step=step: self._save_at(step)):  # type: ignore[misc]
                 self._oracle.acknowledge(*process.saving)

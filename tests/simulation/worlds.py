@@ -55,6 +55,9 @@ class World:
         keep, codec = rng.choice((0, 1, 1, 2, 3)), self._codec()
         self.disk.watch = self._watch
         self.jobs = [self._job(number, keep, codec) for number in range(count)]
+        self._stops: list[str] = []  # calls at which the second job is stopped
+        if rng.random() < 0.1:
+            self.jobs = self._jobs_beside_a_link()
         self._meetings: dict[int, Meeting] = {}
         self._upset = False
 
@@ -72,7 +75,19 @@ class World:
         if rng.random() < 0.05:
             acts.insert(0, "go back")
         deadline_s = rng.choice((5.0, 60.0, 1800.0))
-        return Job(number, size, kind, stage, keep, codec, deadline_s, acts)
+        stride = rng.choice((1, 7)) if kind != "run" else 1
+        return Job(number, size, kind, stage, keep, codec, deadline_s, acts, stride)
+
+    def _jobs_beside_a_link(self) -> list[Job]:
+        """Plan a plain save that links to a step which the next job is to let go of."""
+        rng, codec = self.rng, Delta(every=2)
+        acts = [["save"] * rng.choice((1, 3)), ["save"], ["save"] * rng.choice((2, 3, 4))]
+        self._stops = [rng.choice(("create", "write", "sync"))] * rng.choice((0, 1, 2)) + ["link"]
+        kinds = "run", rng.choice(("plain", "plain async")), "run"
+        return [
+            Job(number, 1, kind, "sync", 1, codec, 1800.0, some, 7 if kind != "run" else 1)
+            for number, (kind, some) in enumerate(zip(kinds, acts, strict=True))
+        ]
 
     def play(self) -> list[str]:
         """Play it; return the promises broken."""
@@ -117,7 +132,12 @@ class World:
 
     def _plan_upset(self, job: Job) -> None:
         rng, scheduler = self.rng, self.scheduler
+        if self._stops and job.number == 1:
+            self._add(scheduler.calls + 1, self._stop)
+            return
         kind = rng.choices(UPSETS, UPSET_WEIGHTS)[0]
+        if job.stride > 1 and rng.random() < 0.7:  # what it links to may be let go meanwhile
+            kind = "freeze"
         length = (25 + 45 * len(job.acts)) * job.size
         if kind != "none":
             at = scheduler.calls + rng.randrange(1, length)
@@ -156,11 +176,11 @@ class World:
     def _watch(self, operation: str, path: str, second: str) -> None:
         """Let the oracle look; who is frozen likes to come back while a step is let go."""
         self.oracle.watch(operation, path, second)
-        if operation == "unlink" and path.endswith("/MANIFEST"):
+        is_begun = second.endswith("/LATEST") or "/.manifest-leaving-" in second
+        if is_begun or (operation == "unlink" and path.endswith("/MANIFEST")):
             for process in self._living():
                 if process.frozen_until > self.scheduler.now and self.rng.random() < 0.5:
-                    self.scheduler.thaw(process)
-                    self.scheduler.density = 0.5
+                    self._thaw(process)
 
     def _befall(self, kind: str, process: Process, aim: str) -> None:
         """Let something happen to the process that makes the call, or to all of its job."""
@@ -196,6 +216,28 @@ class World:
         if kind == "power" or rng.random() < 0.7:  # else the others go on
             self._upset = True
             scheduler.wake("end")
+
+    def _stop(self, process: Process) -> None:
+        """Freeze the second job at each of its stops; it comes back at any call, or as in `_watch`.
+
+        The next job begins at the first.
+        """
+        scheduler = self.scheduler
+        if process.job == 1 and scheduler.operation == self._stops[0]:
+            del self._stops[0]
+            scheduler.note(f"UPSET stop of {process.name}")
+            self.counts["stopped at a link"] += 1
+            scheduler.freeze(process, 1e6)
+            at = scheduler.calls + self.rng.randrange(1, 300)
+            self._add(at, lambda _: self._thaw(process))
+            self._upset = True
+            scheduler.wake("end")
+        if self._stops and not self.jobs[1].is_over:
+            self._add(scheduler.calls + 1, self._stop)
+
+    def _thaw(self, process: Process) -> None:
+        self.scheduler.thaw(process)
+        self.scheduler.density = 0.5
 
     def _cut_power(self) -> None:
         for process in self._living():
