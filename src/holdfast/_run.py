@@ -129,13 +129,16 @@ class Run:
                 self._store.sync_directory()
             retire(store)
 
-    def _check_unneeded(self, step: int) -> None:
-        """Check that no step has been made from one since the policy has looked."""
-        for other in self.steps():
-            is_known = other not in self.damaged and self._is_judged(other)
-            base = self._headers[other].base if is_known and other in self._headers else None
-            is_unread = other > step and not is_known and other not in self.damaged
-            if is_unread or (base and base.name == step_name(step)):
+    def _check_unneeded(self, step: int, unread: set[int]) -> None:
+        """Check that no step has been made from one since the policy has looked.
+
+        Args:
+            unread: steps that it could not read, or knows as damaged: it has judged without them.
+        """
+        for other in sorted(set(self.steps()) - unread):
+            is_read = self._is_judged(other)
+            base = self._headers[other].base if other in self._headers else None
+            if not is_read or (base and base.name == step_name(step)):
                 raise StoreError(
                     f"step {step} stays: step {other} was saved meanwhile, and needs it or cannot "
                     "be read. The next save looks again"
@@ -206,7 +209,7 @@ class Run:
                     continue
                 below = self._with_bases({step})
                 with self._warning(said):
-                    self._retire(step, functools.partial(self._check_unneeded, step))
+                    self._retire(step, functools.partial(self._check_unneeded, step, others))
                     gone, below = gone + 1, set()
                 kept |= below  # of what could not go
         return gone
