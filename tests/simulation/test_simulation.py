@@ -20,7 +20,7 @@ HAPPENINGS = (
     "cut off",
     "rebased",
 )
-ENOUGH = range(1, 2001)  # most are noticed within some hundred worlds
+ENOUGH = range(1, 8001)  # most are noticed within some hundred worlds
 # One of thousands of worlds notices these; `campaign.py --plant` finds it.
 RARE = ("fsync again after a failed one", "data of dead saves goes unbarred")
 
