@@ -61,4 +61,11 @@ auto without_gil(Body body) {
   return body();
 }
 
+// The same for work on so many bytes; to get the GIL back takes longer than work on a few.
+template <class Body>
+auto without_gil(std::size_t bytes, Body body) {
+  constexpr std::size_t kManyBytes = 32 << 10;
+  return bytes < kManyBytes ? body() : without_gil(body);
+}
+
 }  // namespace holdfast

@@ -51,28 +51,30 @@ void bind_checksum(nb::module_& module) {
   module.def(
       "hash_chunk",
       [](std::uintptr_t address, std::size_t size, std::uint64_t seed) {
-        return to_tuple(without_gil([&] { return hash_chunk(memory_at(address), size, seed); }));
+        return to_tuple(
+            without_gil(size, [&] { return hash_chunk(memory_at(address), size, seed); }));
       },
       "address"_a, "size"_a, "seed"_a);
   module.def(
       "copy_and_hash_chunk",
       [](std::uintptr_t target, std::uintptr_t source, std::size_t size, std::uint64_t seed) {
-        return to_tuple(without_gil(
-            [&] { return copy_and_hash_chunk(memory_at(target), memory_at(source), size, seed); }));
+        return to_tuple(without_gil(size, [&] {
+          return copy_and_hash_chunk(memory_at(target), memory_at(source), size, seed);
+        }));
       },
       "target"_a, "source"_a, "size"_a, "seed"_a);
   module.def(
       "checksum",
       [](std::uintptr_t address, std::size_t size, std::uint64_t seed) {
-        return xxh3_64(memory_at(address), size, seed);
+        return without_gil(size, [&] { return xxh3_64(memory_at(address), size, seed); });
       },
-      "address"_a, "size"_a, "seed"_a, nb::call_guard<nb::gil_scoped_release>());
+      "address"_a, "size"_a, "seed"_a);
   module.def(
       "copy",
       [](std::uintptr_t target, std::uintptr_t source, std::size_t size) {
-        copy_chunk(memory_at(target), memory_at(source), size);
+        without_gil(size, [&] { copy_chunk(memory_at(target), memory_at(source), size); });
       },
-      "target"_a, "source"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
+      "target"_a, "source"_a, "size"_a);
   module.def(
       "copy_if_there",
       [](std::uintptr_t target, std::uintptr_t source, std::size_t size) {

@@ -42,7 +42,7 @@ void bind_lossless(nb::module_& module) {
       "lossless_encode",
       [](const Elements& elements, std::uintptr_t data, std::uintptr_t master,
          std::uintptr_t second_moment, std::uintptr_t base, std::uintptr_t out) {
-        const Encoded made = without_gil([&] {
+        const Encoded made = without_gil(elements.size_bytes(), [&] {
           return encode_lossless(elements, memory_at(data),
                                  {memory_at(master), memory_at(second_moment), memory_at(base)},
                                  reinterpret_cast<std::uint8_t*>(memory_at(out)));
@@ -66,12 +66,14 @@ void bind_lossless(nb::module_& module) {
          std::uintptr_t master, std::uintptr_t second_moment, std::uintptr_t base,
          std::uintptr_t target) {
         auto* bytes = reinterpret_cast<const std::uint8_t*>(memory_at(payload));
-        return decode_lossless(static_cast<Mode>(mode), {bytes, payload_bytes}, elements,
-                               {memory_at(master), memory_at(second_moment), memory_at(base)},
-                               memory_at(target));
+        return without_gil(elements.size_bytes(), [&] {
+          return decode_lossless(static_cast<Mode>(mode), {bytes, payload_bytes}, elements,
+                                 {memory_at(master), memory_at(second_moment), memory_at(base)},
+                                 memory_at(target));
+        });
       },
       "mode"_a, "payload"_a, "payload_bytes"_a, "elements"_a, "master"_a, "second_moment"_a,
-      "base"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>());
+      "base"_a, "target"_a);
 }
 
 }  // namespace holdfast

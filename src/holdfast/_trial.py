@@ -285,7 +285,7 @@ def _decode(piece: Piece, made: Mapping[str, Coded], codec: Codec, back: Workspa
     for role in (role for role in codec.order if role in piece.blocks):
         payload, block = made[role].payload, piece.blocks[role]
         if payload.mode not in (spec.MODE_RAW, spec.MODE_UNCHANGED):
-            address = back.take(block.size_bytes).data_ptr()
+            address = back.take(block.size_bytes)
             decode(
                 payload, replace(block, address=address), codec.name, near | bases_of(role, piece)
             )

@@ -5,6 +5,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from ctypes import memset
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -282,8 +283,8 @@ def test_a_payload_that_no_codec_writes_is_refused(
 
     def wrong(piece: Any, digests: Any, *others: Any) -> dict[str, Coded]:
         noise = others[-1].take(64)
-        noise[:] = 7
-        payload = Payload(noise.data_ptr(), 64, 2)
+        memset(noise, 7, 64)
+        payload = Payload(noise, 64, 2)
         return {role: Coded(payload, b.address, b"0" * 16) for role, b in piece.blocks.items()}
 
     monkeypatch.setattr("holdfast.engine.ahead.encode", wrong)

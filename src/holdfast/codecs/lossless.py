@@ -6,6 +6,7 @@ a half-precision weight that is the rounding of its master takes nothing.
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from .._core import (
@@ -147,8 +148,11 @@ def _needs(relatives: Relatives) -> tuple[int, int, int]:
 
 def elements_of(block: Block) -> Elements:
     """Describe a block's elements; complex numbers are two elements of their parts."""
-    parts = _PARTS.get(block.dtype, 1)
-    item_bytes, kind = ITEM_BYTES[block.dtype] // parts, _KINDS.get(block.dtype, "")
-    return Elements(
-        block.elements * parts, item_bytes, kind, block.row * parts, block.column * parts
-    )
+    return _elements(block.dtype, block.elements, block.row, block.column)
+
+
+@lru_cache
+def _elements(dtype: str, elements: int, row: int, column: int) -> Elements:
+    parts = _PARTS.get(dtype, 1)
+    item_bytes, kind = ITEM_BYTES[dtype] // parts, _KINDS.get(dtype, "")
+    return Elements(elements * parts, item_bytes, kind, row * parts, column * parts)

@@ -27,7 +27,7 @@ from .basis import Basis
 from .decode import decode
 from .encode import encode
 from .stage import Part, Staged, seal, stage, whole_of
-from .workspace import Threads, Workspace, block_at, borrow, give_back
+from .workspace import Threads, Workspace, block_at, borrow, bytes_at, give_back
 
 AHEAD = 2  # tasks encoded, and waiting to be written, besides what the threads are at
 TASK_BYTES = 8 << 20  # chunks make a task together up to so many: threads are not woken for less
@@ -80,8 +80,8 @@ _Chunks = tuple[_Work, int, "Future[object] | None"]  # a chunk of each shard, a
 
 def encode_ahead(
     units: Sequence[Unit], find: Find, codec: Codec, chunk_elements: int, basis: Basis | None
-) -> Iterator[Encoded]:
-    """Stage and encode all chunks of units; yield them in order.
+) -> Iterator[list[Encoded]]:
+    """Stage and encode all chunks of units; yield them in order, some at a time.
 
     The payloads stay in memory until the next ones are asked for.
 
@@ -131,8 +131,8 @@ def _tasks(
         yield task
 
 
-def _first(ahead: deque[tuple[Workspace, "Future[list[Encoded]]"]]) -> Iterator[Encoded]:
-    yield from ahead[0][1].result()
+def _first(ahead: deque[tuple[Workspace, "Future[list[Encoded]]"]]) -> Iterator[list[Encoded]]:
+    yield ahead[0][1].result()
     give_back(ahead.popleft()[0])
 
 
@@ -255,14 +255,14 @@ class Decoder:
         chunk, codec = read.chunk, self._manifest.codec_at(read.row)
         target = self._room.take(chunk.size_bytes)
         relatives = self._relatives(read.row, spec.MODES[codec].get(payload.mode, ()))
-        if not decode(payload, block_at(chunk, target.data_ptr()), codec, relatives):
+        if not decode(payload, block_at(chunk, target), codec, relatives):
             raise CorruptError(
                 f"a payload of {dotted(chunk.shard.tensor.path)}, elements {chunk.first} to "
                 f"{chunk.first + chunk.elements} of the shard {chunk.shard.box}, is of mode "
                 f"{payload.mode} of {codec}, and cannot be decoded; its checksum is right, so it "
                 "was written so. Use another checkpoint"
             )
-        return target
+        return bytes_at(target, chunk.size_bytes)
 
     def _relatives(self, row: int, roles: Sequence[str]) -> dict[str, int]:
         """Return what a payload refers to."""

@@ -25,7 +25,7 @@ from .pipeline import Done, read_shards
 from .pool import Lease
 from .stage import Sources
 from .trust import check_of, check_of_base
-from .workspace import borrow, give_back
+from .workspace import borrow, bytes_at, give_back
 
 SCRATCH_BYTES = 512 << 20  # elements of bases in memory, shared by the links
 BATCH_BYTES_MIN = 16 << 20  # but for each link at least so many
@@ -171,10 +171,9 @@ def _elements_below(
     room = borrow()
     try:
         for read in reads:
-            memory = room.take(read.chunk.size_bytes)
-            addresses[read.row] = memory.data_ptr()
-            shard = read.chunk.shard
-            values = memory.view(TORCH_DTYPES[shard.tensor.dtype])
+            size, shard = read.chunk.size_bytes, read.chunk.shard
+            addresses[read.row] = room.take(size)
+            values = bytes_at(addresses[read.row], size).view(TORCH_DTYPES[shard.tensor.dtype])
             cut = boxes_of_range(shard.box.shape, read.chunk.first, read.chunk.elements)
             for before, part in cut:
                 offset = tuple(a + b for a, b in zip(part.offset, shard.box.offset, strict=True))

@@ -51,7 +51,7 @@ def encode(
     for role in (role for role in codec.order if role in piece.blocks):
         block, digest = piece.blocks[role], digests[role]
         if digest == same.get(role) and block.size_bytes > len(digest):
-            out = room.take(len(digest)).data_ptr()
+            out = room.take(len(digest))
             memmove(out, digest, len(digest))
             payload = Payload(out, len(digest), spec.MODE_UNCHANGED)
             made[role] = Coded(payload, block.address, digest)
@@ -59,7 +59,7 @@ def encode(
             near = relatives | bases_of(role, piece)
             if "exp_avg_sq" in made and made["exp_avg_sq"].payload.mode == spec.MODE_REPLAY_MOMENT:
                 near[spec.REPLAYED] = relatives["exp_avg"]
-            out = room.take(codec.room(block)).data_ptr()
+            out = room.take(codec.room(block))
             found = _encode_lossy(role, piece, codec, known, near, out, room)
             if found is None:
                 exact = LOSSLESS if codec.is_lossy else codec
@@ -76,6 +76,8 @@ def encode(
 
 def bases_of(role: str, piece: Piece) -> dict[str, int]:
     """Return the bases that a reader has: of the tensor itself, and of what it may refer to."""
+    if not piece.bases:
+        return {}
     found = {spec.BASE: piece.bases[role]} if role in piece.bases else {}
     others = _NEEDS_BASE_OF.get(role, ())
     of_others = [piece.bases[other] for other in others if other in piece.bases]
@@ -95,11 +97,11 @@ def _encode_lossy(
     if not codec.is_lossy:
         return None
     block = piece.blocks[role]
-    decoded = room.take(block.size_bytes).data_ptr()
+    decoded = room.take(block.size_bytes)
     payload = codec.encode(role, piece, known, near, out, decoded)
     _, digest = hash_chunk(decoded, block.size_bytes, 0)
     if payload.mode != spec.MODE_RAW:
-        target = replace(block, address=room.take(block.size_bytes).data_ptr())
+        target = replace(block, address=room.take(block.size_bytes))
         good = decode(payload, target, codec.name, near)
         if not good or hash_chunk(target.address, block.size_bytes, 0)[1] != digest:
             logger.error(

@@ -110,8 +110,8 @@ class Ledger:
 
     def note_writes(self, writer: DataFileWriter) -> None:
         """Take over what a writer has counted."""
-        self.written_bytes, self.waits = writer.written_bytes, writer.waits
-        self.seconds["write"], self.seconds["sync"] = writer.wait_s, writer.sync_s
+        self.written_bytes, self.waits = writer.writes.done_bytes, writer.writes.waits
+        self.seconds["write"], self.seconds["sync"] = writer.writes.wait_s, writer.sync_s
 
     def cancel(self) -> bool:
         """Ask for the end of the save; return False when it is too late for that."""
@@ -209,7 +209,7 @@ def _write_shard(
     """Stage a shard's chunks where they are written from: raw payloads are the chunks."""
     (row,) = writer.begin(shard)
     digests: list[bytes] = []
-    base, memory, clock = lease.pool.address(0), lease.memory, time.perf_counter
+    base, clock = lease.pool.address(0), time.perf_counter
     held = source(shard) if source else None
     for chunk in chunks_of(shard, header.chunk_elements):
         at, seed = writer.reserve(row + len(digests), chunk.size_bytes)
@@ -217,11 +217,10 @@ def _write_shard(
         if held is None:
             staged = seal(base + at, chunk.size_bytes, seed)
         else:
-            staged = stage(*held, chunk, memory[at : at + chunk.size_bytes], seed)
+            staged = stage(*held, chunk, base + at, seed)
             ledger.staged_bytes += chunk.size_bytes
         ledger.seconds["stage"] += clock() - started
-        payload = Payload(staged.address, staged.size_bytes, spec.MODE_RAW)
-        writer.append(row + len(digests), payload, staged.checksum)
+        writer.append(row + len(digests), staged.size_bytes, spec.MODE_RAW, staged.checksum)
         ledger.note_writes(writer)
         ledger.check()
         digests.append(staged.digest)
@@ -244,31 +243,37 @@ def _write_encoded(
     base, rows = lease.pool.address(0), list[int]()
     digests: list[list[bytes]] = []
     find = _staged_at(lease, shards, origin, header) if isinstance(origin, Images) else origin
-    for made in encode_ahead(units, find, codec, header.chunk_elements, basis):
-        if made.number == 0:
-            rows = writer.begin(*made.shards)
-            digests = [[] for _ in made.shards]
-        for shard, row, payload, known, digest in zip(
-            made.shards, rows, made.payloads, digests, made.digests, strict=True
-        ):
-            if basis is not None and payload.loss is not None:
-                basis.lose(shard.tensor.path, payload.loss)
-            size, here = payload.size_bytes, row + made.number
-            if size == 0:
-                writer.append_empty(here, payload.mode)
-            else:
-                at, seed = writer.reserve(here, size, payload.mode)
-                found, _ = copy_and_hash_chunk(base + at, payload.address, size, seed)
-                writer.append(here, Payload(base + at, size, payload.mode), found)
-            known.append(digest)
-        if made.is_last:
-            writer.end(*(xxh3_128(b"".join(known)) for known in digests))
-        if not isinstance(origin, Images):
-            ledger.staged_bytes += made.decoded_bytes
-        ledger.seconds["stage"] += made.stage_s
-        ledger.seconds["encode"] += made.encode_s
+    for task in encode_ahead(units, find, codec, header.chunk_elements, basis):
+        for made in task:
+            if made.number == 0:
+                rows = writer.begin(*made.shards)
+                digests = [[] for _ in made.shards]
+            for shard, row, payload, known, digest in zip(
+                made.shards, rows, made.payloads, digests, made.digests, strict=True
+            ):
+                if basis is not None and payload.loss is not None:
+                    basis.lose(shard.tensor.path, payload.loss)
+                _append(writer, row + made.number, payload, base)
+                known.append(digest)
+            if made.is_last:
+                writer.end(*(xxh3_128(b"".join(known)) for known in digests))
+            if not isinstance(origin, Images):
+                ledger.staged_bytes += made.decoded_bytes
+            ledger.seconds["stage"] += made.stage_s
+            ledger.seconds["encode"] += made.encode_s
         ledger.note_writes(writer)
         ledger.check()
+
+
+def _append(writer: DataFileWriter, row: int, payload: Payload, base: int) -> None:
+    """Copy a payload to where it is written from."""
+    size = payload.size_bytes
+    if size == 0:
+        writer.append_empty(row, payload.mode)
+        return
+    at, seed = writer.reserve(row, size, payload.mode)
+    found, _ = copy_and_hash_chunk(base + at, payload.address, size, seed)
+    writer.append(row, size, payload.mode, found)
 
 
 def _staged_at(

@@ -16,6 +16,7 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Box, Chunk, Path, Shard, boxes_of_range, chunks_of, size_of
 from .place import copy_elements
+from .workspace import bytes_at
 
 Part = tuple[torch.Tensor, Box]  # the elements of a box
 Sources = Mapping[Path, Sequence[Part]]  # what this rank holds of each tensor
@@ -36,23 +37,22 @@ class Staged:
     digest: bytes
 
 
-def stage(source: torch.Tensor, box: Box, chunk: Chunk, target: torch.Tensor, seed: int) -> Staged:
-    """Copy one chunk's elements into ``target`` in row-major order.
+def stage(source: torch.Tensor, box: Box, chunk: Chunk, address: int, seed: int) -> Staged:
+    """Copy one chunk's elements to host memory in row-major order.
 
     The hashes are those of the copied bytes: a source that changes meanwhile gives a checkpoint
     that is whole, if not the one that was meant.
 
     Args:
         source: what this rank holds: the elements of ``box``, in any strides, on any device.
-        target: uint8 host memory of ``chunk.size_bytes``.
+        address: of ``chunk.size_bytes``.
     """
-    address, size = target.data_ptr(), chunk.size_bytes
-    held = _elements_of(chunk.shard, source, box)
-    if held.device.type == "cpu" and _is_plain(held):
+    size, held = chunk.size_bytes, _elements_of(chunk.shard, source, box)
+    if held.is_cpu and _is_plain(held):
         start = held.data_ptr() + chunk.first * held.element_size()
         checksum, digest = copy_and_hash_chunk(address, start, size, seed)
         return Staged(address, size, checksum, digest)
-    _copy_elements(held, chunk, target)
+    _copy_elements(held, chunk, bytes_at(address, size))
     checksum, digest = hash_chunk(address, size, seed)
     return Staged(address, size, checksum, digest)
 
@@ -77,6 +77,8 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
 
 def _elements_of(shard: Shard, source: torch.Tensor, box: Box) -> torch.Tensor:
     """Return the elements of a shard among those of ``box``."""
+    if shard.box == box:
+        return source
     inner = shard.box.relative_to(box.offset)
     return source[inner.slices()] if inner.shape != tuple(source.shape) else source
 

@@ -8,6 +8,7 @@ before them are written. Knows memory, positions and the queue; not what the byt
 import errno
 import os
 import time
+from dataclasses import dataclass
 
 from ..errors import NoSpaceError, StoreError
 from ..format.spec import LARGE_ALIGN_BYTES
@@ -21,21 +22,40 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Window = tuple[int, int]  # bytes [start, end) of the pool, whole pages
 
 
+@dataclass(slots=True)
+class Writes:
+    """What has become of writes.
+
+    Attributes:
+        done_bytes: handed over by the disk.
+        waits, wait_s: how often, and how long, the disk was waited for.
+    """
+
+    done_bytes: int = 0
+    waits: int = 0
+    wait_s: float = 0.0
+
+
 class FileStream:
     """The bytes of one open file. Use it in one thread.
 
     Attributes:
         position: of the next byte, in the file.
-        written_bytes: handed over by the disk.
-        waits, wait_s: how often, and how long, the disk was waited for.
     """
 
-    def __init__(self, lease: Lease, descriptor: int, where: str, window: Window) -> None:
-        self._lease = lease
+    def __init__(
+        self, lease: Lease, descriptor: int, where: str, window: Window, writes: Writes
+    ) -> None:
+        """Begin at the first byte.
+
+        Args:
+            where: the file, for people.
+            writes: counts them.
+        """
+        self._lease, self._writes = lease, writes
         self._descriptor, self._where = descriptor, where
         self._base, self._memory = lease.pool.address(0), lease.pool.memory()
-        self.position = self.written_bytes = self.waits = 0
-        self.wait_s = 0.0
+        self.position = 0
         self._submitted = 0  # file position up to which bytes were handed to the queue
         self._in_flight: dict[int, tuple[int, int]] = {}  # offset in memory → (in the file, bytes)
         self._enter(window)
@@ -131,11 +151,11 @@ class FileStream:
         failures = []
         started = time.perf_counter()
         completions = self._lease.queue.wait()
-        self.wait_s += time.perf_counter() - started
-        self.waits += 1
+        self._writes.wait_s += time.perf_counter() - started
+        self._writes.waits += 1
         for start, done, code in completions:
             offset, size = self._in_flight.pop(start)
-            self.written_bytes += done
+            self._writes.done_bytes += done
             if code or done != size:
                 failures.append(self._error(offset, size, done, code))
         if failures:

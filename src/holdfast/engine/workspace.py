@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import c_uint8
 from math import prod
 from typing import TypeVar
 
@@ -28,24 +29,29 @@ class Workspace:
     """Memory in huge pages that one task after the other takes from; each begins with `clear`."""
 
     def __init__(self) -> None:
-        self._pieces: list[torch.Tensor] = []
-        self._piece = self._used = 0
+        self._pieces: list[Pool] = []
+        self.clear()
 
     def clear(self) -> None:
         """Let all of it be taken again."""
-        self._piece = self._used = 0
+        self._next = self._at = self._end = 0  # the piece after this one; what is free of this one
 
-    def take(self, size_bytes: int) -> torch.Tensor:
-        """Return so many bytes, aligned as vectors like it, which stay until `clear`."""
-        while self._piece < len(self._pieces):
-            piece, start = self._pieces[self._piece], -(-self._used // ALIGN_BYTES) * ALIGN_BYTES
-            if start + size_bytes <= piece.nbytes:
-                self._used = start + size_bytes
-                return piece[start : start + size_bytes]
-            self._piece, self._used = self._piece + 1, 0
-        memory = Pool(max(PIECE_BYTES, size_bytes), 1).memory()
-        self._pieces.append(torch.frombuffer(memory, dtype=torch.uint8))
-        return self.take(size_bytes)
+    def take(self, size_bytes: int) -> int:
+        """Return the address of so many bytes, aligned for vectors, which stay until `clear`."""
+        while self._at + size_bytes > self._end:
+            if self._next == len(self._pieces):
+                self._pieces.append(Pool(max(PIECE_BYTES, size_bytes), 1))
+            piece = self._pieces[self._next]
+            self._next, self._at = self._next + 1, piece.address(0)
+            self._end = self._at + piece.slot_bytes
+        taken = self._at
+        self._at += -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        return taken
+
+
+def bytes_at(address: int, size_bytes: int) -> torch.Tensor:
+    """Return memory as a tensor of bytes; whoever has it keeps the memory there."""
+    return torch.frombuffer((c_uint8 * size_bytes).from_address(address), dtype=torch.uint8)
 
 
 _kept: deque[Workspace] = deque()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .._core import checksum
-from ..codecs.base import Payload
 from ..errors import NoSpaceError, StoreError
 from ..format import spec
 from ..format.data_file import align_payload, chunk_seed, encode_footer, encode_header
@@ -24,7 +23,7 @@ from ..layout import Shard, chunk_count, chunks_of
 from ..options import SLOT_BYTES
 from ..stores.base import Store
 from .pool import Lease
-from .stream import FileStream, Window
+from .stream import FileStream, Window, Writes
 
 ENCODED_SLOTS = 4  # of the window that payloads pass through when they are not staged in place
 FOOTER_ROOM_BYTES = 64 << 10  # allocated beside the payloads; a longer footer extends the file
@@ -54,6 +53,10 @@ class WriterPlan:
     def starting_at(self, number: int) -> "WriterPlan":
         """Return the same plan under other file numbers."""
         return replace(self, first_number=number)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a file may have so many bytes before the rest of its footer."""
+        return size_bytes + FOOTER_ROOM_BYTES <= self.file_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,11 @@ def lay_out(plan: WriterPlan, shards: Iterable[Shard]) -> Images:
     windows: list[Window] = []
     start = position = rows_bytes = 0
     for shard in shards:
-        if not position or not _goes_on(plan, position, rows_bytes, shard):
+        more = _bytes_of(shard, chunk_count(shard, plan.header.chunk_elements))
+        if not position or not plan.has_room(position + rows_bytes + sum(more)):
             windows += [(start, start + _page_up(position))] if position else []
             start, position, rows_bytes = start + _page_up(position), spec.DATA_HEADER_BYTES, 0
-        rows_bytes += _row_bytes(plan, shard)
+        rows_bytes += more[1]
         for chunk in chunks_of(shard, plan.header.chunk_elements):
             at = align_payload(position, chunk.size_bytes)
             offsets.append(start + at)
@@ -102,7 +106,12 @@ def lay_out(plan: WriterPlan, shards: Iterable[Shard]) -> Images:
 
 
 class DataFileWriter:
-    """One rank's data files, one after the other. Use it in one thread."""
+    """One rank's data files, one after the other. Use it in one thread.
+
+    Attributes:
+        writes: of all files, without fsync; durable when `finish` returns.
+        sync_s: how long fsync took.
+    """
 
     def __init__(
         self,
@@ -120,31 +129,12 @@ class DataFileWriter:
         self._images = images
         self._remaining_bytes = plan.payload_bytes
         self.next_number = plan.first_number
+        self.writes, self.sync_s = Writes(), 0.0
         self.tables: list[Table] = []
         self._names: list[str] = []
-        self._descriptor = -1  # of the file being written, between `begin_shard` and `finish`
-        self._streams: list[FileStream] = []  # of every file; the last one is being written
+        self._descriptor = -1  # of the file being written, between `begin` and `finish`
+        self._stream: FileStream  # its bytes
         self._rows_bytes = 0
-        self.sync_s = 0.0
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes that the disk has handed over; durable when `finish` returns."""
-        return sum(stream.written_bytes for stream in self._streams)
-
-    @property
-    def waits(self) -> int:
-        """How often the disk was waited for."""
-        return sum(stream.waits for stream in self._streams)
-
-    @property
-    def wait_s(self) -> float:
-        """How long the disk was waited for, without fsync."""
-        return sum(stream.wait_s for stream in self._streams)
-
-    @property
-    def _stream(self) -> FileStream:
-        return self._streams[-1]
 
     def begin(self, *shards: Shard) -> list[int]:
         """Start the rows of shards; goes on in a new file when this one would grow too large.
@@ -152,15 +142,18 @@ class DataFileWriter:
         Returns:
             the row of each one's first chunk.
         """
+        chunk_elements = self._plan.header.chunk_elements
+        counts = [chunk_count(shard, chunk_elements) for shard in shards]
+        more = [_bytes_of(*each) for each in zip(shards, counts, strict=True)]
+        end = self._rows_bytes + sum(map(sum, more))
         if self._descriptor < 0:
             self._open_file()
-        elif not _goes_on(self._plan, self._stream.position, self._rows_bytes, *shards):
+        elif not self._plan.has_room(self._stream.position + end):
             self._close_file()
             self._open_file()
-        self._rows_bytes += sum(_row_bytes(self._plan, shard) for shard in shards)
+        self._rows_bytes += sum(rows for _, rows in more)
         self._begun = len(self._rows.shards)
-        chunk_elements = self._plan.header.chunk_elements
-        return [self._rows.add_shard(shard, chunk_count(shard, chunk_elements)) for shard in shards]
+        return [self._rows.add_shard(*each) for each in zip(shards, counts, strict=True)]
 
     def end(self, *digests: bytes) -> None:
         """Take the digests of the shards, all of whose chunks have been appended."""
@@ -180,12 +173,12 @@ class DataFileWriter:
             at = align_payload(stream.position, size_bytes, mode)
         return stream.room(at, size_bytes), self._seed(row)
 
-    def append(self, row: int, payload: Payload, payload_checksum: int) -> None:
+    def append(self, row: int, size_bytes: int, mode: int, payload_checksum: int) -> None:
         """Add the payload that now stands where `reserve` said."""
         at = self._stream.position
-        self._rows.set_chunk(row, payload.size_bytes, payload.mode, at, payload_checksum)
-        self._stream.advance(payload.size_bytes)
-        self._remaining_bytes -= payload.size_bytes
+        self._rows.set_chunk(row, size_bytes, mode, at, payload_checksum)
+        self._stream.advance(size_bytes)
+        self._remaining_bytes -= size_bytes
 
     def append_empty(self, row: int, mode: int) -> None:
         """Add a payload of no bytes, which stands nowhere."""
@@ -234,7 +227,7 @@ class DataFileWriter:
             window = self._images.windows[self.next_number - self._plan.first_number]
         elif self._images:
             window = self._images.footers
-        self._streams.append(FileStream(self._lease, self._descriptor, where, window))
+        self._stream = FileStream(self._lease, self._descriptor, where, window, self.writes)
         self.next_number += 1
         save_id, rank = self._plan.header.save_id, self._plan.rank
         self._stream.put(encode_header(save_id, rank, self._rows.number))
@@ -277,18 +270,11 @@ class DataFileWriter:
             self._store.close(descriptor)
 
 
-def _goes_on(plan: WriterPlan, position: int, rows_bytes: int, *shards: Shard) -> bool:
-    """Whether shards go into the file that has come to ``position``, with its whole footer."""
-    for shard in shards:
-        position += chunk_count(shard, plan.header.chunk_elements) * spec.LARGE_ALIGN_BYTES
-        position += shard.size_bytes + _row_bytes(plan, shard)
-    return position + rows_bytes + FOOTER_ROOM_BYTES <= plan.file_bytes
-
-
-def _row_bytes(plan: WriterPlan, shard: Shard) -> int:
-    """Return the bytes a shard takes in the footer at most: its rows, its tensor's name."""
-    rows = chunk_count(shard, plan.header.chunk_elements) + 2 + len(shard.box.shape)
-    return CHUNK_ROW_BYTES * rows + 4 * len(repr(shard.tensor.path)) + 256
+def _bytes_of(shard: Shard, chunks: int) -> tuple[int, int]:
+    """Return the bytes a shard takes at most: payloads; in the footer, rows and tensor's name."""
+    rows = chunks + 2 + len(shard.box.shape)
+    rows_bytes = CHUNK_ROW_BYTES * rows + 4 * len(repr(shard.tensor.path)) + 256
+    return chunks * spec.LARGE_ALIGN_BYTES + shard.size_bytes, rows_bytes
 
 
 def _page_up(position: int) -> int:
