@@ -3,6 +3,7 @@
 Payloads are fuzzed by ctest: `make check`.
 """
 
+import json
 import random
 from collections.abc import Callable, Iterator
 
@@ -47,6 +48,25 @@ def test_both_readers_say_the_same(target: Callable[[bytes], None]) -> None:
             target(data)
         except Exception as error:
             raise AssertionError(f"seed {SEED}, input {number}: {data!r}") from error
+
+
+UNKNOWN, NAMELESS = {"name": "zip", "level": 3}, {"groups": []}
+SINCE, BASE = {"since": "9.0"}, {"name": "base", "since": "0.1.0"}
+FOUND = {  # by fuzzing: what one reader took, or called newer, and the other refused
+    "a dimension of the mesh past 2^63": ("mesh", {"shape": [8**30, 2], "names": ["a", "b"]}),
+    "a codec without a name behind an unknown one": ("codecs", [UNKNOWN, NAMELESS]),
+    "an unknown codec behind one with strange keys": ("codecs", [{"name": "raw", "x": 1}, UNKNOWN]),
+    "a feature without its keys behind an unknown one": ("features", [{"name": "x", **SINCE}, {}]),
+    "an unknown feature behind one that stands twice": (
+        "features",
+        [BASE, BASE, {"name": "x", **SINCE}],
+    ),
+}
+
+
+@pytest.mark.parametrize("key, value", FOUND.values(), ids=FOUND)
+def test_both_readers_say_the_same_of_what_was_found(key: str, value: object) -> None:
+    parsers.header(json.dumps(json.loads(parsers.EMPTY) | {key: value}).encode())
 
 
 def test_both_readers_say_the_same_of_a_changed_checkpoint(checkpoint: parsers.Directory) -> None:

@@ -258,25 +258,30 @@ def _decode_group(entry: dict[str, Any], tensors: Sequence[Tensor]) -> Group:
 
 def _check_known(values: dict[str, Any]) -> set[str]:
     """Tell a newer checkpoint from a damaged one; return the features it uses."""
-    found: set[str] = set()
-    for feature in entries(values, "features"):
+    features = entries(values, "features")
+    for feature in features:
         keys(feature, {"name", "since"}, "feature")
-        name, since = (text(feature[key], f"{key} of a feature") for key in ("name", "since"))
+    told = [[text(f[key], f"{key} of a feature") for key in ("name", "since")] for f in features]
+    for name, since in told:
         if name not in _FEATURES:
             raise VersionError(
                 f"it uses the feature {name!r:.80}, which holdfast {since:.80} and newer read. "
                 "Upgrade holdfast"
             )
+    found: set[str] = set()
+    for name, _ in told:
         if name in found:
             raise CorruptError(f"its JSON header names the feature {name!r} twice")
         found.add(name)
-    for codec in entries(values, "codecs"):
-        if (name := text(codec.get("name"), "the name of a codec")) not in spec.MODES:
+    codecs = entries(values, "codecs")
+    for name in [text(codec.get("name"), "the name of a codec") for codec in codecs]:
+        if name not in spec.MODES:
             raise VersionError(
                 f"it uses the codec {name!r:.80}, which this holdfast does not know. "
                 f"It was written by {values.get('written_by')!r:.80}; upgrade holdfast"
             )
-        keys(codec, {"name"} if name == spec.CODEC_RAW else {"name", "groups"}, "codec")
+    for codec in codecs:
+        keys(codec, {"name"} if codec["name"] == spec.CODEC_RAW else {"name", "groups"}, "codec")
     return found
 
 
