@@ -4,6 +4,7 @@
 thread, which meets the other ranks without collectives.
 """
 
+import errno
 import json
 import logging
 import os
@@ -305,6 +306,8 @@ def _finish(
             written.answer = b"\n".join([record, objects, losses, encode_written(tables)])
     except BaseException as error:
         discard(store, header.save_id, ranks.rank, written, error)
+        if written.others is not None and getattr(error, "errno", 0) == errno.ENOENT:
+            raise written.others from error  # who failed first has removed what was written here
         raise
     records, told = [], [answer.split(b"\n", 3) for answer in written.answers]
     with Outcome(ranks), ledger.timed("commit"):

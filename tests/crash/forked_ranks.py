@@ -4,6 +4,7 @@ To be imported before anything saves or loads: it makes the pools of this proces
 """
 
 import dataclasses
+import faulthandler
 import os
 import select
 import shutil
@@ -32,6 +33,7 @@ OPTIONS = dataclasses.replace(crash_content.OPTIONS, pool_bytes=2 << 20)
 PEER_EXIT, FAILED_EXIT = 3, 4  # what a survivor says: PeerError, or anything else
 COLLECTIVE_TIMEOUT_S = 120.0
 POLL_S = 0.002
+TELL_S = 1.0
 
 
 def load_everything(root: Path, codecs: "Iterable[str | Codec]" = ("raw",)) -> None:
@@ -51,6 +53,7 @@ def fork(main: Callable[[int], None], rank: int) -> int:
     if child:
         return child
     status = FAILED_EXIT
+    faulthandler.register(signal.SIGUSR1)  # every thread tells where it is: see `reap`
     try:
         main(rank)
         status = 0
@@ -117,7 +120,7 @@ def await_death(child: int, within_s: float) -> bool:
 
 
 def reap(children: Mapping[int, int], within_s: float) -> tuple[dict[int, int], list[int]]:
-    """Wait for all children; kill those that still run after so long.
+    """Wait for all children; let those that still run after so long say where, and kill them.
 
     Returns:
         how each rank ended, as `os.waitstatus_to_exitcode` says; the ranks that had to be killed.
@@ -132,6 +135,8 @@ def reap(children: Mapping[int, int], within_s: float) -> tuple[dict[int, int], 
                 ended[rank] = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > until and rank not in late:
                 late.append(rank)
+                os.kill(children[rank], signal.SIGUSR1)
+                time.sleep(TELL_S)
                 os.kill(children[rank], signal.SIGKILL)
         time.sleep(POLL_S)
     return ended, late

@@ -1,5 +1,6 @@
 """What several ranks hold together: merged, deduplicated, and refused where they disagree."""
 
+import errno
 import random
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ import torch
 
 import holdfast
 from format.simulated_ranks import Piece, cut, pieces, run_ranks, save_pieces
-from holdfast.errors import PeerError, StateError
+from holdfast.errors import HoldfastError, PeerError, StateError, StoreError
 from holdfast.layout import Box, Tensor, first_gap, tiling_fault, whole
 from holdfast.options import SLOT_BYTES
 from holdfast.plan.requests import (
@@ -200,6 +201,38 @@ def test_a_rank_that_fails_fails_all_and_leaves_nothing(new_path: NewPath) -> No
         assert isinstance(error, PeerError)
         assert (error.rank, error.cause.split(":")[0]) == (1, "StateError")
     assert not path.exists()
+
+
+@pytest.mark.parametrize("first_fails", [True, False])
+def test_a_rank_whose_directory_was_removed_names_the_one_that_failed(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, first_fails: bool
+) -> None:
+    """The coordinator removes what all have written, as soon as it knows that nobody commits."""
+    path, write = new_path(), holdfast._save.write_shards  # type: ignore[attr-defined]
+    errors: dict[int, BaseException] = {}
+
+    def failing(store: Any, lease: Any, plan: Any, *others: Any) -> Any:
+        error = StoreError("no such directory" if plan.rank else "the disk is broken")
+        error.errno = errno.ENOENT if plan.rank else errno.EIO
+        if plan.rank or first_fails:
+            raise error
+        return write(store, lease, plan, *others)
+
+    def save(group: Any) -> None:
+        try:
+            holdfast.save({"w": torch.arange(4000.0)}, path, group=group)
+        except HoldfastError as error:
+            errors[group.rank] = error
+
+    monkeypatch.setattr("holdfast._save.write_shards", failing)
+    run_ranks(2, save)
+    mine = errors[1]
+    if first_fails:
+        assert isinstance(mine, PeerError) and mine.cause == "StoreError: the disk is broken"
+        assert "the disk is broken" in str(errors[0])
+    else:
+        assert str(mine) == "no such directory"
+        assert isinstance(errors[0], PeerError) and errors[0].rank == 1
 
 
 def test_a_request_survives_the_wire() -> None:

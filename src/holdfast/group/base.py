@@ -118,6 +118,7 @@ class Phase:
         answers: those of all, in rank order, after the block; with ``gather`` only the coordinator
             gets them, and the others an empty list.
         promised: whether this rank may have told the others that its part is done.
+        others: what another rank failed with, or that it is lost; after the block.
     """
 
     def __init__(self, group: Group, *, gather: bool = False) -> None:
@@ -126,6 +127,7 @@ class Phase:
         self.answer = b""
         self.answers: list[bytes] = []
         self.promised = False
+        self.others: HoldfastError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -142,16 +144,21 @@ class Phase:
         if error is not None:
             # Whatever it is: the peers must learn of a KeyboardInterrupt too, or wait for ever.
             message = _BAD + f"{type(error).__name__}: {error}".encode(errors="replace")
+        self.others = self._meet(message)
+        if self.others is not None and error is None:
+            raise self.others  # else this rank's own error says more
+
+    def _meet(self, message: bytes) -> HoldfastError | None:
+        """Exchange; return what another rank met."""
         try:
             verdicts = self._exchange(message)
-        except HoldfastError:
-            if error is None:
-                raise
-            return  # this rank's own error says more than the loss of the others
-        for rank, verdict in enumerate(verdicts if error is None else ()):
-            if verdict[:1] == _BAD:
+        except HoldfastError as lost:
+            return lost
+        for rank, verdict in enumerate(verdicts):
+            if verdict[:1] == _BAD and rank != self._group.rank:
                 cause = verdict[1:].decode(errors="replace")
-                raise PeerError(f"rank {rank} failed: {cause}", rank=rank, cause=cause)
+                return PeerError(f"rank {rank} failed: {cause}", rank=rank, cause=cause)
+        return None
 
     def _exchange(self, message: bytes) -> list[bytes]:
         if not self._gather:

@@ -89,7 +89,8 @@ def find_modules(
         return
     elif isinstance(value, (Mapping, list, tuple)):
         for key, item in items_of(value):
-            yield from find_modules(item, (*path, plain_key(key)), (*above, id(value)))
+            if not isinstance(item, torch.Tensor):  # of which there are many
+                yield from find_modules(item, (*path, plain_key(key)), (*above, id(value)))
 
 
 def plain_key(key: Key) -> Key:
