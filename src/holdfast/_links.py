@@ -36,14 +36,15 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
     """Choose what the checkpoint at ``store`` is to be made from; None: it stands by itself.
 
     The one that this process saved last in the same directory; else the newest step before it.
+    Steps are made from steps alone, and nothing else is: retention looks at no others.
     Run by the coordinator, which tells the others.
     """
     if codec is None or codec.every == 1:
         return None
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
-    is_own = bool(location)
-    if not (location and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
+    is_own = bool(location) and _is_step(location) == _is_step(store.location)
+    if not (is_own and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
         location, is_own = step_before(store), False
     if not location:
         return None
@@ -64,6 +65,10 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
         return None
     digest = content_digest(table)
     return {"name": name, "digest": digest, "links": links, "save_id": table.header.save_id}
+
+
+def _is_step(location: str) -> bool:
+    return step_of(os.path.basename(location)) is not None
 
 
 def step_before(store: "LocalStore") -> str:

@@ -402,6 +402,31 @@ def test_retention_keeps_what_kept_steps_need(new_path: NewPath) -> None:
     assert holds(at(root, 14), state)
 
 
+def test_what_is_no_step_is_made_from_no_step_and_no_step_from_it(new_path: NewPath) -> None:
+    """Retention looks at steps alone: the base of ``best`` would be let go under it."""
+    root, state = new_path(), trained(3)
+    codec, kept = codecs.Delta(every=8), {}
+    keep = Keep.latest(2)
+    with holdfast.Checkpointer(
+        root, every=1, keep=keep, codec=codec, options=OPTIONS
+    ) as checkpointer:
+        for step in range(1, 7):
+            state = stepped(state, step)
+            checkpointer.step(step, state)
+            checkpointer.wait()
+            if step in (2, 3):
+                kept[f"best-{step}"] = state
+                holdfast.save(state, root / f"best-{step}", codec=codec, options=OPTIONS)
+        base = manifest(at(root, 3)).table.header.base
+        assert base is not None and base.name == "step-00000002"
+        assert links(at(root, 6)) == 5
+        checkpointer.retire_after(3)
+    assert [links(root / name) for name in kept] == [0, 0]
+    assert all(holds(root / name, held) for name, held in kept.items())
+    shutil.rmtree(root / "best-2")
+    assert holdfast.open(at(root, 3)).verify() == []
+
+
 def test_two_runs_in_one_process_keep_their_own_bases(new_path: NewPath) -> None:
     one, other = new_path(), new_path()
     state = trained(3)
