@@ -57,6 +57,10 @@ REST_S = 0.3  # the survivors of most such saves are killed within so long, for 
 # A survivor learns of the struck save by its deadline, and ends with the next, which asks the
 # ranks' store, and asks again over a new connection, before it meets the others.
 GONE_S = SAVE_DEADLINE_S + OUTCOME_GRACE_S + 1 + 2 * ANSWER_S
+# In the foreground, by the timeout of the process group: once in some thousand times gloo does not
+# notice that a rank is gone while it gathers.
+GROUP_TIMEOUT_S = 20.0
+assert GROUP_TIMEOUT_S < GONE_S
 BEGUN_S = 60.0  # until all ranks have restored and saved as often as is asked
 NOTE_EVERY = 500  # rounds, where there is no terminal
 
@@ -177,7 +181,7 @@ def _round(
         os.close(reading)
         os.close(opening)
         os.read(waiting, 1)  # ends when all are forked: see below
-        join(f"round-{number}", port, rank, world_size)
+        join(f"round-{number}", port, rank, world_size, GROUP_TIMEOUT_S)
         _save_for_ever(root / "run", rank, writing, kill)
 
     children = {rank: fork(rank_main, rank) for rank in range(world_size)}
