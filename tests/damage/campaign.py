@@ -95,7 +95,7 @@ def try_case(subjects: list[Subject], seed: int, tally: Tally) -> None:
 def judge(subject: Subject, files: dict[str, bytes], where: str, tally: Tally, ranks: int) -> None:
     """Load and verify the checkpoint as it stands; count what comes of it."""
     harmless = subject.is_harmless(files)
-    loaded = _load(subject, where, tally, ranks)
+    loaded = _load(subject, files, where, tally, ranks)
     try:
         (seen,) = verify(subject.path)["checkpoints"]
         found = not seen["good"] or bool(seen["spared"])  # a fault of a base that costs nothing
@@ -117,7 +117,7 @@ def judge(subject: Subject, files: dict[str, bytes], where: str, tally: Tally, r
     tally.outcomes["unharmed" if loaded else "refused"] += 1
 
 
-def _load(subject: Subject, where: str, tally: Tally, ranks: int) -> bool:
+def _load(subject: Subject, files: dict[str, bytes], where: str, tally: Tally, ranks: int) -> bool:
     """Whether a full load by so many ranks succeeds; wrong data in the targets is a fault."""
     targets = [subject.target]
     try:
@@ -144,7 +144,7 @@ def _load(subject: Subject, where: str, tally: Tally, ranks: int) -> bool:
         tally.faults.append(f"{where}: {error!r:.300}")
         return False
     finally:
-        if not all(target.is_right() for target in targets):
+        if not all(target.is_right(subject.truth(files)) for target in targets):
             tally.faults.append(f"{where}: wrong data in a target")
         for target in targets:
             target.reset()

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from format.make_golden import ALL_CASES
 from format.simulated_ranks import Piece, pieces, save_pieces
 from holdfast import Options
 from holdfast.engine.basis import forget_bases
+from holdfast.format.spec import MANIFEST_NAME
 
 from .generator import Scene
 
@@ -65,11 +66,16 @@ class Target:
         """Whether it holds what was saved."""
         return torch.equal(self.flat, self.truth) and repr(values_of(self.state)) == self.values
 
-    def is_right(self) -> bool:
-        """Whether each byte is as it was saved, or was not filled."""
+    def is_right(self, truth: torch.Tensor | None = None) -> bool:
+        """Whether each byte is as it was saved, or was not filled.
+
+        Args:
+            truth: what was saved, if not what this was made from.
+        """
         if torch.equal(self.flat, self.unfilled):
             return True
-        return bool(((self.flat == self.truth) | (self.flat == self.unfilled)).all())
+        saved = self.truth if truth is None else truth
+        return bool(((self.flat == saved) | (self.flat == self.unfilled)).all())
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -118,6 +124,12 @@ class Subject:
     scene: Scene
     target: Target
     second: Target  # of another rank
+    others: Mapping[bytes, torch.Tensor]  # by their MANIFEST, the bytes of the others of the scene
+
+    def truth(self, files: dict[str, bytes]) -> torch.Tensor:
+        """What was saved under the MANIFEST that is there, which may be that of another whole."""
+        manifest = files.get(f"{self.scene.top}/{MANIFEST_NAME}", b"")
+        return self.others.get(manifest, self.target.truth)
 
     @contextmanager
     def damaged(self, files: dict[str, bytes]) -> Iterator[None]:
@@ -183,10 +195,14 @@ def make(name: str, root: Path) -> Subject:
     own, *others = (_save(name, root / place, seed) for seed, place in enumerate(("", ".a", ".b")))
     with holdfast.open(own, options=OPTIONS) as checkpoint:
         targets = [Target(checkpoint.state()) for _ in range(2)]
+    truths = {}
+    for path in others:
+        with holdfast.open(path, options=OPTIONS) as checkpoint:
+            truths[(path / MANIFEST_NAME).read_bytes()] = Target(checkpoint.state()).truth
     files, *rest = (_files(path.parent) for path in (own, *others))
     for path in others:
         shutil.rmtree(path.parent)
-    return Subject(name, root, own, Scene(files, rest, own.name), *targets)
+    return Subject(name, root, own, Scene(files, rest, own.name), *targets, truths)
 
 
 def _files(root: Path) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -126,3 +127,12 @@ def test_a_check_that_is_left_out_is_noticed(subjects: list[Subject], what: str)
                 break
     assert any(re.search(text, fault) for fault in tally.faults), (tally.cases, tally.faults[:5])
     print(f"{what}: noticed by case {tally.cases}: {tally.faults[-1]}")
+
+
+def test_another_save_in_its_place_is_judged_by_what_that_holds(subjects: list[Subject]) -> None:
+    """The MANIFEST of another save, whose data were damaged then: bytes of that are right."""
+    seed, (subject,) = 5016818, [s for s in subjects if s.name == "before"]
+    try_case([subject], seed, tally := Tally())
+    assert (tally.faults, tally.outcomes["refused"]) == ([], 1)
+    try_case([replace(subject, others={})], seed, tally)
+    assert len(tally.faults) == 1 and "wrong data in a target" in tally.faults[0]
