@@ -36,6 +36,7 @@ class Saved:
     step: int
     value: int
     job: int
+    began: float
 
 
 class Oracle:
@@ -63,7 +64,7 @@ class Oracle:
     def saving(self, save_id: str) -> None:
         """Take note of a save that begins."""
         process = self.scheduler.current.process
-        self.saves[save_id] = Saved(*process.saving, process.job)
+        self.saves[save_id] = Saved(*process.saving, process.job, self.scheduler.now)
 
     def take(self, job: int, epoch: int) -> None:
         """Take note of an epoch that a job holds."""
@@ -137,12 +138,14 @@ class Oracle:
     def _removed(self, process: Process, path: str) -> None:
         """Data of another job goes with its step, by a rebase, or when it is a day old.
 
-        Where the disk's clock has jumped that cannot be asked for: then a save may have to fail.
+        Where the disk's clock has jumped that cannot be asked for: then a save may have to fail. So
+        may one that goes on after it was frozen for a day, right when it has been looked at.
         """
         *_, step, _, save_id, _ = path.split("/")
         file = self._disk.node(path)
-        is_young = isinstance(file, SimFile) and self.scheduler.now - file.written < GRACE_S
-        is_own = process.is_plain or self.saves[save_id].job == process.job
+        save, old = self.saves[save_id], self.scheduler.now - GRACE_S
+        is_young = isinstance(file, SimFile) and file.written > old and save.began > old
+        is_own = process.is_plain or save.job == process.job
         is_let_go = step_of(step) in process.retired or save_id in self._retired_saves
         if is_young and not (is_own or is_let_go or self.counts["jump"] > self._jumps):
             self.fault(f"{process.name} sweeps {path}, which is young")
