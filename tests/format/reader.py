@@ -205,9 +205,8 @@ def read_header(content):
     check(1 <= header["world_size"] < 2**32 and (header["step"] or 0) < 2**53, "integers")
     check(1 <= header["chunk_elements"] <= 2**20, "chunk_elements")
     mesh = {"shape": [], "names": []} if header["mesh"] is None else header["mesh"]
-    check(fits(mesh, {"shape": [int], "names": [str]}), "mesh")
-    check(all(0 <= n < 2**63 for n in mesh["shape"]), "mesh")
-    check(len(mesh["shape"]) == len(mesh["names"]), "mesh")
+    same = fits(mesh, {"shape": [int], "names": [str]}) and len({*map(len, mesh.values())}) == 1
+    check(same and all(0 <= n < 2**63 for n in mesh["shape"]), "mesh")
     check({type(n) for n in decode(header["metrics"]).values()} <= {int, float}, "metrics")
     for tensor in header["tensors"]:
         shape, element_bytes = tensor["shape"], DTYPE_BYTES.get(tensor["dtype"], 0)
