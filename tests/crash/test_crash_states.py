@@ -11,7 +11,9 @@ from crash_ranks import ThreadGroup, run_ranks
 from disk_model import crash_states, materialize
 
 import holdfast
+from holdfast import _run
 from holdfast.errors import AlreadyCommittedError, StoreError
+from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault
 
 SEED = int(os.environ.get("CRASH_SEED", "1"))
@@ -70,6 +72,29 @@ def test_a_run_with_retention_survives_a_power_cut_at_any_moment(
             made.acknowledge("run", step)
     count, faults = run_states(made, scratch, "run", keep=keep, seed=SEED, subsets=SUBSETS)
     assert count > 500
+    assert_kept(faults)
+
+
+def test_a_step_whose_removal_was_reported_as_failed_goes_whole(
+    scratch: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its MANIFEST is gone, but not durably, when its data is taken for that of a dead save."""
+    remove = LocalStore.remove
+
+    def remove_silently(self: LocalStore, name: str) -> None:
+        remove(self, name)
+        if name == "MANIFEST":
+            raise StoreError("unlink: the reply was lost")
+
+    monkeypatch.setattr(LocalStore, "remove", remove_silently)
+    monkeypatch.setattr(_run, "GRACE_S", -3600)
+    with record(disk) as made:
+        run = holdfast.Checkpointer(disk / "run", keep=holdfast.Keep.latest(1), options=OPTIONS)
+        for step in (1, 2):
+            run.save(step, make_state(step))
+            made.acknowledge("run", step)
+    assert not (disk / "run" / "step-00000001").exists()
+    _, faults = run_states(made, scratch, "run", keep=1, seed=SEED, subsets=SUBSETS)
     assert_kept(faults)
 
 

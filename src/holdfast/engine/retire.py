@@ -82,7 +82,6 @@ def retire(store: LocalStore) -> None:
     if store.exists(spec.SIGNATURE_NAME):  # of nothing, were it to outlive the manifest
         store.remove(spec.SIGNATURE_NAME)
     store.remove(spec.MANIFEST_NAME)
-    store.sync_directory()
     for save in _saves(store):
         _remove_save(store, save)
     store.remove_directory(spec.DATA_DIRECTORY)
@@ -139,6 +138,7 @@ def _remove_save(store: LocalStore, save: str) -> bool:
     store.bar(bar)
     is_dead = _published(store) != save
     if is_dead:
+        store.sync_directory()  # or a power cut brings a MANIFEST back whose removal nobody synced
         for file in store.list(below):
             store.remove(f"{below}/{file.name}")
         store.remove_directory(below)
