@@ -90,9 +90,9 @@ class Round:
         time.sleep(self.rng.uniform(0, 0.15))
         return job
 
-    def await_background(self, job: Job, step: int = 2) -> None:
+    def await_background(self, job: Job) -> None:
         """Wait until all ranks save a step in the background, and somewhat longer."""
-        if not job.hear(lambda: job.seen("waits", step)):
+        if not job.hear(job.is_in_background):
             self.faults.append("no save in the background to be struck")
         time.sleep(self.rng.uniform(0, 0.08))
 
