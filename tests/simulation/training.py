@@ -156,14 +156,15 @@ class Rank:
                 self._process.is_plain = False
 
     def _go_back(self, checkpointer: Checkpointer, step: int) -> int:
-        steps = [s for s in checkpointer.steps() if s < step] if self._job.size == 1 else []
-        if not steps:
+        found = checkpointer.steps() if self._job.size == 1 else []
+        target = max((s for s in found if s < step), default=None)
+        if target is None:
             return step
-        checkpointer.restore(self._into, step=steps[-1])
-        self._process.forced |= set(range(steps[-1] + 1, step + 9))
-        checkpointer.retire_after(steps[-1])
+        checkpointer.restore(self._into, step=target)
+        self._process.forced |= set(range(target + 1, found[-1] + 9))
+        checkpointer.retire_after(target)
         self._oracle.counts["went back"] += 1
-        return steps[-1]
+        return target
 
     def _save_plainly(self) -> None:
         job, process = self._job, self._process
