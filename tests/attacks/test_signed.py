@@ -19,6 +19,7 @@ from format import reader
 from format.forge import Forgery
 from format.simulated_ranks import pieces, run_ranks, save_pieces
 from holdfast import Options
+from holdfast._core import xxh3_128
 from holdfast.cli import main
 from holdfast.engine.trust import read_private_key, read_public_key
 from holdfast.errors import CorruptError, OptionError, TrustError
@@ -289,6 +290,18 @@ def test_a_signature_of_another_size_is_refused(signed: Path, keys: Path, size: 
     (signed / "SIGNATURE").write_bytes(content[:size].ljust(size, b"\0"))
     for options in (Options(), trusting(keys)):
         with pytest.raises(CorruptError, match="SIGNATURE"):
+            holdfast.load(signed, into=target(), options=options)
+    with pytest.raises(reader.Corrupt):
+        reader.read(signed)
+
+
+@pytest.mark.parametrize("place", [0, 8, 12])  # magic, version, zero
+def test_a_signature_that_begins_otherwise_is_refused(signed: Path, keys: Path, place: int) -> None:
+    content = bytearray((signed / "SIGNATURE").read_bytes()[:-16])
+    content[place] += 1
+    (signed / "SIGNATURE").write_bytes(bytes(content) + xxh3_128(bytes(content)))
+    for options in (Options(), trusting(keys)):
+        with pytest.raises(CorruptError, match="it begins with"):
             holdfast.load(signed, into=target(), options=options)
     with pytest.raises(reader.Corrupt):
         reader.read(signed)

@@ -1,5 +1,7 @@
 """What a commit, and what goes with it in a run's directory, does where it seldom gets to."""
 
+import errno
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 import holdfast
 from holdfast import Keep
 from holdfast._run import METRICS_NAME, Run
-from holdfast.engine import commit
+from holdfast.engine import commit, retire
 from holdfast.errors import CorruptError, OptionError, PeerError, StateError, StoreError
 from holdfast.format import rows, spec
 from holdfast.group.base import Phase
@@ -23,6 +25,15 @@ SAVE_ID = "0" * 32
 
 def save(path: Path) -> None:
     holdfast.save({"w": torch.ones(3)}, path)
+
+
+def failing(number: int) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        error = StoreError("the disk does not work")
+        error.errno = number
+        raise error
+
+    return fail
 
 
 def left(path: Path) -> list[str]:
@@ -161,6 +172,59 @@ def test_a_full_disk_is_told_what_the_policy_keeps(new_path: NewPath) -> None:
     (Path(run.path(1)) / "data" / "stray").write_text("a file, where directories are")
     holdfast.save({}, run.path(2))
     assert "Steps kept here: 2, of 0.000 GB together (Keep.latest(2))" in run.advice()
+    assert "The policy is Keep.latest(2)" in run.room_advice()
+
+
+def test_steps_that_another_job_lets_go_of_meanwhile_are_no_fault(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, settle = Run(new_path(), Keep.latest(1)), Run._settle
+    save(Path(run.path(1)))
+    save(Path(run.path(2)))
+
+    def settle_too_late(self: Run) -> None:
+        for step in self.steps():
+            shutil.rmtree(self.path(step))
+        settle(self)
+
+    monkeypatch.setattr(Run, "_settle", settle_too_late)
+    run.tidy(2)
+    assert run.steps() == [] and caplog.messages == []
+
+
+def test_a_step_whose_manifest_is_gone_already_is_let_go(new_path: NewPath) -> None:
+    run = Run(new_path(), Keep.latest(1))
+    save(Path(run.path(1)))
+    (Path(run.path(1)) / spec.MANIFEST_NAME).unlink()
+    run.retire(1)
+    assert not Path(run.path(1)).exists()
+
+
+def test_a_mark_that_cannot_be_looked_for_is_not_taken_to_be_absent(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(path := new_path())
+    monkeypatch.setattr(LocalStore, "list", failing(errno.EIO))
+    with pytest.raises(StoreError, match="does not work"):
+        retire.is_leaving(LocalStore(str(path)))
+    monkeypatch.setattr(LocalStore, "list", failing(errno.ENOENT))
+    assert not retire.is_leaving(LocalStore(str(path)))
+
+
+def test_pending_manifests_that_cannot_be_decoded_stay(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are being written, or torn; those that cannot be read may be links of the base."""
+    save(path := new_path())
+    pending = path / f"{spec.PENDING_MANIFEST_PREFIX}{SAVE_ID}"
+    pending.write_bytes(b"the beginning of one")
+    retire.revoke_links(LocalStore(str(path)), "step-00000001")
+    monkeypatch.setattr(LocalStore, "get", failing(errno.ENOENT))
+    retire.revoke_links(LocalStore(str(path)), "step-00000001")
+    monkeypatch.setattr(LocalStore, "get", failing(errno.EIO))
+    with pytest.raises(StoreError, match="does not work"):
+        retire.revoke_links(LocalStore(str(path)), "step-00000001")
+    assert pending.exists()
 
 
 def test_a_run_that_was_there_and_is_gone_takes_no_step(new_path: NewPath) -> None:
