@@ -98,6 +98,25 @@ def test_a_step_whose_removal_was_reported_as_failed_goes_whole(
     assert_kept(faults)
 
 
+def test_a_save_that_was_let_go_of_before_it_was_told_goes_whole(
+    scratch: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply to `link()` is lost; meanwhile another job removes MANIFEST, but not durably."""
+    link = LocalStore._link
+
+    def link_silently(self: LocalStore, source: str, target: str) -> bool:
+        link(self, source, target)
+        self.vfs.unlink(target)
+        raise StoreError("link: the reply was lost")
+
+    monkeypatch.setattr(LocalStore, "_link", link_silently)
+    with record(disk) as made, pytest.raises(StoreError, match="the reply was lost"):
+        made.save("newer", 1)
+    assert not (disk / "newer").exists()
+    _, faults = checkpoint_states(made, scratch, seed=SEED, subsets=SUBSETS)
+    assert_kept(faults)
+
+
 def test_a_save_into_directories_that_others_just_made_survives_a_power_cut(
     scratch: Path, disk: Path
 ) -> None:

@@ -74,20 +74,22 @@ def commit(
         StateError: the ranks' boxes do not tile every tensor.
         StoreError: the disk failed, a rank wrote somewhere else, or the base is let go of.
     """
-    data = b""
+    data, is_checked = b"", False
     try:
         manifest, data = _manifest_of(store, header, planned, written)
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
 
         def check_all() -> None:
+            nonlocal is_checked
             check_present(store, manifest)
             check_base(store, manifest)
             check()
+            is_checked = True  # from here on MANIFEST may be there, whatever is said
 
         if not store.publish(spec.MANIFEST_NAME, pending, data, check_all):
             _settle_race(store, data)
     except BaseException as error:
-        if not data or _certainly_not_published(store, data):
+        if not is_checked or _certainly_not_published(store, data):
             remove_files(store, header.save_id)
         else:
             error.add_note(
@@ -112,7 +114,7 @@ def commit_again(
     Raises:
         StateError: the content is another; nothing was replaced.
     """
-    data = b""
+    data, is_checked = b"", False
     try:
         manifest, data = _manifest_of(store, header, planned, written)
         if content_digest(manifest.table) != digest:
@@ -121,9 +123,15 @@ def commit_again(
                 "was left as it is. 'holdfast verify --deep' says more"
             )
         pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
-        store.replace(spec.MANIFEST_NAME, pending, data, lambda: check_present(store, manifest))
+
+        def check() -> None:
+            nonlocal is_checked
+            check_present(store, manifest)
+            is_checked = True
+
+        store.replace(spec.MANIFEST_NAME, pending, data, check)
     except BaseException:
-        if not data or _certainly_not_published(store, data):
+        if not is_checked or _certainly_not_published(store, data):
             remove_files(store, header.save_id)
         raise
 
@@ -260,14 +268,15 @@ def _settle_race(store: Store, data: bytes) -> None:
 
 
 def _certainly_not_published(store: Store, data: bytes) -> bool:
-    """Return whether MANIFEST is absent or another save's; False when it cannot be read."""
+    """Return whether MANIFEST is absent for good or another save's; False when none can tell."""
+    name = spec.MANIFEST_NAME
     try:
-        if not store.exists(spec.MANIFEST_NAME):
-            return True
-        found = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+        if store.exists(name) and store.get(name, spec.MANIFEST_BYTES_MAX) == data:
+            return False
+        store.sync_path(name)  # it may have been there, until another job let go of it
     except StoreError:
         return False
-    return found != data
+    return True
 
 
 def _checkpoint_above(location: str) -> str:
