@@ -25,6 +25,7 @@ PAYLOADS = ("symbols", "lossless", "grid", "difference", "means", "steps", "excp
 PARSERS = ("value", "header", "table", "checkpoint")
 TARGETS = (*PAYLOADS, "encode", *PARSERS)
 MEMORY_MB = 1024  # of the process, with what a sanitizer takes for itself
+GUIDED_MB = 8192  # of one in Python: atheris keeps some 10 KB for each input of "checkpoint"
 ALLOCATION_MB = 64
 INPUT_S = 20
 # What is freed is kept apart for a while only: 256 MB of it would not fit a cache.
@@ -83,7 +84,7 @@ def fuzz(target: str, command: list[str], keep: Path, seconds: float, seed: int)
     unpack(target, found)
     options = {
         "max_total_time": max(1, round(seconds)),
-        "rss_limit_mb": MEMORY_MB,
+        "rss_limit_mb": GUIDED_MB if target in PARSERS else MEMORY_MB,
         "timeout": INPUT_S,
         "max_len": 4096,
         "print_final_stats": 1,
