@@ -1,5 +1,6 @@
 """What a process group can do, and the connection to its store that background saves have."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def test_a_store_whose_host_is_frozen_holds_nobody_up(
     new: Any = Ranks()
     group_module._connection(connected)
     host.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, host.pid, os.WSTOPPED)  # its threads go on for a moment
     for each in (connected, new):
         started = time.monotonic()
         with pytest.raises(PeerError, match="does not answer"):
