@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,19 @@ def test_a_link_whose_reply_was_lost_leaves_a_whole_checkpoint(
         holdfast.save(make_state(1), scratch / "place", options=OPTIONS)
     assert "whole and loads" in caught.value.__notes__[0]
     assert load_number(scratch / "place") == 1
+
+
+def test_a_save_whose_directory_is_gone_does_not_say_that_it_may_be_there(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_nothing(self: LocalStore, source: str, target: str) -> bool:
+        shutil.rmtree(scratch / "place")
+        return link(self, source, target)
+
+    monkeypatch.setattr(LocalStore, "_link", find_nothing)
+    with pytest.raises(StoreError, match="No such file") as caught:
+        holdfast.save(make_state(1), scratch / "place", options=OPTIONS)
+    assert not any("may be there" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("was_made", [True, False])

@@ -271,6 +271,8 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
     """Return whether MANIFEST is absent for good or another save's; False when none can tell."""
     name = spec.MANIFEST_NAME
     try:
+        if not store.exists(""):
+            return True
         if store.exists(name) and store.get(name, spec.MANIFEST_BYTES_MAX) == data:
             return False
         store.sync_path(name)  # it may have been there, until another job let go of it
