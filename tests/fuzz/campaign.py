@@ -25,7 +25,7 @@ PAYLOADS = ("symbols", "lossless", "grid", "difference", "means", "steps", "excp
 PARSERS = ("value", "header", "table", "checkpoint")
 TARGETS = (*PAYLOADS, "encode", *PARSERS)
 MEMORY_MB = 1024  # of the process, with what a sanitizer takes for itself
-GUIDED_MB = 8192  # of one in Python: atheris keeps some 10 KB for each input of "checkpoint"
+RUNS = {"checkpoint": 30_000}  # of one process: atheris keeps some 10 KB for each of its inputs
 ALLOCATION_MB = 64
 INPUT_S = 20
 # What is freed is kept apart for a while only: 256 MB of it would not fit a cache.
@@ -78,13 +78,25 @@ def shrink(target: str, command: list[str], keep: Path) -> None:
 
 def fuzz(target: str, command: list[str], keep: Path, seconds: float, seed: int) -> tuple[int, str]:
     """Run a target; return how many inputs it has met, and what it says where it fell."""
+    until, all_met = time.monotonic() + seconds, 0
+    while True:
+        met, words = _fuzz_once(target, command, keep, until - time.monotonic(), seed)
+        all_met, seed = all_met + met, seed + 1
+        if words or not met or time.monotonic() > until - 1:
+            return all_met, words
+
+
+def _fuzz_once(
+    target: str, command: list[str], keep: Path, seconds: float, seed: int
+) -> tuple[int, str]:
     found, crashes = keep / target, keep / "crashes"
     for path in (found, crashes):
         path.mkdir(parents=True, exist_ok=True)
     unpack(target, found)
     options = {
         "max_total_time": max(1, round(seconds)),
-        "rss_limit_mb": GUIDED_MB if target in PARSERS else MEMORY_MB,
+        "runs": RUNS.get(target, -1),
+        "rss_limit_mb": MEMORY_MB,
         "timeout": INPUT_S,
         "max_len": 4096,
         "print_final_stats": 1,
