@@ -29,6 +29,7 @@ class Process:
         self.saving = (0, 0)  # the step and the value that it saves
         self.forced: set[int] = set()  # steps that it retires because it is told to
         self.retired: set[int] = set()
+        self.tidied_at = 0.0  # when it last began to tidy
         self.is_plain = False  # what it saves is under no epoch
         self.flight: object = None  # the last save in the background
         self.last_link = ""

@@ -81,6 +81,7 @@ class Oracle:
 
     def tidying(self, step: int) -> None:
         """Take note of a step that is committed, before anything is let go for it."""
+        self.scheduler.current.process.tidied_at = self.scheduler.now
         value = self.value_at(step)
         if value is not None:
             self.acknowledge(step, value)
@@ -139,15 +140,16 @@ class Oracle:
         """Data of another job goes with its step, by a rebase, or when it is a day old.
 
         Where the disk's clock has jumped that cannot be asked for: then a save may have to fail. So
-        may one that goes on after it was frozen for a day, right when it has been looked at.
+        may one that goes on after it was frozen for a day, once the tidying that takes it has begun.
         """
         *_, step, _, save_id, _ = path.split("/")
         file = self._disk.node(path)
         save, old = self.saves[save_id], self.scheduler.now - GRACE_S
-        is_young = isinstance(file, SimFile) and file.written > old and save.began > old
+        is_young = isinstance(file, SimFile) and file.written > old
+        is_late = is_young and save.began <= old and file.written >= process.tidied_at
         is_own = process.is_plain or save.job == process.job
         is_let_go = step_of(step) in process.retired or save_id in self._retired_saves
-        if is_young and not (is_own or is_let_go or self.counts["jump"] > self._jumps):
+        if is_young and not (is_own or is_let_go or is_late or self.counts["jump"] > self._jumps):
             self.fault(f"{process.name} sweeps {path}, which is young")
 
     def _is_fenced(self, process: Process) -> bool:
