@@ -140,7 +140,7 @@ class Oracle:
         """Data of another job goes with its step, by a rebase, or when it is a day old.
 
         Where the disk's clock has jumped that cannot be asked for: then a save may have to fail. So
-        may one that goes on after it was frozen for a day, once the tidying that takes it has begun.
+        may one that goes on after it was frozen for a day, once tidying has begun.
         """
         *_, step, _, save_id, _ = path.split("/")
         file = self._disk.node(path)
