@@ -30,14 +30,15 @@ void bind_checksum(nb::module_& module) {
       "xxh3_64",
       [](nb::handle data, std::uint64_t seed) {
         const BufferView view(data);
-        return without_gil([&] { return xxh3_64(view.data(), view.size(), seed); });
+        return without_gil(view.size(), [&] { return xxh3_64(view.data(), view.size(), seed); });
       },
       "data"_a, "seed"_a = 0);
   module.def(
       "xxh3_128",
       [](nb::handle data) {
         const BufferView view(data);
-        return to_bytes(without_gil([&] { return xxh3_128(view.data(), view.size()); }));
+        return to_bytes(
+            without_gil(view.size(), [&] { return xxh3_128(view.data(), view.size()); }));
       },
       "data"_a);
   module.def(
