@@ -5,14 +5,15 @@ Knows which chunks need each other, and in which order they are made; no files.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import TracebackType
 
 import torch
 
+from .._core import checksum
 from ..codecs.base import Codec, Payload, Piece
 from ..codecs.groups import Unit
 from ..codecs.registry import LOSSLESS
@@ -21,13 +22,14 @@ from ..format import spec
 from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.references import NONE
+from ..format.rows import Place
 from ..layout import Chunk, Shard, chunks_of
 from ..plan.runs import ChunkRead, Run
 from .basis import Basis
 from .decode import decode
 from .encode import encode
 from .stage import Part, Staged, seal, stage, whole_of
-from .workspace import Threads, Workspace, block_at, borrow, bytes_at, give_back
+from .workspace import Segment, Threads, Workspace, block_at, borrow, bytes_at, give_back, room_of
 
 AHEAD = 2  # tasks encoded, and waiting to be written, besides what the threads are at
 TASK_BYTES = 8 << 20  # chunks make a task together up to so many: threads are not woken for less
@@ -36,18 +38,37 @@ TASK_BYTES = 8 << 20  # chunks make a task together up to so many: threads are n
 Find = Callable[[Shard], Part | list[int]]
 
 
+# Gives shards their places. None: only when what is ahead of them, of at most so many bytes, has
+# been written is it known whether they go into the same file.
+Begin = Callable[[Sequence[Shard], int], Sequence[Place] | None]
+Seed = Callable[[int], int]  # row of a chunk → seed of its checksum
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Chunk ``number`` of each shard of a unit: payloads, and digests of the elements."""
+    """Chunk ``number`` of each shard of a unit.
 
-    shards: tuple[Shard, ...]
+    Attributes:
+        is_last: whether the shards end with these.
+        digests: of each shard, those of its chunks; all are there when the last has been made.
+        payloads: in a segment; empty ones nowhere.
+    """
+
+    unit: Unit
+    places: Sequence[Place]
     number: int
     is_last: bool
-    payloads: list[Payload]
-    digests: list[bytes]
+    digests: Sequence[Sequence[bytes]]
+    payloads: Sequence[Payload]
+    checksums: Sequence[int]
     decoded_bytes: int
     stage_s: float
     encode_s: float
+
+    def rows(self) -> Iterator[tuple[int, Payload, int]]:
+        """Return (row, payload, checksum) of each chunk."""
+        rows = (place.first_chunk + self.number for place in self.places)
+        return zip(rows, self.payloads, self.checksums, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +78,18 @@ class _Work:
     Attributes:
         columns: of each of its shards, the chunks.
         parts: of each of its shards, what is held of it, or where its chunks stand.
+        digests: of each of its shards, those of its chunks, once they are known.
+        survey: what the codec is to know of all of it.
     """
 
     unit: Unit
     columns: Sequence[Sequence[Chunk]]
     parts: Sequence[Part | list[int]]
+    places: Sequence[Place]
+    digests: Sequence[list[bytes]]
     codec: Codec
     basis: Basis | None
+    survey: "Future[object] | None" = None
 
     def piece(self, number: int, addresses: Sequence[int]) -> Piece:
         """Describe chunk ``number`` of each shard, at these addresses."""
@@ -75,65 +101,93 @@ class _Work:
         return Piece(dotted(self.unit[-1][1].tensor.path), blocks, bases)
 
 
-_Chunks = tuple[_Work, int, "Future[object] | None"]  # a chunk of each shard, and the survey
+_Made = tuple[Segment, list[Encoded]]
+
+
+class _Tasks:
+    """Chunks of units, gathered to tasks; what threads make of them, in order.
+
+    Attributes:
+        pending_bytes: what is still to be taken has so many at most.
+    """
+
+    def __init__(self, seed: Seed) -> None:
+        self.threads = Threads()
+        self.pending_bytes = 0
+        self._seed = seed
+        self._gathered: list[tuple[_Work, int]] = []
+        self._gathered_bytes = 0
+        self._made: deque[tuple[int, Future[_Made]]] = deque()
+
+    def add(self, work: _Work, number: int) -> None:
+        """Add a chunk of each shard of a unit."""
+        more = sum(room_of(column[number].size_bytes) for column in work.columns)
+        if self._gathered and self._gathered_bytes + more > TASK_BYTES:
+            self.submit()
+        self._gathered.append((work, number))
+        self._gathered_bytes += more
+        self.pending_bytes += more
+
+    def submit(self) -> None:
+        """Let threads have what was gathered."""
+        if self._gathered:
+            made = self.threads.submit(_encode_all, self._gathered, self._seed)
+            self._made.append((self._gathered_bytes, made))
+            self._gathered, self._gathered_bytes = [], 0
+
+    def take(self, ahead: int) -> Iterator[_Made]:
+        """Yield what comes of the first ones, until so many are ahead."""
+        while len(self._made) > ahead:
+            size_bytes, made = self._made.popleft()
+            self.pending_bytes -= size_bytes
+            yield made.result()
+
+    def close(self) -> None:
+        """Wait for the threads, and drop what was not taken."""
+        self.threads.close(drop=True)
 
 
 def encode_ahead(
-    units: Sequence[Unit], find: Find, codec: Codec, chunk_elements: int, basis: Basis | None
-) -> Iterator[list[Encoded]]:
-    """Stage and encode all chunks of units; yield them in order, some at a time.
-
-    The payloads stay in memory until the next ones are asked for.
-
-    Args:
-        basis: what is known of the base; it becomes what is known of these.
-    """
-    threads = Threads()
-    ahead: deque[tuple[Workspace, Future[list[Encoded]]]] = deque()
-    try:
-        for task in _tasks(units, find, codec, chunk_elements, basis, threads):
-            room = borrow()
-            ahead.append((room, threads.submit(_encode_all, task, room)))
-            if len(ahead) > threads.count + AHEAD:
-                yield from _first(ahead)
-        while ahead:
-            yield from _first(ahead)
-    finally:
-        threads.close(drop=True)
-        for room, _ in ahead:
-            give_back(room)
-
-
-def _tasks(
     units: Sequence[Unit],
+    begin: Begin,
+    seed: Seed,
     find: Find,
     codec: Codec,
     chunk_elements: int,
     basis: Basis | None,
-    threads: Threads,
-) -> Iterator[list[_Chunks]]:
-    """Yield all chunks of units in order, small ones together."""
-    task: list[_Chunks] = []
-    size_bytes = 0
-    for unit in units:
-        columns = [list(chunks_of(shard, chunk_elements)) for _, shard in unit]
-        work = _Work(unit, columns, [find(shard) for _, shard in unit], codec, basis)
-        is_surveyed = codec.is_lossy and basis is not None and basis.is_base
-        survey = threads.submit(_survey, work) if is_surveyed else None
-        for number in range(len(columns[0])):
-            more = sum(column[number].size_bytes for column in columns)
-            if task and size_bytes + more > TASK_BYTES:
-                yield task
-                task, size_bytes = [], 0
-            task.append((work, number, survey))
-            size_bytes += more
-    if task:
-        yield task
+) -> Generator[_Made]:
+    """Stage and encode all chunks of units; yield them in order, some in each segment.
 
+    Who gets a segment closes it.
 
-def _first(ahead: deque[tuple[Workspace, "Future[list[Encoded]]"]]) -> Iterator[list[Encoded]]:
-    yield ahead[0][1].result()
-    give_back(ahead.popleft()[0])
+    Args:
+        begin: when it has returned None, it is called again after all before has been yielded.
+        basis: what is known of the base; it becomes what is known of these.
+    """
+    tasks = _Tasks(seed)
+    is_surveyed = codec.is_lossy and basis is not None and basis.is_base
+    try:
+        for unit in units:
+            shards = [shard for _, shard in unit]
+            places = begin(shards, tasks.pending_bytes)
+            if places is None:
+                tasks.submit()
+                yield from tasks.take(0)
+                places = begin(shards, 0)
+            assert places is not None  # nothing is ahead of them
+            columns = [list(chunks_of(shard, chunk_elements)) for shard in shards]
+            digests = [[b""] * len(column) for column in columns]
+            parts = [find(shard) for shard in shards]
+            work = _Work(unit, columns, parts, places, digests, codec, basis)
+            if is_surveyed:
+                work = replace(work, survey=tasks.threads.submit(_survey, work))
+            for number in range(len(columns[0])):
+                tasks.add(work, number)
+                yield from tasks.take(tasks.threads.count + AHEAD)
+        tasks.submit()
+        yield from tasks.take(0)
+    finally:
+        tasks.close()
 
 
 def _survey(work: _Work) -> object:
@@ -152,14 +206,28 @@ def _survey(work: _Work) -> object:
     return work.codec.survey(pieces)
 
 
-def _encode_all(task: list[_Chunks], room: Workspace) -> list[Encoded]:
-    return [_encode_chunks(*chunks, room) for chunks in task]
+def _encode_all(task: Sequence[tuple[_Work, int]], seed: Seed) -> _Made:
+    """Encode what a task has, into one segment."""
+    rooms = (
+        work.codec.room(block_at(column[number], 0))
+        for work, number in task
+        for column in work.columns
+    )
+    segment, room = Segment(sum(map(room_of, rooms))), borrow()
+    try:
+        return segment, [_encode_chunks(*chunks, seed, room, segment) for chunks in task]
+    except BaseException:
+        segment.close()
+        raise
+    finally:
+        give_back(room)
 
 
 def _encode_chunks(
-    work: _Work, number: int, survey: "Future[object] | None", room: Workspace
+    work: _Work, number: int, seed: Seed, room: Workspace, segment: Segment
 ) -> Encoded:
     started = time.perf_counter()
+    room.clear()
     chunks = [column[number] for column in work.columns]
     staged: list[Staged] = []
     for chunk, part in zip(chunks, work.parts, strict=True):
@@ -167,21 +235,27 @@ def _encode_chunks(
             staged.append(seal(part[number], chunk.size_bytes, 0))
         else:
             staged.append(stage(*part, chunk, room.take(chunk.size_bytes), 0))
-    known = survey.result() if survey else None
+    known = work.survey.result() if work.survey else None
     between = time.perf_counter()
     piece = work.piece(number, [one.address for one in staged])
     digests = {role: one.digest for (role, _), one in zip(work.unit, staged, strict=True)}
-    made = encode(piece, digests, _same(work, chunks, number), _codec(work), known, room)
+    same = _same(work, chunks, number)
+    made = encode(piece, digests, same, _codec(work), known, room, segment)
     coded = [made[role] for role, _ in work.unit]
-    for chunk, one in zip(chunks, coded, strict=True):
+    for chunk, one, known_digests in zip(chunks, coded, work.digests, strict=True):
+        known_digests[number] = one.digest
         if work.basis:
             work.basis.replace(chunk, number, one.digest, one.decoded)
+    payloads = [one.payload for one in coded]
+    seeds = [seed(place.first_chunk + number) for place in work.places]
     return Encoded(
-        tuple(shard for _, shard in work.unit),
+        work.unit,
+        work.places,
         number,
         number + 1 == len(work.columns[0]),
-        [one.payload for one in coded],
-        [one.digest for one in coded],
+        work.digests,
+        payloads,
+        [checksum(p.address, p.size_bytes, s) for p, s in zip(payloads, seeds, strict=True)],
         sum(chunk.size_bytes for chunk in chunks),
         between - started,
         time.perf_counter() - between,

@@ -14,11 +14,10 @@ from types import MappingProxyType
 
 import torch
 
-from .._core import copy_and_hash_chunk, xxh3_128
-from ..codecs.base import Codec, Payload
+from .._core import xxh3_128
+from ..codecs.base import Codec
 from ..codecs.groups import units_of
 from ..errors import CancelledError, CorruptError, StoreError
-from ..format import spec
 from ..format.header import Header
 from ..format.manifest import Manifest
 from ..format.names import dotted
@@ -26,7 +25,7 @@ from ..format.table import Table
 from ..layout import Box, Path, Shard, chunk_count, chunks_of
 from ..plan.runs import Run
 from ..stores.base import Store
-from .ahead import Decoder, SlotThreads, encode_ahead, is_raw
+from .ahead import Decoder, Encoded, SlotThreads, encode_ahead, is_raw
 from .basis import Basis
 from .exchange import Exchange
 from .place import place
@@ -207,7 +206,8 @@ def _write_shard(
     ledger: Ledger,
 ) -> None:
     """Stage a shard's chunks where they are written from: raw payloads are the chunks."""
-    (row,) = writer.begin(shard)
+    (place,) = writer.begin([shard]) or ()
+    row = place.first_chunk
     digests: list[bytes] = []
     base, clock = lease.pool.address(0), time.perf_counter
     held = source(shard) if source else None
@@ -220,11 +220,11 @@ def _write_shard(
             staged = stage(*held, chunk, base + at, seed)
             ledger.staged_bytes += chunk.size_bytes
         ledger.seconds["stage"] += clock() - started
-        writer.append(row + len(digests), staged.size_bytes, spec.MODE_RAW, staged.checksum)
+        writer.append(row + len(digests), staged.size_bytes, staged.checksum)
         ledger.note_writes(writer)
         ledger.check()
         digests.append(staged.digest)
-    writer.end(xxh3_128(b"".join(digests)))
+    writer.end(place, xxh3_128(b"".join(digests)))
 
 
 def _write_encoded(
@@ -240,40 +240,31 @@ def _write_encoded(
     """Append, in order, what is staged and encoded in threads."""
     groups = [group for coding in header.codecs for group in coding.groups]
     units = units_of(shards, header.tensors, groups)
-    base, rows = lease.pool.address(0), list[int]()
-    digests: list[list[bytes]] = []
     find = _staged_at(lease, shards, origin, header) if isinstance(origin, Images) else origin
-    for task in encode_ahead(units, find, codec, header.chunk_elements, basis):
-        for made in task:
-            if made.number == 0:
-                rows = writer.begin(*made.shards)
-                digests = [[] for _ in made.shards]
-            for shard, row, payload, known, digest in zip(
-                made.shards, rows, made.payloads, digests, made.digests, strict=True
-            ):
-                if basis is not None and payload.loss is not None:
-                    basis.lose(shard.tensor.path, payload.loss)
-                _append(writer, row + made.number, payload, base)
-                known.append(digest)
-            if made.is_last:
-                writer.end(*(xxh3_128(b"".join(known)) for known in digests))
-            if not isinstance(origin, Images):
-                ledger.staged_bytes += made.decoded_bytes
-            ledger.seconds["stage"] += made.stage_s
-            ledger.seconds["encode"] += made.encode_s
-        ledger.note_writes(writer)
-        ledger.check()
+    elements = header.chunk_elements
+    encoded = encode_ahead(units, writer.begin, writer.seed, find, codec, elements, basis)
+    with closing(encoded):
+        for segment, chunks in encoded:
+            writer.add(segment, (row for made in chunks for row in made.rows()))
+            for made in chunks:
+                _note(made, writer, basis, ledger)
+                if not isinstance(origin, Images):
+                    ledger.staged_bytes += made.decoded_bytes
+            ledger.note_writes(writer)
+            ledger.check()
 
 
-def _append(writer: DataFileWriter, row: int, payload: Payload, base: int) -> None:
-    """Copy a payload to where it is written from."""
-    size = payload.size_bytes
-    if size == 0:
-        writer.append_empty(row, payload.mode)
-        return
-    at, seed = writer.reserve(row, size, payload.mode)
-    found, _ = copy_and_hash_chunk(base + at, payload.address, size, seed)
-    writer.append(row, size, payload.mode, found)
+def _note(made: Encoded, writer: DataFileWriter, basis: Basis | None, ledger: Ledger) -> None:
+    """Take down what chunks lost, and the digests of shards that end with them."""
+    if basis is not None:
+        for (_, shard), payload in zip(made.unit, made.payloads, strict=True):
+            if payload.loss is not None:
+                basis.lose(shard.tensor.path, payload.loss)
+    if made.is_last:
+        for place, digests in zip(made.places, made.digests, strict=True):
+            writer.end(place, xxh3_128(b"".join(digests)))
+    ledger.seconds["stage"] += made.stage_s
+    ledger.seconds["encode"] += made.encode_s
 
 
 def _staged_at(

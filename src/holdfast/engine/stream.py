@@ -8,6 +8,7 @@ before them are written. Knows memory, positions and the queue; not what the byt
 import errno
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import NoSpaceError, StoreError
@@ -17,6 +18,7 @@ from .pool import Lease
 
 # Enough to keep the deepest queue busy; a disk that fails is noticed after so much at the latest.
 PARTS_IN_FLIGHT_MAX = 16
+LENT_IN_FLIGHT_MAX = 6  # of memory that is not the pool's
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Window = tuple[int, int]  # bytes [start, end) of the pool, whole pages
@@ -58,6 +60,7 @@ class FileStream:
         self.position = 0
         self._submitted = 0  # file position up to which bytes were handed to the queue
         self._in_flight: dict[int, tuple[int, int]] = {}  # offset in memory → (in the file, bytes)
+        self._lent: dict[int, tuple[int, int, Callable[[], None]]] = {}  # by address
         self._enter(window)
 
     def fits(self, at: int, size_bytes: int) -> bool:
@@ -103,12 +106,39 @@ class FileStream:
             self.advance(len(part))
             data = data[len(part) :]
 
+    def lend(self, address: int, size_bytes: int, done: Callable[[], None]) -> int:
+        """Add whole pages that stand elsewhere, behind the page begun.
+
+        Args:
+            done: called when nobody reads that memory any more.
+
+        Returns:
+            their position.
+        """
+        self._zero_until(_page_up(self.position))
+        self._submit()
+        while len(self._lent) >= LENT_IN_FLIGHT_MAX:
+            self._reap()
+        self._lent[address] = self.position, size_bytes, done
+        queue = self._lease.queue
+        begin, end = self.position, self.position + size_bytes
+        queue.submit_write(self._descriptor, address, size_bytes, begin, address)
+        self.position = self._submitted = end
+        self._shift -= size_bytes
+        return begin
+
+    def release(self) -> None:
+        """Give back what was lent; nothing is in flight any more."""
+        for _, _, done in self._lent.values():
+            done()
+        self._lent.clear()
+
     def finish(self, at: int, data: bytes) -> None:
         """Add the last bytes, at ``at``; hand over all there is, and wait for every write."""
         self._zero_until(at)
         self.put(data)
         self.move(self._window)
-        while self._in_flight:
+        while self._in_flight or self._lent:
             self._reap()
 
     def _zero_until(self, position: int) -> None:
@@ -154,7 +184,11 @@ class FileStream:
         self._writes.wait_s += time.perf_counter() - started
         self._writes.waits += 1
         for start, done, code in completions:
-            offset, size = self._in_flight.pop(start)
+            if start in self._lent:
+                offset, size, give_back = self._lent.pop(start)
+                give_back()
+            else:
+                offset, size = self._in_flight.pop(start)
             self._writes.done_bytes += done
             if code or done != size:
                 failures.append(self._error(offset, size, done, code))

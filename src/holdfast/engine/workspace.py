@@ -8,14 +8,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from ctypes import c_uint8
+from ctypes import addressof, c_uint8
+from dataclasses import replace
 from math import prod
 from typing import TypeVar
 
 import torch
 
-from .._core import Pool
-from ..codecs.base import Block
+from .._core import Pool, copy
+from ..codecs.base import Block, Payload
+from ..format import spec
+from ..format.data_file import align_payload
 from ..layout import Chunk
 
 THREADS_MAX = 8  # more of them than that write more than a disk takes
@@ -71,6 +74,67 @@ def borrow() -> Workspace:
 def give_back(room: Workspace) -> None:
     """Let another task have the memory."""
     _kept.append(room)
+
+
+class Segment:
+    """Payloads in memory as they will stand in a data file, one behind the other.
+
+    It begins where a page of the file does, and takes what `borrow` returns whole: `close` ends
+    that, when nobody reads the payloads any more.
+
+    Attributes:
+        address: of its first byte, where a page begins.
+        size_bytes: up to the end of the last payload.
+        raw_bytes: of the largest payload of mode 0.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        """Take memory for payloads of so many bytes, `room_of` each."""
+        self._room = borrow()
+        self.address = self._room.take(capacity_bytes + spec.LARGE_ALIGN_BYTES)
+        self.size_bytes = self.raw_bytes = 0
+
+    def reserve(self) -> int:
+        """Return where the next payload is to be put; `add` takes it up."""
+        return self.address + align_payload(self.size_bytes, 0)
+
+    def add(self, payload: Payload) -> Payload:
+        """Take up a payload that stands where `reserve` said; of mode 0, copy it."""
+        size = payload.size_bytes
+        if not size:
+            return payload
+        start = align_payload(self.size_bytes, size, payload.mode)
+        self._fill(start)
+        self.size_bytes = start + size
+        if payload.mode == spec.MODE_RAW:
+            self.raw_bytes = max(self.raw_bytes, size)
+        address = self.address + start
+        if payload.address == address:
+            return payload
+        copy(address, payload.address, size)
+        return replace(payload, address=address)
+
+    def fill_page(self) -> int:
+        """Zero what is left of the last page; return the bytes of all pages."""
+        self._fill(align_payload(self.size_bytes, spec.LARGE_PAYLOAD_BYTES))
+        return self.size_bytes
+
+    def close(self) -> None:
+        """Let another one have the memory."""
+        give_back(self._room)
+
+    def _fill(self, end: int) -> None:
+        copy(self.address + self.size_bytes, _ZEROS, end - self.size_bytes)
+        self.size_bytes = end
+
+
+_zeros = (c_uint8 * spec.LARGE_ALIGN_BYTES)()
+_ZEROS = addressof(_zeros)
+
+
+def room_of(payload_bytes_max: int) -> int:
+    """Return what a payload takes of a segment, at most."""
+    return payload_bytes_max + spec.LARGE_ALIGN_BYTES
 
 
 def block_at(chunk: Chunk, address: int) -> Block:

@@ -6,26 +6,29 @@ filled in. A file is durable, with all that its footer says, when `finish` retur
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .._core import checksum
+from .._core import copy
+from ..codecs.base import Payload
 from ..errors import NoSpaceError, StoreError
 from ..format import spec
 from ..format.data_file import align_payload, chunk_seed, encode_footer, encode_header
 from ..format.header import Header
 from ..format.names import data_file_name
-from ..format.rows import FileRows
+from ..format.rows import FileRows, Place
 from ..format.table import Table
 from ..layout import Shard, chunk_count, chunks_of
 from ..options import SLOT_BYTES
 from ..stores.base import Store
 from .pool import Lease
 from .stream import FileStream, Window, Writes
+from .workspace import Segment
 
-ENCODED_SLOTS = 4  # of the window that payloads pass through when they are not staged in place
+ENCODED_SLOTS = 2  # of the window that small segments pass through
+COPIED_BYTES = 1 << 20  # below, a segment is copied: pages of its own would be too much of it
 FOOTER_ROOM_BYTES = 64 << 10  # allocated beside the payloads; a longer footer extends the file
 CHUNK_ROW_BYTES = 16
 
@@ -136,11 +139,14 @@ class DataFileWriter:
         self._stream: FileStream  # its bytes
         self._rows_bytes = 0
 
-    def begin(self, *shards: Shard) -> list[int]:
+    def begin(self, shards: Sequence[Shard], ahead_bytes: int = 0) -> Sequence[Place] | None:
         """Start the rows of shards; goes on in a new file when this one would grow too large.
 
+        Args:
+            ahead_bytes: what has rows already, and is still to be added, has so many at most.
+
         Returns:
-            the row of each one's first chunk.
+            their places; None: what is ahead has to be added before it is known whether they fit.
         """
         chunk_elements = self._plan.header.chunk_elements
         counts = [chunk_count(shard, chunk_elements) for shard in shards]
@@ -148,41 +154,58 @@ class DataFileWriter:
         end = self._rows_bytes + sum(map(sum, more))
         if self._descriptor < 0:
             self._open_file()
-        elif not self._plan.has_room(self._stream.position + end):
+        elif not self._plan.has_room(self._stream.position + ahead_bytes + end):
+            if ahead_bytes:
+                return None
             self._close_file()
             self._open_file()
         self._rows_bytes += sum(rows for _, rows in more)
-        self._begun = len(self._rows.shards)
         return [self._rows.add_shard(*each) for each in zip(shards, counts, strict=True)]
 
-    def end(self, *digests: bytes) -> None:
-        """Take the digests of the shards, all of whose chunks have been appended."""
-        for number, digest in enumerate(digests):
-            self._rows.set_digest(self._begun + number, digest)
+    def end(self, place: Place, digest: bytes) -> None:
+        """Take the digest of a shard, all of whose chunks have been added."""
+        self._rows.set_digest(place.shard, digest)
 
-    def reserve(self, row: int, size_bytes: int, mode: int = spec.MODE_RAW) -> tuple[int, int]:
-        """Find room for the payload of a row, and zero the gap before it.
+    def seed(self, row: int) -> int:
+        """Return the checksum seed of a row's chunk."""
+        plan = self._plan
+        return chunk_seed(plan.header.save_id, plan.rank, self._rows.number, row)
+
+    def add(self, segment: Segment, payloads: Iterable[tuple[int, Payload, int]]) -> None:
+        """Add what a segment holds, and close it when it has been written.
+
+        Args:
+            payloads: (row, payload in the segment, its checksum).
+        """
+        stream, size = self._stream, segment.size_bytes
+        if size < COPIED_BYTES:
+            target = self._lease.pool.address(0) + self._claim(size, segment.raw_bytes)
+            copy(target, segment.address, size)
+            begin = stream.position
+            stream.advance(size)
+            segment.close()
+        else:
+            size = segment.fill_page()
+            begin = stream.lend(segment.address, size, segment.close)
+        self._remaining_bytes -= size
+        for row, payload, payload_checksum in payloads:
+            at = begin + payload.address - segment.address if payload.size_bytes else 0
+            self._rows.set_chunk(row, payload.size_bytes, payload.mode, at, payload_checksum)
+
+    def reserve(self, row: int, size_bytes: int) -> tuple[int, int]:
+        """Find room for the elements of a row, which are its payload, and zero the gap before it.
 
         Returns:
-            (where in the pool it is to stand, checksum seed of the chunk).
+            (where in the pool they are to stand, checksum seed of the chunk).
         """
-        stream = self._stream
-        at = align_payload(stream.position, size_bytes, mode)
-        if not stream.fits(at, size_bytes):
-            stream.turn()
-            at = align_payload(stream.position, size_bytes, mode)
-        return stream.room(at, size_bytes), self._seed(row)
+        return self._claim(size_bytes, size_bytes), self.seed(row)
 
-    def append(self, row: int, size_bytes: int, mode: int, payload_checksum: int) -> None:
-        """Add the payload that now stands where `reserve` said."""
+    def append(self, row: int, size_bytes: int, payload_checksum: int) -> None:
+        """Add the elements that now stand where `reserve` said."""
         at = self._stream.position
-        self._rows.set_chunk(row, size_bytes, mode, at, payload_checksum)
+        self._rows.set_chunk(row, size_bytes, spec.MODE_RAW, at, payload_checksum)
         self._stream.advance(size_bytes)
         self._remaining_bytes -= size_bytes
-
-    def append_empty(self, row: int, mode: int) -> None:
-        """Add a payload of no bytes, which stands nowhere."""
-        self._rows.set_chunk(row, 0, mode, 0, checksum(0, 0, self._seed(row)))
 
     def finish(self) -> list[Table]:
         """Make everything durable; return the table of each file.
@@ -200,21 +223,29 @@ class DataFileWriter:
         """Wait for what is in flight and remove every file written; never raises a StoreError."""
         while self._lease.queue.pending:
             self._lease.queue.wait()
+        if self._names:
+            self._stream.release()
         with contextlib.suppress(StoreError):
             self._close_descriptor()
         for name in self._names:
             with contextlib.suppress(StoreError):
                 self._store.remove(name)
 
-    def _seed(self, row: int) -> int:
-        return chunk_seed(self._plan.header.save_id, self._plan.rank, self._rows.number, row)
+    def _claim(self, size_bytes: int, raw_bytes: int) -> int:
+        """Find room for bytes aligned as a payload of mode 0 that has ``raw_bytes``."""
+        stream = self._stream
+        at = align_payload(stream.position, raw_bytes)
+        if not stream.fits(at, size_bytes):
+            stream.turn()
+            at = align_payload(stream.position, raw_bytes)
+        return stream.room(at, size_bytes)
 
     def _open_file(self) -> None:
         name = data_file_name(self._plan.header.save_id, self._plan.rank, self.next_number)
         self._descriptor = self._store.create(name, direct=self._lease.queue.direct)
         self._names.append(name)
         self._rows = FileRows(self._plan.rank, self.next_number)
-        self._rows_bytes = self._begun = 0
+        self._rows_bytes = 0
         expected = min(self._remaining_bytes + FOOTER_ROOM_BYTES, self._plan.file_bytes)
         # Writes into allocated space do not wait for the file to grow, and a full disk says so
         # first; what is encoded may fit nevertheless.

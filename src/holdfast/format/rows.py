@@ -20,6 +20,14 @@ from .header import Header
 from .table import Table
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the rows of a shard stand in the table of its file."""
+
+    shard: int
+    first_chunk: int
+
+
 @dataclass(slots=True)
 class FileRows:
     """Shards and chunks of one data file, in file order."""
@@ -33,15 +41,15 @@ class FileRows:
     size_modes: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
 
-    def add_shard(self, shard: Shard, chunks: int) -> int:
-        """Append the row of a shard, and those of its chunks; return the first of these."""
+    def add_shard(self, shard: Shard, chunks: int) -> Place:
+        """Append the row of a shard, and those of its chunks."""
         first = len(self.offsets)
         self.shards.append(shard)
         self.digests.append(bytes(16))
         self.first_chunks.append(first)
         for column in (self.checksums, self.size_modes, self.offsets):
             column += [0] * chunks
-        return first
+        return Place(len(self.shards) - 1, first)
 
     def set_chunk(self, row: int, size_bytes: int, mode: int, offset: int, checksum: int) -> None:
         """Fill the row of a payload in."""
