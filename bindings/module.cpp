@@ -12,4 +12,5 @@ NB_MODULE(_core, module) {
   holdfast::bind_vfs(module);
   holdfast::bind_queue(module);
   holdfast::bind_replay(module);
+  holdfast::bind_segment(module);
 }

@@ -418,3 +418,26 @@ def compact_decode(
     target: int,
 ) -> bool:
     """Decode to ``target``; whether the payload was one of the codec, but for mode 0."""
+
+def segment_bytes_max(elements: Elements) -> int:
+    """Room that `segment_encode` needs for a chunk."""
+
+def segment_encode(
+    items: list[tuple[int, Elements, int, bool, int, int]], out: int
+) -> tuple[list[tuple[int, int, int, int, bytes]], int, float]:
+    """Stage, encode and place chunks, losslessly, as they will stand in a data file.
+
+    Args:
+        items: (address; elements; seed of the payload's checksum; whether nobody changes what is
+            there; indices of items before this one that are its master and its second moment, or
+            -1: of those that may change only the last one that another refers to is used).
+        out: address of room for all, where a page of the file begins.
+
+    Returns:
+        (of each: mode, bytes, their offset from ``out`` (0 where there are none), checksum of the
+        payload, digest of the elements; bytes up to the end of the last payload; seconds that
+        staging took).
+
+    Raises:
+        ValueError: an item refers to none before it.
+    """

@@ -287,8 +287,8 @@ def test_a_payload_that_no_codec_writes_is_refused(
         payload = segment.add(Payload(noise, 64, 2))
         return {role: Coded(payload, b.address, b"0" * 16) for role, b in piece.blocks.items()}
 
-    monkeypatch.setattr("holdfast.engine.ahead.encode", wrong)
-    holdfast.save({"w": torch.randn(100, 100)}, path, codec="lossless")
+    monkeypatch.setattr("holdfast.engine.task.encode", wrong)
+    holdfast.save({"w": torch.randn(100, 100)}, path, codec="delta")
     target = {"w": torch.zeros(100, 100)}
     with pytest.raises(CorruptError, match=r"w, elements 0 to 10000.*mode 2 of lossless"):
         holdfast.load(path, into=target)

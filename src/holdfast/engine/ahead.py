@@ -3,105 +3,35 @@
 Knows which chunks need each other, and in which order they are made; no files.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 from types import TracebackType
 
 import torch
 
-from .._core import checksum
-from ..codecs.base import Codec, Payload, Piece
+from ..codecs.base import Codec, Payload
 from ..codecs.groups import Unit
-from ..codecs.registry import LOSSLESS
 from ..errors import CorruptError
 from ..format import spec
 from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.references import NONE
 from ..format.rows import Place
-from ..layout import Chunk, Shard, chunks_of
+from ..layout import Shard, chunks_of
 from ..plan.runs import ChunkRead, Run
 from .basis import Basis
 from .decode import decode
-from .encode import encode
-from .stage import Part, Staged, seal, stage, whole_of
-from .workspace import Segment, Threads, Workspace, block_at, borrow, bytes_at, give_back, room_of
+from .task import Find, Made, Seed, Work, encode_task, survey
+from .workspace import Threads, Workspace, block_at, borrow, bytes_at, give_back, room_of
 
 AHEAD = 2  # tasks encoded, and waiting to be written, besides what the threads are at
 TASK_BYTES = 8 << 20  # chunks make a task together up to so many: threads are not woken for less
 
-# What is held of a shard; or the addresses where its chunks have been staged.
-Find = Callable[[Shard], Part | list[int]]
-
-
 # Gives shards their places. None: only when what is ahead of them, of at most so many bytes, has
 # been written is it known whether they go into the same file.
 Begin = Callable[[Sequence[Shard], int], Sequence[Place] | None]
-Seed = Callable[[int], int]  # row of a chunk → seed of its checksum
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Chunk ``number`` of each shard of a unit.
-
-    Attributes:
-        is_last: whether the shards end with these.
-        digests: of each shard, those of its chunks; all are there when the last has been made.
-        payloads: in a segment; empty ones nowhere.
-    """
-
-    unit: Unit
-    places: Sequence[Place]
-    number: int
-    is_last: bool
-    digests: Sequence[Sequence[bytes]]
-    payloads: Sequence[Payload]
-    checksums: Sequence[int]
-    decoded_bytes: int
-    stage_s: float
-    encode_s: float
-
-    def rows(self) -> Iterator[tuple[int, Payload, int]]:
-        """Return (row, payload, checksum) of each chunk."""
-        rows = (place.first_chunk + self.number for place in self.places)
-        return zip(rows, self.payloads, self.checksums, strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A unit to encode.
-
-    Attributes:
-        columns: of each of its shards, the chunks.
-        parts: of each of its shards, what is held of it, or where its chunks stand.
-        digests: of each of its shards, those of its chunks, once they are known.
-        survey: what the codec is to know of all of it.
-    """
-
-    unit: Unit
-    columns: Sequence[Sequence[Chunk]]
-    parts: Sequence[Part | list[int]]
-    places: Sequence[Place]
-    digests: Sequence[list[bytes]]
-    codec: Codec
-    basis: Basis | None
-    survey: "Future[object] | None" = None
-
-    def piece(self, number: int, addresses: Sequence[int]) -> Piece:
-        """Describe chunk ``number`` of each shard, at these addresses."""
-        blocks, bases = {}, {}
-        for (role, _), column, address in zip(self.unit, self.columns, addresses, strict=True):
-            blocks[role] = block_at(column[number], address)
-            if self.basis and (base := self.basis.address(column[number])):
-                bases[role] = base
-        return Piece(dotted(self.unit[-1][1].tensor.path), blocks, bases)
-
-
-_Made = tuple[Segment, list[Encoded]]
 
 
 class _Tasks:
@@ -115,11 +45,11 @@ class _Tasks:
         self.threads = Threads()
         self.pending_bytes = 0
         self._seed = seed
-        self._gathered: list[tuple[_Work, int]] = []
+        self._gathered: list[tuple[Work, int]] = []
         self._gathered_bytes = 0
-        self._made: deque[tuple[int, Future[_Made]]] = deque()
+        self._made: deque[tuple[int, Future[Made]]] = deque()
 
-    def add(self, work: _Work, number: int) -> None:
+    def add(self, work: Work, number: int) -> None:
         """Add a chunk of each shard of a unit."""
         more = sum(room_of(column[number].size_bytes) for column in work.columns)
         if self._gathered and self._gathered_bytes + more > TASK_BYTES:
@@ -131,11 +61,11 @@ class _Tasks:
     def submit(self) -> None:
         """Let threads have what was gathered."""
         if self._gathered:
-            made = self.threads.submit(_encode_all, self._gathered, self._seed)
+            made = self.threads.submit(encode_task, self._gathered, self._seed)
             self._made.append((self._gathered_bytes, made))
             self._gathered, self._gathered_bytes = [], 0
 
-    def take(self, ahead: int) -> Iterator[_Made]:
+    def take(self, ahead: int) -> Iterator[Made]:
         """Yield what comes of the first ones, until so many are ahead."""
         while len(self._made) > ahead:
             size_bytes, made = self._made.popleft()
@@ -155,7 +85,7 @@ def encode_ahead(
     codec: Codec,
     chunk_elements: int,
     basis: Basis | None,
-) -> Generator[_Made]:
+) -> Generator[Made]:
     """Stage and encode all chunks of units; yield them in order, some in each segment.
 
     Who gets a segment closes it.
@@ -178,9 +108,9 @@ def encode_ahead(
             columns = [list(chunks_of(shard, chunk_elements)) for shard in shards]
             digests = [[b""] * len(column) for column in columns]
             parts = [find(shard) for shard in shards]
-            work = _Work(unit, columns, parts, places, digests, codec, basis)
+            work = Work(unit, columns, parts, places, digests, codec, basis)
             if is_surveyed:
-                work = replace(work, survey=tasks.threads.submit(_survey, work))
+                work = replace(work, survey=tasks.threads.submit(survey, work))
             for number in range(len(columns[0])):
                 tasks.add(work, number)
                 yield from tasks.take(tasks.threads.count + AHEAD)
@@ -188,92 +118,6 @@ def encode_ahead(
         yield from tasks.take(0)
     finally:
         tasks.close()
-
-
-def _survey(work: _Work) -> object:
-    """Let the codec look at all of a unit; what is not in one piece is copied."""
-    rows: list[list[int]] = []
-    kept: list[torch.Tensor] = []
-    for column, part in zip(work.columns, work.parts, strict=True):
-        if isinstance(part, list):
-            rows.append(part)
-            continue
-        memory = whole_of(*part, column)
-        kept.append(memory)
-        sizes = [0, *accumulate(chunk.size_bytes for chunk in column)]
-        rows.append([memory.data_ptr() + size for size in sizes[:-1]])
-    pieces = [work.piece(n, addresses) for n, addresses in enumerate(zip(*rows, strict=True))]
-    return work.codec.survey(pieces)
-
-
-def _encode_all(task: Sequence[tuple[_Work, int]], seed: Seed) -> _Made:
-    """Encode what a task has, into one segment."""
-    rooms = (
-        work.codec.room(block_at(column[number], 0))
-        for work, number in task
-        for column in work.columns
-    )
-    segment, room = Segment(sum(map(room_of, rooms))), borrow()
-    try:
-        return segment, [_encode_chunks(*chunks, seed, room, segment) for chunks in task]
-    except BaseException:
-        segment.close()
-        raise
-    finally:
-        give_back(room)
-
-
-def _encode_chunks(
-    work: _Work, number: int, seed: Seed, room: Workspace, segment: Segment
-) -> Encoded:
-    started = time.perf_counter()
-    room.clear()
-    chunks = [column[number] for column in work.columns]
-    staged: list[Staged] = []
-    for chunk, part in zip(chunks, work.parts, strict=True):
-        if isinstance(part, list):
-            staged.append(seal(part[number], chunk.size_bytes, 0))
-        else:
-            staged.append(stage(*part, chunk, room.take(chunk.size_bytes), 0))
-    known = work.survey.result() if work.survey else None
-    between = time.perf_counter()
-    piece = work.piece(number, [one.address for one in staged])
-    digests = {role: one.digest for (role, _), one in zip(work.unit, staged, strict=True)}
-    same = _same(work, chunks, number)
-    made = encode(piece, digests, same, _codec(work), known, room, segment)
-    coded = [made[role] for role, _ in work.unit]
-    for chunk, one, known_digests in zip(chunks, coded, work.digests, strict=True):
-        known_digests[number] = one.digest
-        if work.basis:
-            work.basis.replace(chunk, number, one.digest, one.decoded)
-    payloads = [one.payload for one in coded]
-    seeds = [seed(place.first_chunk + number) for place in work.places]
-    return Encoded(
-        work.unit,
-        work.places,
-        number,
-        number + 1 == len(work.columns[0]),
-        work.digests,
-        payloads,
-        [checksum(p.address, p.size_bytes, s) for p, s in zip(payloads, seeds, strict=True)],
-        sum(chunk.size_bytes for chunk in chunks),
-        between - started,
-        time.perf_counter() - between,
-    )
-
-
-def _codec(work: _Work) -> Codec:
-    """What stands by itself is stored without loss."""
-    is_link = work.basis is not None and work.basis.is_base
-    return work.codec if is_link or not work.codec.is_lossy else LOSSLESS
-
-
-def _same(work: _Work, chunks: Sequence[Chunk], number: int) -> dict[str, bytes]:
-    """Return, by role, the digests of the base's elements that are known."""
-    if not work.basis:
-        return {}
-    known = zip(work.unit, chunks, strict=True)
-    return {role: work.basis.digest(chunk, number) for (role, _), chunk in known}
 
 
 def is_raw(manifest: Manifest) -> bool:

@@ -25,13 +25,14 @@ from ..format.table import Table
 from ..layout import Box, Path, Shard, chunk_count, chunks_of
 from ..plan.runs import Run
 from ..stores.base import Store
-from .ahead import Decoder, Encoded, SlotThreads, encode_ahead, is_raw
+from .ahead import Decoder, SlotThreads, encode_ahead, is_raw
 from .basis import Basis
 from .exchange import Exchange
 from .place import place
 from .pool import Lease
 from .read import DataFileReader
 from .stage import Sources, seal, stage
+from .task import Encoded
 from .write import DataFileWriter, Images, SyncError, WriterPlan
 
 # What is held of a shard's tensor, and which box of it that is; asked for when its turn comes.

@@ -4,7 +4,7 @@ Knows elements and memory; no names, no files.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -55,6 +55,26 @@ def stage(source: torch.Tensor, box: Box, chunk: Chunk, address: int, seed: int)
     _copy_elements(held, chunk, bytes_at(address, size))
     checksum, digest = hash_chunk(address, size, seed)
     return Staged(address, size, checksum, digest)
+
+
+def gather(
+    source: torch.Tensor, box: Box, chunk: Chunk, take: Callable[[int], int]
+) -> tuple[int, bool]:
+    """Find, or make, a chunk's elements in host memory in row-major order.
+
+    Args:
+        source, box: as `stage` takes them.
+        take: returns memory for so many bytes, which they are copied to if they lie otherwise.
+
+    Returns:
+        (their address, whether they were copied: nothing else changes them).
+    """
+    held = _elements_of(chunk.shard, source, box)
+    if held.is_cpu and _is_plain(held):
+        return held.data_ptr() + chunk.first * held.element_size(), False
+    address = take(chunk.size_bytes)
+    _copy_elements(held, chunk, bytes_at(address, chunk.size_bytes))
+    return address, True
 
 
 def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.Tensor:

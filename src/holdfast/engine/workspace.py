@@ -6,7 +6,7 @@ Knows chunks and addresses; no tensors, no files.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import addressof, c_uint8
 from dataclasses import replace
@@ -113,6 +113,11 @@ class Segment:
             return payload
         copy(address, payload.address, size)
         return replace(payload, address=address)
+
+    def take_up(self, payloads: Iterable[Payload], size_bytes: int) -> None:
+        """Take up payloads that stand in their places already, up to so many bytes."""
+        raw = (p.size_bytes for p in payloads if p.mode == spec.MODE_RAW)
+        self.size_bytes, self.raw_bytes = size_bytes, max(raw, default=0)
 
     def fill_page(self) -> int:
         """Zero what is left of the last page; return the bytes of all pages."""
