@@ -39,11 +39,15 @@ Hash128 xxh3_128(const void* data, std::size_t size) {
 }
 
 Digest hash_chunk(const void* data, std::size_t size, std::uint64_t seed) {
-  return best().digest(nullptr, data, size, seed);
+  return best().digest(nullptr, data, size, seed, /*cached=*/true);
 }
 
 Digest copy_and_hash_chunk(void* target, const void* source, std::size_t size, std::uint64_t seed) {
-  return best().digest(target, source, size, seed);
+  return best().digest(target, source, size, seed, /*cached=*/false);
+}
+
+Hash128 copy_to_cache_and_hash(void* target, const void* source, std::size_t size) {
+  return best().digest(target, source, size, 0, /*cached=*/true).xxh3_128;
 }
 
 Hash128 hash_samples(const void* data, std::size_t size, std::size_t item, std::size_t count,

@@ -13,17 +13,9 @@ namespace {
 struct StageMemory;
 struct KeptMemory;
 
-constexpr std::size_t kStageAlignBytes = 64;
-
 double now() {
   using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
-
-template <class Tag>
-std::byte* aligned_scratch(std::size_t size) {
-  auto* memory = scratch<std::byte, Tag>(size + kStageAlignBytes);
-  return memory + -reinterpret_cast<std::uintptr_t>(memory) % kStageAlignBytes;
 }
 
 std::size_t align_up(std::size_t offset, Mode mode, std::size_t size) {
@@ -64,11 +56,11 @@ Segment encode_segment(std::span<const SegmentItem> items, std::uint8_t* out,
       staged[i] = item.data;
       payload.digest = hash_chunk(item.data, size, 0).xxh3_128;
     } else {
-      std::byte* const memory =
-          is_referred[i] ? aligned_scratch<KeptMemory>(size) : aligned_scratch<StageMemory>(size);
-      staged[i] = memory;
       if (is_referred[i]) kept = i;
-      payload.digest = copy_and_hash_chunk(memory, item.data, size, 0).xxh3_128;
+      std::byte* const memory =
+          kept == i ? scratch<std::byte, KeptMemory>(size) : scratch<std::byte, StageMemory>(size);
+      staged[i] = memory;
+      payload.digest = copy_to_cache_and_hash(memory, item.data, size);
     }
     segment.stage_s += now() - started;
     const auto relative = [&](int other) -> const void* {

@@ -62,12 +62,12 @@ std::vector<unsigned char> random_bytes(std::size_t size) {
 }
 
 void check_copy(const ChecksumKernel& kernel, const std::vector<unsigned char>& source,
-                std::size_t misaligned) {
+                std::size_t misaligned, bool cached) {
   const std::size_t size = source.size();
   std::vector<unsigned char> memory(size + 256, 0xee);
   const auto base = (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
   unsigned char* target = memory.data() + base + misaligned;
-  const Digest got = kernel.digest(target, source.data(), size, 77);
+  const Digest got = kernel.digest(target, source.data(), size, 77, cached);
   CHECK_EQ(got.xxh3_64, kernel.hash_64(source.data(), size, 77));
   CHECK(got.xxh3_128 == kernel.hash_128(source.data(), size));
   CHECK(size == 0 || std::memcmp(target, source.data(), size) == 0);
@@ -90,10 +90,10 @@ TEST(every_variant_gives_the_known_answers) {
       CHECK_EQ(kernel.hash_64(bytes.data(), known.size, 0), known.plain);
       CHECK_EQ(kernel.hash_64(bytes.data(), known.size, kPrime64), known.seeded);
       CHECK(kernel.hash_128(bytes.data(), known.size) == wide);
-      const Digest digest = kernel.digest(nullptr, bytes.data(), known.size, kPrime64);
+      const Digest digest = kernel.digest(nullptr, bytes.data(), known.size, kPrime64, true);
       CHECK_EQ(digest.xxh3_64, known.seeded);
       CHECK(digest.xxh3_128 == wide);
-      CHECK_EQ(kernel.digest(nullptr, bytes.data(), known.size, 0).xxh3_64, known.plain);
+      CHECK_EQ(kernel.digest(nullptr, bytes.data(), known.size, 0, true).xxh3_64, known.plain);
     }
   }
 }
@@ -102,7 +102,7 @@ TEST(every_variant_digests_every_length_in_one_pass_like_the_two_hashes) {
   for (const ChecksumKernel& kernel : checksum_kernels()) {
     const auto bytes = random_bytes(4200);
     for (std::size_t size = 0; size <= 4200; size += size < 1200 ? 1 : 7) {
-      const Digest got = kernel.digest(nullptr, bytes.data(), size, size);
+      const Digest got = kernel.digest(nullptr, bytes.data(), size, size, true);
       CHECK_EQ(got.xxh3_64, kernel.hash_64(bytes.data(), size, size));
       CHECK(got.xxh3_128 == checksum_kernels().back().hash_128(bytes.data(), size));
     }
@@ -120,7 +120,9 @@ TEST(every_variant_copies_and_digests_the_copy) {
   for (const ChecksumKernel& kernel : checksum_kernels()) {
     for (const std::size_t size : kSizes) {
       const auto source = random_bytes(size);
-      for (const std::size_t misaligned : {0, 1, 16, 32}) check_copy(kernel, source, misaligned);
+      for (const std::size_t misaligned : {0, 1, 16, 32}) {
+        for (const bool cached : {false, true}) check_copy(kernel, source, misaligned, cached);
+      }
     }
   }
 }
@@ -151,6 +153,9 @@ TEST(the_public_functions_agree_with_the_variants) {
   CHECK(target == bytes);
   CHECK_EQ(copied.xxh3_64, hashed.xxh3_64);
   CHECK(copied.xxh3_128 == hashed.xxh3_128);
+  std::vector<unsigned char> near(bytes.size());
+  CHECK(copy_to_cache_and_hash(near.data(), bytes.data(), bytes.size()) == hashed.xxh3_128);
+  CHECK(near == bytes);
   std::vector<unsigned char> again(bytes.size());
   copy_chunk(again.data(), bytes.data(), bytes.size());
   CHECK(again == bytes);
