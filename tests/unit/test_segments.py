@@ -11,7 +11,7 @@ import torch
 
 import holdfast
 from holdfast.codecs.base import Payload
-from holdfast.engine import stream, task, workspace
+from holdfast.engine import stream, task, workspace, write
 from holdfast.engine.workspace import Segment
 from holdfast.errors import CorruptError, StoreError
 from holdfast.options import Options
@@ -115,6 +115,21 @@ def test_a_failed_sync_writes_all_of_it_again(new_path: NewPath, codec: str) -> 
     with faulty(Fault("sync")):
         holdfast.save(state, path, codec=codec)
     assert is_whole(path, state)
+
+
+def test_nothing_is_synced_before_it_is_written(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = [], write.DataFileWriter._sync
+
+    def noted(self: write.DataFileWriter, call: Callable[[], None]) -> None:
+        synced.append(self._lease.queue.pending)
+        sync(self, call)
+
+    monkeypatch.setattr(write.DataFileWriter, "_sync", noted)
+    with faulty(Fault("write", 3, action="delay", argument=300)):
+        holdfast.save(noisy(4), new_path(), codec="lossless")
+    assert synced == [0, 0]
 
 
 def test_few_segments_are_on_their_way_at_once(
