@@ -182,7 +182,8 @@ Digest long_digest(xxh_u8* target, const xxh_u8* source, std::size_t size, std::
   return lanes.finish(size);
 }
 
-Digest digest(void* target, const void* source, std::size_t size, std::uint64_t seed, bool cached) {
+Digest digest(void* target, const void* source, std::size_t size, std::uint64_t seed,
+              bool cached) {
   auto* to = static_cast<xxh_u8*>(target);
   auto* from = static_cast<const xxh_u8*>(source);
   if (size <= kShortBytesMax) {
@@ -190,7 +191,8 @@ Digest digest(void* target, const void* source, std::size_t size, std::uint64_t 
     return {hash_64(from, size, seed), hash_128(from, size)};
   }
   if (to == nullptr) return long_digest<Copy::kNone>(to, from, size, seed);
-  if (!cached && size >= kStreamBytesMin && reinterpret_cast<std::uintptr_t>(to) % kStripeBytes == 0) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % kStripeBytes == 0;
+  if (!cached && aligned && size >= kStreamBytesMin) {
     return long_digest<Copy::kStreamed>(to, from, size, seed);
   }
   return long_digest<Copy::kCached>(to, from, size, seed);

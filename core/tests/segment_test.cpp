@@ -115,7 +115,8 @@ struct Parameters {
       items.push_back(floats(moments[n], row));
       items.back().second_moment = first;
       items.push_back(floats(masters[n], row));
-      items.push_back({weights[n].data(), {count, 2, Kind::kBf16, row, 0}, 0, false, first + 2, kNone});
+      items.push_back({weights[n].data(), {count, 2, Kind::kBf16, row, 0}});
+      items.back().master = first + 2;
     }
     for (std::size_t i = 0; i < items.size(); ++i) items[i].seed = 1000 + i;
   }

@@ -419,9 +419,6 @@ def compact_decode(
 ) -> bool:
     """Decode to ``target``; whether the payload was one of the codec, but for mode 0."""
 
-def segment_bytes_max(elements: Elements) -> int:
-    """Room that `segment_encode` needs for a chunk."""
-
 def segment_encode(
     items: list[tuple[int, Elements, int, bool, int, int]], out: int
 ) -> tuple[list[tuple[int, int, int, int, bytes]], int, float]:
@@ -431,7 +428,8 @@ def segment_encode(
         items: (address; elements; seed of the payload's checksum; whether nobody changes what is
             there; indices of items before this one that are its master and its second moment, or
             -1: of those that may change only the last one that another refers to is used).
-        out: address of room for all, where a page of the file begins.
+        out: address of room for all, 4,096 bytes besides what `lossless_encode` needs for each,
+            where a page of the file begins.
 
     Returns:
         (of each: mode, bytes, their offset from ``out`` (0 where there are none), checksum of the

@@ -26,7 +26,7 @@ Digest hash_chunk(const void* data, std::size_t size, std::uint64_t seed);
 // Copies, and hashes the bytes as they lie in `target`; the two must not overlap.
 Digest copy_and_hash_chunk(void* target, const void* source, std::size_t size, std::uint64_t seed);
 
-// The same for bytes that are used at once: however many they are, they stay in the cache. XXH3-128.
+// The same for bytes that are used at once, and are left in the cache, however many they are.
 Hash128 copy_to_cache_and_hash(void* target, const void* source, std::size_t size);
 
 // XXH3-128 of `count` runs of `run` bytes, evenly spread: the first begins at the first byte, the

@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch
-
 from .._core import Elements, checksum, segment_encode
 from ..codecs.base import Codec, Payload, Piece
 from ..codecs.groups import Unit
@@ -26,7 +24,6 @@ from .workspace import Segment, Workspace, block_at, borrow, give_back, room_of
 
 # What is held of a shard; or the addresses where its chunks have been staged.
 Find = Callable[[Shard], Part | list[int]]
-
 
 Seed = Callable[[int], int]  # row of a chunk → seed of its checksum
 
@@ -94,7 +91,7 @@ Made = tuple[Segment, list[Encoded]]
 def survey(work: Work) -> object:
     """Let the codec look at all of a unit; what is not in one piece is copied."""
     rows: list[list[int]] = []
-    kept: list[torch.Tensor] = []
+    kept: list[object] = []  # as long as its address is used
     for column, part in zip(work.columns, work.parts, strict=True):
         if isinstance(part, list):
             rows.append(part)

@@ -58,17 +58,14 @@ def bytes_at(address: int, size_bytes: int) -> torch.Tensor:
 
 
 _kept: deque[Workspace] = deque()
+_of_segments: deque[Workspace] = deque()  # all about as large
 os.register_at_fork(after_in_child=_kept.clear)  # a child has not got the memory
+os.register_at_fork(after_in_child=_of_segments.clear)
 
 
 def borrow() -> Workspace:
     """Take memory for one task; `give_back` ends that."""
-    try:
-        room = _kept.pop()
-    except IndexError:
-        room = Workspace()
-    room.clear()
-    return room
+    return _take_from(_kept)
 
 
 def give_back(room: Workspace) -> None:
@@ -76,11 +73,19 @@ def give_back(room: Workspace) -> None:
     _kept.append(room)
 
 
+def _take_from(kept: deque[Workspace]) -> Workspace:
+    try:
+        room = kept.pop()
+    except IndexError:
+        room = Workspace()
+    room.clear()
+    return room
+
+
 class Segment:
     """Payloads in memory as they will stand in a data file, one behind the other.
 
-    It begins where a page of the file does, and takes what `borrow` returns whole: `close` ends
-    that, when nobody reads the payloads any more.
+    It begins where a page of the file does. `close` it when nobody reads the payloads any more.
 
     Attributes:
         address: of its first byte, where a page begins.
@@ -90,7 +95,7 @@ class Segment:
 
     def __init__(self, capacity_bytes: int) -> None:
         """Take memory for payloads of so many bytes, `room_of` each."""
-        self._room = borrow()
+        self._room = _take_from(_of_segments)
         self.address = self._room.take(capacity_bytes + spec.LARGE_ALIGN_BYTES)
         self.size_bytes = self.raw_bytes = 0
 
@@ -126,7 +131,7 @@ class Segment:
 
     def close(self) -> None:
         """Let another one have the memory."""
-        give_back(self._room)
+        _of_segments.append(self._room)
 
     def _fill(self, end: int) -> None:
         copy(self.address + self.size_bytes, _ZEROS, end - self.size_bytes)
