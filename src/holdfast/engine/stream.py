@@ -110,7 +110,7 @@ class FileStream:
         """Add whole pages that stand elsewhere, behind the page begun.
 
         Args:
-            done: called when nobody reads that memory any more.
+            done: called when it has been written.
 
         Returns:
             their position.
@@ -126,12 +126,6 @@ class FileStream:
         self.position = self._submitted = end
         self._shift -= size_bytes
         return begin
-
-    def release(self) -> None:
-        """Give back what was lent; nothing is in flight any more."""
-        for _, _, done in self._lent.values():
-            done()
-        self._lent.clear()
 
     def finish(self, at: int, data: bytes) -> None:
         """Add the last bytes, at ``at``; hand over all there is, and wait for every write."""

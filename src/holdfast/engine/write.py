@@ -223,8 +223,6 @@ class DataFileWriter:
         """Wait for what is in flight and remove every file written; never raises a StoreError."""
         while self._lease.queue.pending:
             self._lease.queue.wait()
-        if self._names:
-            self._stream.release()
         with contextlib.suppress(StoreError):
             self._close_descriptor()
         for name in self._names:
