@@ -62,7 +62,7 @@ def manifest_of(header: Header, shards_by_file: list[list[Shard]]) -> Manifest:
         position = spec.DATA_HEADER_BYTES
         for shard in shards:
             chunks = list(chunks_of(shard, CHUNK))
-            first = rows.add_shard(shard, len(chunks))
+            first = rows.add_shard(shard, len(chunks)).first_chunk
             for number_in_shard, chunk in enumerate(chunks):
                 position = align_payload(position, chunk.size_bytes)
                 row = first + number_in_shard
