@@ -39,15 +39,15 @@ Hash128 xxh3_128(const void* data, std::size_t size) {
 }
 
 Digest hash_chunk(const void* data, std::size_t size, std::uint64_t seed) {
-  return best().digest(nullptr, data, size, seed, /*cached=*/true);
+  return best().digest(nullptr, data, size, seed);
 }
 
 Digest copy_and_hash_chunk(void* target, const void* source, std::size_t size, std::uint64_t seed) {
-  return best().digest(target, source, size, seed, /*cached=*/false);
+  return best().digest(target, source, size, seed);
 }
 
 Hash128 copy_to_cache_and_hash(void* target, const void* source, std::size_t size) {
-  return best().digest(target, source, size, 0, /*cached=*/true).xxh3_128;
+  return best().copy_to_cache(target, source, size);
 }
 
 Hash128 hash_samples(const void* data, std::size_t size, std::size_t item, std::size_t count,

@@ -5,7 +5,8 @@
 
 namespace holdfast {
 
-constinit const ChecksumKernel kAvx512Kernel = {"avx512", hash_64, hash_128, digest, copy};
+constinit const ChecksumKernel kAvx512Kernel = {"avx512", hash_64, hash_128,
+                                                digest, copy_to_cache, copy};
 
 }  // namespace holdfast
 #endif

@@ -3,6 +3,7 @@
 
 namespace holdfast {
 
-constinit const ChecksumKernel kBaselineKernel = {"baseline", hash_64, hash_128, digest, copy};
+constinit const ChecksumKernel kBaselineKernel = {"baseline", hash_64, hash_128,
+                                                  digest, copy_to_cache, copy};
 
 }  // namespace holdfast

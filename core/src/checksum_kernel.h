@@ -48,7 +48,8 @@ Hash128 hash_128(const void* data, std::size_t size) {
   return to_bytes(XXH3_128bits(data, size));
 }
 
-// The state of both hashes over a long input.
+// The state of both hashes, or of XXH3-128 alone, over a long input.
+template <bool both>
 struct Lanes {
   alignas(64) xxh_u64 seeded[8] = XXH3_INIT_ACC;
   alignas(64) xxh_u64 plain[8] = XXH3_INIT_ACC;
@@ -57,12 +58,12 @@ struct Lanes {
   explicit Lanes(std::uint64_t seed) { XXH3_initCustomSecret(secret, seed); }
 
   void add_stripe(const xxh_u8* stripe, std::size_t secret_offset) {
-    XXH3_accumulate_512(seeded, stripe, secret + secret_offset);
+    if constexpr (both) XXH3_accumulate_512(seeded, stripe, secret + secret_offset);
     XXH3_accumulate_512(plain, stripe, XXH3_kSecret + secret_offset);
   }
 
   void scramble() {
-    XXH3_scrambleAcc(seeded, secret + kSecretBytes - kStripeBytes);
+    if constexpr (both) XXH3_scrambleAcc(seeded, secret + kSecretBytes - kStripeBytes);
     XXH3_scrambleAcc(plain, XXH3_kSecret + kSecretBytes - kStripeBytes);
   }
 
@@ -153,10 +154,10 @@ inline void finish_stream() {
 
 enum class Copy { kNone, kCached, kStreamed };
 
-template <Copy copy>
+template <Copy copy, bool both = true>
 Digest long_digest(xxh_u8* target, const xxh_u8* source, std::size_t size, std::uint64_t seed) {
   constexpr bool kStreamed = copy == Copy::kStreamed;
-  Lanes lanes(seed);
+  Lanes<both> lanes(seed);
   alignas(64) xxh_u8 staged[kStripeBytes];
   const std::size_t tail_begin = (size - 1) / kBlockBytes * kBlockBytes;
   for (std::size_t begin = 0; begin < tail_begin; begin += kBlockBytes) {
@@ -182,8 +183,7 @@ Digest long_digest(xxh_u8* target, const xxh_u8* source, std::size_t size, std::
   return lanes.finish(size);
 }
 
-Digest digest(void* target, const void* source, std::size_t size, std::uint64_t seed,
-              bool cached) {
+Digest digest(void* target, const void* source, std::size_t size, std::uint64_t seed) {
   auto* to = static_cast<xxh_u8*>(target);
   auto* from = static_cast<const xxh_u8*>(source);
   if (size <= kShortBytesMax) {
@@ -191,11 +191,20 @@ Digest digest(void* target, const void* source, std::size_t size, std::uint64_t 
     return {hash_64(from, size, seed), hash_128(from, size)};
   }
   if (to == nullptr) return long_digest<Copy::kNone>(to, from, size, seed);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % kStripeBytes == 0;
-  if (!cached && aligned && size >= kStreamBytesMin) {
+  if (size >= kStreamBytesMin && reinterpret_cast<std::uintptr_t>(to) % kStripeBytes == 0) {
     return long_digest<Copy::kStreamed>(to, from, size, seed);
   }
   return long_digest<Copy::kCached>(to, from, size, seed);
+}
+
+Hash128 copy_to_cache(void* target, const void* source, std::size_t size) {
+  auto* to = static_cast<xxh_u8*>(target);
+  auto* from = static_cast<const xxh_u8*>(source);
+  if (size > kShortBytesMax) {
+    return long_digest<Copy::kCached, /*both=*/false>(to, from, size, 0).xxh3_128;
+  }
+  if (size > 0) memcpy(to, from, size);
+  return hash_128(to, size);
 }
 
 // memcpy streams only from a share of the last cache on, on large machines hundreds of MiB: below,

@@ -26,7 +26,7 @@ Digest hash_chunk(const void* data, std::size_t size, std::uint64_t seed);
 // Copies, and hashes the bytes as they lie in `target`; the two must not overlap.
 Digest copy_and_hash_chunk(void* target, const void* source, std::size_t size, std::uint64_t seed);
 
-// The same for bytes that are used at once, and are left in the cache, however many they are.
+// The same with XXH3-128 alone, for bytes that are used at once: they are left in the cache.
 Hash128 copy_to_cache_and_hash(void* target, const void* source, std::size_t size);
 
 // XXH3-128 of `count` runs of `run` bytes, evenly spread: the first begins at the first byte, the
@@ -45,9 +45,9 @@ struct ChecksumKernel {
   const char* name;
   std::uint64_t (*hash_64)(const void* data, std::size_t size, std::uint64_t seed);
   Hash128 (*hash_128)(const void* data, std::size_t size);
-  // Copies first when `target` is not null; past the cache when much, unless that is asked for.
-  Digest (*digest)(void* target, const void* source, std::size_t size, std::uint64_t seed,
-                   bool cached);
+  // Copies first when `target` is not null.
+  Digest (*digest)(void* target, const void* source, std::size_t size, std::uint64_t seed);
+  Hash128 (*copy_to_cache)(void* target, const void* source, std::size_t size);
   void (*copy)(void* target, const void* source, std::size_t size);
 };
 

@@ -246,7 +246,7 @@ def _write_encoded(
     encoded = encode_ahead(units, writer.begin, writer.seed, find, codec, elements, basis)
     with closing(encoded):
         for segment, chunks in encoded:
-            writer.add(segment, (row for made in chunks for row in made.rows()))
+            writer.add(segment, (row for made in chunks for row in made.rows))
             for made in chunks:
                 _note(made, writer, basis, ledger)
                 if not isinstance(origin, Images):
@@ -257,12 +257,13 @@ def _write_encoded(
 
 def _note(made: Encoded, writer: DataFileWriter, basis: Basis | None, ledger: Ledger) -> None:
     """Take down what chunks lost, and the digests of shards that end with them."""
+    work = made.work
     if basis is not None:
-        for (_, shard), payload in zip(made.unit, made.payloads, strict=True):
-            if payload.loss is not None:
-                basis.lose(shard.tensor.path, payload.loss)
+        for (_, shard), loss in zip(work.unit, made.losses, strict=True):
+            if loss is not None:
+                basis.lose(shard.tensor.path, loss)
     if made.is_last:
-        for place, digests in zip(made.places, made.digests, strict=True):
+        for place, digests in zip(work.places, work.digests, strict=True):
             writer.end(place, xxh3_128(b"".join(digests)))
     ledger.seconds["stage"] += made.stage_s
     ledger.seconds["encode"] += made.encode_s

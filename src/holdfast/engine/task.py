@@ -4,13 +4,13 @@ Knows elements, codecs and memory; no files, and nothing of other threads.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate
 
-from .._core import Elements, checksum, segment_encode
-from ..codecs.base import Codec, Payload, Piece
+from .._core import Elements, checksum, lossless_bytes_max, segment_encode
+from ..codecs.base import Codec, Loss, Piece
 from ..codecs.groups import Unit
 from ..codecs.lossless import elements_of
 from ..codecs.registry import LOSSLESS
@@ -30,29 +30,31 @@ Seed = Callable[[int], int]  # row of a chunk → seed of its checksum
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Chunk ``number`` of each shard of a unit.
+    """Chunk ``number`` of each shard of a unit, in a segment.
 
     Attributes:
-        is_last: whether the shards end with these.
         digests: of each shard, those of its chunks; all are there when the last has been made.
-        payloads: in a segment; empty ones nowhere.
+        rows: of each chunk the row, and of its payload bytes, mode, offset in the segment (any
+            where there are no bytes) and checksum.
+        losses: of each chunk; empty where none may have any.
     """
 
-    unit: Unit
-    places: Sequence[Place]
+    work: "Work"
     number: int
-    is_last: bool
-    digests: Sequence[Sequence[bytes]]
-    payloads: Sequence[Payload]
-    checksums: Sequence[int]
-    decoded_bytes: int
+    rows: Sequence[tuple[int, int, int, int, int]]
+    losses: Sequence[Loss | None]
     stage_s: float
     encode_s: float
 
-    def rows(self) -> Iterator[tuple[int, Payload, int]]:
-        """Return (row, payload, checksum) of each chunk."""
-        rows = (place.first_chunk + self.number for place in self.places)
-        return zip(rows, self.payloads, self.checksums, strict=True)
+    @property
+    def is_last(self) -> bool:
+        """Whether the shards end with these."""
+        return self.number + 1 == len(self.work.columns[0])
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of the elements."""
+        return sum(column[self.number].size_bytes for column in self.work.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,64 +109,52 @@ def survey(work: Work) -> object:
 def encode_task(task: Sequence[tuple[Work, int]], seed: Seed) -> Made:
     """Encode what a task has, into one segment."""
     work, _ = task[0]
-    chunks = [column[number] for work, number in task for column in work.columns]
-    room_bytes = sum(room_of(work.codec.room(block_at(chunk, 0))) for chunk in chunks)
-    segment, room = Segment(room_bytes), borrow()
+    room = borrow()
     try:
         if work.basis is None and work.codec == LOSSLESS:
-            return segment, _encode_plain(task, seed, room, segment)
-        return segment, [_encode_chunks(*one, seed, room, segment) for one in task]
-    except BaseException:
-        segment.close()
-        raise
+            return _encode_plain(task, seed, room)
+        chunks = [column[number] for work, number in task for column in work.columns]
+        room_bytes = sum(room_of(work.codec.room(block_at(chunk, 0))) for chunk in chunks)
+        with Segment(room_bytes) as segment:
+            return segment, [_encode_chunks(*one, seed, room, segment) for one in task]
     finally:
         give_back(room)
 
 
-def _encode_plain(
-    task: Sequence[tuple[Work, int]], seed: Seed, room: Workspace, segment: Segment
-) -> list[Encoded]:
+def _encode_plain(task: Sequence[tuple[Work, int]], seed: Seed, room: Workspace) -> Made:
     """Do what `_encode_chunks` does, for all chunks by one call: small ones take longer to call."""
     started = time.perf_counter()
     items: list[tuple[int, Elements, int, bool, int, int]] = []
+    places: list[tuple[list[bytes], int]] = []  # where digests go, and rows
     for work, number in task:
         roles = dict[str, int]()
-        rows = zip(work.unit, work.columns, work.parts, work.places, strict=True)
-        for (role, _), column, part, place in rows:
-            chunk = column[number]
+        shards = zip(work.unit, work.columns, work.parts, work.places, work.digests, strict=True)
+        for (role, _), column, part, place, digests in shards:
+            chunk, row = column[number], place.first_chunk + number
             address, is_staged = (
                 (part[number], True) if isinstance(part, list) else gather(*part, chunk, room.take)
             )
             master = roles.get("master", -1) if role == "weight" else -1
             second_moment = roles.get("exp_avg_sq", -1) if role == "exp_avg" else -1
-            elements, roles[role] = elements_of(block_at(chunk, address)), len(items)
-            row_seed = seed(place.first_chunk + number)
-            items.append((address, elements, row_seed, is_staged, master, second_moment))
-    made, size_bytes, stage_s = segment_encode(items, segment.address)
-    payloads = [Payload(segment.address + at, size, mode) for mode, size, at, _, _ in made]
-    segment.take_up(payloads, size_bytes)
-    encode_s = time.perf_counter() - started - stage_s
-    result, first = [], 0
+            roles[role] = len(items)
+            elements = elements_of(block_at(chunk, address))
+            items.append((address, elements, seed(row), is_staged, master, second_moment))
+            places.append((digests, row))
+    with Segment(sum(room_of(lossless_bytes_max(item[1])) for item in items)) as segment:
+        made, size_bytes, stage_s = segment_encode(items, segment.address)
+    segment.take_up(size_bytes, max((size for mode, size, *_ in made if not mode), default=0))
+    encode_s, first, result = time.perf_counter() - started - stage_s, 0, list[Encoded]()
     for work, number in task:
-        end = first + len(work.unit)
-        for digests, row in zip(work.digests, made[first:end], strict=True):
-            digests[number] = row[4]
-        result.append(
-            Encoded(
-                work.unit,
-                work.places,
-                number,
-                number + 1 == len(work.columns[0]),
-                work.digests,
-                payloads[first:end],
-                [row[3] for row in made[first:end]],
-                sum(column[number].size_bytes for column in work.columns),
-                stage_s / len(task),
-                encode_s / len(task),
-            )
-        )
+        rows, end = [], first + len(work.unit)
+        for (digests, row), (mode, size, at, found, digest) in zip(
+            places[first:end], made[first:end], strict=True
+        ):
+            digests[number] = digest
+            rows.append((row, size, mode, at, found))
+        share = len(rows) / len(items)
+        result.append(Encoded(work, number, rows, (), share * stage_s, share * encode_s))
         first = end
-    return result
+    return segment, result
 
 
 def _encode_chunks(
@@ -190,20 +180,15 @@ def _encode_chunks(
         known_digests[number] = one.digest
         if work.basis:
             work.basis.replace(chunk, number, one.digest, one.decoded)
-    payloads = [one.payload for one in coded]
-    seeds = [seed(place.first_chunk + number) for place in work.places]
-    return Encoded(
-        work.unit,
-        work.places,
-        number,
-        number + 1 == len(work.columns[0]),
-        work.digests,
-        payloads,
-        [checksum(p.address, p.size_bytes, s) for p, s in zip(payloads, seeds, strict=True)],
-        sum(chunk.size_bytes for chunk in chunks),
-        between - started,
-        time.perf_counter() - between,
-    )
+    rows = []
+    for place, one in zip(work.places, coded, strict=True):
+        row, payload = place.first_chunk + number, one.payload
+        found = checksum(payload.address, payload.size_bytes, seed(row))
+        at = payload.address - segment.address
+        rows.append((row, payload.size_bytes, payload.mode, at, found))
+    losses = [one.payload.loss for one in coded]
+    ended = time.perf_counter()
+    return Encoded(work, number, rows, losses, between - started, ended - between)
 
 
 def _codec(work: Work) -> Codec:

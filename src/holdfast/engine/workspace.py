@@ -6,7 +6,7 @@ Knows chunks and addresses; no tensors, no files.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import addressof, c_uint8
 from dataclasses import replace
@@ -119,10 +119,13 @@ class Segment:
         copy(address, payload.address, size)
         return replace(payload, address=address)
 
-    def take_up(self, payloads: Iterable[Payload], size_bytes: int) -> None:
-        """Take up payloads that stand in their places already, up to so many bytes."""
-        raw = (p.size_bytes for p in payloads if p.mode == spec.MODE_RAW)
-        self.size_bytes, self.raw_bytes = size_bytes, max(raw, default=0)
+    def take_up(self, size_bytes: int, raw_bytes: int) -> None:
+        """Take up payloads that stand in their places already, up to so many bytes.
+
+        Args:
+            raw_bytes: of the largest of mode 0.
+        """
+        self.size_bytes, self.raw_bytes = size_bytes, raw_bytes
 
     def fill_page(self) -> int:
         """Zero what is left of the last page; return the bytes of all pages."""
@@ -132,6 +135,14 @@ class Segment:
     def close(self) -> None:
         """Let another one have the memory."""
         _of_segments.append(self._room)
+
+    def __enter__(self) -> "Segment":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close it when the block that fills it fails."""
+        if kind is not None:
+            self.close()
 
     def _fill(self, end: int) -> None:
         copy(self.address + self.size_bytes, _ZEROS, end - self.size_bytes)

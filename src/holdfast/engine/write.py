@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .._core import copy
-from ..codecs.base import Payload
 from ..errors import NoSpaceError, StoreError
 from ..format import spec
 from ..format.data_file import align_payload, chunk_seed, encode_footer, encode_header
@@ -171,11 +170,11 @@ class DataFileWriter:
         plan = self._plan
         return chunk_seed(plan.header.save_id, plan.rank, self._rows.number, row)
 
-    def add(self, segment: Segment, payloads: Iterable[tuple[int, Payload, int]]) -> None:
+    def add(self, segment: Segment, rows: Iterable[tuple[int, int, int, int, int]]) -> None:
         """Add what a segment holds, and close it when it has been written.
 
         Args:
-            payloads: (row, payload in the segment, its checksum).
+            rows: (row, bytes of its payload, mode, offset in the segment, checksum).
         """
         stream, size = self._stream, segment.size_bytes
         if size < COPIED_BYTES:
@@ -188,9 +187,8 @@ class DataFileWriter:
             size = segment.fill_page()
             begin = stream.lend(segment.address, size, segment.close)
         self._remaining_bytes -= size
-        for row, payload, payload_checksum in payloads:
-            at = begin + payload.address - segment.address if payload.size_bytes else 0
-            self._rows.set_chunk(row, payload.size_bytes, payload.mode, at, payload_checksum)
+        for row, size, mode, at, payload_checksum in rows:
+            self._rows.set_chunk(row, size, mode, begin + at if size else 0, payload_checksum)
 
     def reserve(self, row: int, size_bytes: int) -> tuple[int, int]:
         """Find room for the elements of a row, which are its payload, and zero the gap before it.

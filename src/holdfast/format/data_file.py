@@ -4,6 +4,7 @@ Bytes only; reads and writes no file.
 """
 
 import struct
+from functools import lru_cache
 
 from .._core import xxh3_64
 from ..errors import CorruptError
@@ -12,14 +13,19 @@ from .table import Table, encode_table
 
 _HEADER = struct.Struct("<8sIIII16s16sQ")
 _TRAILER = struct.Struct("<QQQ8s")
-_SEED = struct.Struct("<16sIIQ")
+_SEED_HEAD = struct.Struct("<16sII")
 assert _HEADER.size == spec.DATA_HEADER_BYTES
 assert _TRAILER.size == spec.TRAILER_BYTES
 
 
 def chunk_seed(save_id: str, rank: int, number: int, chunk: int) -> int:
     """Return the checksum seed of a chunk: binds the payload to save, file and place."""
-    return xxh3_64(_SEED.pack(bytes.fromhex(save_id), rank, number, chunk))
+    return xxh3_64(_seed_head(save_id, rank, number) + chunk.to_bytes(8, "little"))
+
+
+@lru_cache  # the same for all chunks of a file
+def _seed_head(save_id: str, rank: int, number: int) -> bytes:
+    return _SEED_HEAD.pack(bytes.fromhex(save_id), rank, number)
 
 
 def align_payload(position: int, size_bytes: int, mode: int = spec.MODE_RAW) -> int:
