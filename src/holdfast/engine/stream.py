@@ -18,7 +18,7 @@ from .pool import Lease
 
 # Enough to keep the deepest queue busy; a disk that fails is noticed after so much at the latest.
 PARTS_IN_FLIGHT_MAX = 16
-LENT_IN_FLIGHT_MAX = 4  # of memory that is not the pool's
+LENT_IN_FLIGHT_MAX = 6  # of memory that is not the pool's
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Window = tuple[int, int]  # bytes [start, end) of the pool, whole pages
