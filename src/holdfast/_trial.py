@@ -19,7 +19,7 @@ from .engine.chain import Chain, open_chain, read_parts
 from .engine.decode import decode
 from .engine.encode import Coded, bases_of, encode
 from .engine.pool import lease
-from .engine.workspace import Segment, Workspace, block_at, borrow, give_back, room_of
+from .engine.workspace import Workspace, block_at, borrow, give_back
 from .errors import OptionError
 from .format import spec
 from .format.names import dotted
@@ -265,10 +265,9 @@ def _try(held: _Held, codec: Codec, trial: Trial) -> None:
     trial.encode_s += time.thread_time() - started
     for chunks, piece in zip(held.chunks, pieces, strict=True):
         room.clear()
-        segment = Segment(sum(room_of(codec.room(block)) for block in piece.blocks.values()))
         started = time.thread_time()
         same = chunks.base_digests if codec.every > 1 else {}
-        made = encode(piece, chunks.digests, same, codec, known, room, segment)
+        made = encode(piece, chunks.digests, same, codec, known, room)
         between = time.thread_time()
         _decode(piece, made, codec, back)
         trial.decode_s += time.thread_time() - between
@@ -276,7 +275,6 @@ def _try(held: _Held, codec: Codec, trial: Trial) -> None:
         for role, block in piece.blocks.items():
             payload = made[role].payload
             trial.add("" if held.is_alone else role, block, payload.size_bytes, payload.loss)
-        segment.close()
     give_back(room)
     give_back(back)
 

@@ -282,9 +282,9 @@ def test_a_payload_that_no_codec_writes_is_refused(
     torch.manual_seed(2)
 
     def wrong(piece: Any, digests: Any, *others: Any) -> dict[str, Coded]:
-        segment = others[-1]
-        memset(noise := segment.reserve(), 7, 64)
-        payload = segment.add(Payload(noise, 64, 2))
+        noise = others[-1].take(64)
+        memset(noise, 7, 64)
+        payload = Payload(noise, 64, 2)
         return {role: Coded(payload, b.address, b"0" * 16) for role, b in piece.blocks.items()}
 
     monkeypatch.setattr("holdfast.engine.task.encode", wrong)

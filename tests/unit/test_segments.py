@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast._core import checksum
 from holdfast.codecs.base import Payload
 from holdfast.engine import stream, task, workspace, write
 from holdfast.engine.workspace import Segment
@@ -180,12 +181,15 @@ def test_a_segment_zeroes_what_lies_between() -> None:
     segment = Segment(3 * 5000)
     memory = workspace.bytes_at(segment.address, 8192)
     memory.fill_(7)
-    first = segment.add(Payload(segment.reserve(), 10, 2))
-    source = torch.full((70_000 - 65_536,), 9, dtype=torch.uint8)
-    second = segment.add(Payload(source.data_ptr(), len(source), 0))
+    source = torch.full((5000,), 9, dtype=torch.uint8)
+    assert segment.add(Payload(source.data_ptr(), 10, 2), 1)[0] == 0
+    assert segment.add(Payload(0, 0, 5), 2) == (0, checksum(0, 0, 2))
+    assert segment.add(Payload(source.data_ptr(), 5000, 0), 3) == (
+        64,
+        checksum(source.data_ptr(), 5000, 3),
+    )
     assert segment.fill_page() == 8192
-    assert (first.address, second.address) == (segment.address, segment.address + 64)
     expected = torch.zeros(8192, dtype=torch.uint8)
-    expected[:10], expected[64 : 64 + len(source)] = 7, 9
+    expected[:10], expected[64:5064] = 9, 9
     assert torch.equal(memory, expected)
     segment.close()

@@ -19,6 +19,7 @@ from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.references import NONE
 from ..format.rows import Place
+from ..format.spec import LARGE_ALIGN_BYTES
 from ..layout import Shard, chunks_of
 from ..plan.runs import ChunkRead, Run
 from .basis import Basis
@@ -54,6 +55,8 @@ class _Tasks:
         more = sum(room_of(column[number].size_bytes) for column in work.columns)
         if self._gathered and self._gathered_bytes + more > TASK_BYTES:
             self.submit()
+        if not self._gathered:
+            more += 2 * LARGE_ALIGN_BYTES  # what a segment may leave of a page, before and behind
         self._gathered.append((work, number))
         self._gathered_bytes += more
         self.pending_bytes += more

@@ -10,7 +10,7 @@ from ..codecs.base import Codec, Payload, Piece, Relatives
 from ..codecs.registry import LOSSLESS
 from ..format import spec
 from .decode import decode
-from .workspace import Segment, Workspace
+from .workspace import Workspace
 
 logger = logging.getLogger("holdfast")
 
@@ -38,7 +38,6 @@ def encode(
     codec: Codec,
     known: object,
     room: Workspace,
-    segment: Segment,
 ) -> dict[str, Coded]:
     """Encode the same elements of the tensors of a parameter; return them by role.
 
@@ -46,33 +45,32 @@ def encode(
         digests: of the elements.
         same: digests of the base's, where known: what has not changed takes a digest.
         known: what the codec's survey said of the parameter.
-        room: memory for what a reader will have, if that is something else.
-        segment: takes the payloads.
+        room: memory that the payloads are put in.
     """
     relatives, made = dict[str, int](), dict[str, Coded]()
     for role in (role for role in codec.order if role in piece.blocks):
         block, digest = piece.blocks[role], digests[role]
         if digest == same.get(role) and block.size_bytes > len(digest):
-            memmove(out := segment.reserve(), digest, len(digest))
-            unchanged = Payload(out, len(digest), spec.MODE_UNCHANGED)
-            found = Coded(unchanged, block.address, digest)
+            out = room.take(len(digest))
+            memmove(out, digest, len(digest))
+            payload = Payload(out, len(digest), spec.MODE_UNCHANGED)
+            made[role] = Coded(payload, block.address, digest)
         else:
             near = relatives | bases_of(role, piece)
             if "exp_avg_sq" in made and made["exp_avg_sq"].payload.mode == spec.MODE_REPLAY_MOMENT:
                 near[spec.REPLAYED] = relatives["exp_avg"]
-            out = segment.reserve()
-            coded = _encode_lossy(role, piece, codec, known, near, out, room)
-            if coded is None:
+            out = room.take(codec.room(block))
+            found = _encode_lossy(role, piece, codec, known, near, out, room)
+            if found is None:
                 exact = LOSSLESS if codec.is_lossy else codec
-                coded = Coded(exact.encode(role, piece, None, near, out, 0), block.address, digest)
-            found = coded
+                payload = exact.encode(role, piece, None, near, out, 0)
+                found = Coded(payload, block.address, digest)
+            made[role] = found
             if role in piece.bases and found.payload.mode not in spec.BASED:
                 # A reader has no base of it: nothing else may be coded by it.
                 rest = {other: at for other, at in piece.bases.items() if other != role}
                 piece = replace(piece, bases=rest)
-        payload = segment.add(found.payload)
-        made[role] = found if payload is found.payload else replace(found, payload=payload)
-        relatives[role] = found.decoded
+        relatives[role] = made[role].decoded
     return made
 
 

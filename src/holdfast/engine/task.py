@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate
 
-from .._core import Elements, checksum, lossless_bytes_max, segment_encode
+from .._core import Elements, lossless_bytes_max, segment_encode
 from ..codecs.base import Codec, Loss, Piece
 from ..codecs.groups import Unit
 from ..codecs.lossless import elements_of
@@ -174,7 +174,7 @@ def _encode_chunks(
     piece = work.piece(number, [one.address for one in staged])
     digests = {role: one.digest for (role, _), one in zip(work.unit, staged, strict=True)}
     same = _same(work, chunks, number)
-    made = encode(piece, digests, same, _codec(work), known, room, segment)
+    made = encode(piece, digests, same, _codec(work), known, room)
     coded = [made[role] for role, _ in work.unit]
     for chunk, one, known_digests in zip(chunks, coded, work.digests, strict=True):
         known_digests[number] = one.digest
@@ -183,8 +183,7 @@ def _encode_chunks(
     rows = []
     for place, one in zip(work.places, coded, strict=True):
         row, payload = place.first_chunk + number, one.payload
-        found = checksum(payload.address, payload.size_bytes, seed(row))
-        at = payload.address - segment.address
+        at, found = segment.add(payload, seed(row))
         rows.append((row, payload.size_bytes, payload.mode, at, found))
     losses = [one.payload.loss for one in coded]
     ended = time.perf_counter()

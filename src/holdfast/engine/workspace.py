@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import addressof, c_uint8
-from dataclasses import replace
 from math import prod
 from typing import TypeVar
 
 import torch
 
-from .._core import Pool, copy
+from .._core import Pool, checksum, copy, copy_and_hash_chunk
 from ..codecs.base import Block, Payload
 from ..format import spec
 from ..format.data_file import align_payload
@@ -99,25 +98,18 @@ class Segment:
         self.address = self._room.take(capacity_bytes + spec.LARGE_ALIGN_BYTES)
         self.size_bytes = self.raw_bytes = 0
 
-    def reserve(self) -> int:
-        """Return where the next payload is to be put; `add` takes it up."""
-        return self.address + align_payload(self.size_bytes, 0)
-
-    def add(self, payload: Payload) -> Payload:
-        """Take up a payload that stands where `reserve` said; of mode 0, copy it."""
+    def add(self, payload: Payload, seed: int) -> tuple[int, int]:
+        """Copy a payload to where it may start; return its offset and checksum."""
         size = payload.size_bytes
         if not size:
-            return payload
+            return 0, checksum(0, 0, seed)
         start = align_payload(self.size_bytes, size, payload.mode)
         self._fill(start)
+        found, _ = copy_and_hash_chunk(self.address + start, payload.address, size, seed)
         self.size_bytes = start + size
         if payload.mode == spec.MODE_RAW:
             self.raw_bytes = max(self.raw_bytes, size)
-        address = self.address + start
-        if payload.address == address:
-            return payload
-        copy(address, payload.address, size)
-        return replace(payload, address=address)
+        return start, found
 
     def take_up(self, size_bytes: int, raw_bytes: int) -> None:
         """Take up payloads that stand in their places already, up to so many bytes.
