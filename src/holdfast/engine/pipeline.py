@@ -207,8 +207,9 @@ def _write_shard(
     ledger: Ledger,
 ) -> None:
     """Stage a shard's chunks where they are written from: raw payloads are the chunks."""
-    (place,) = writer.begin([shard]) or ()
-    row = place.first_chunk
+    places = writer.begin([shard])
+    assert places is not None  # nothing is ahead of it
+    place, row = places[0], places[0].first_chunk
     digests: list[bytes] = []
     base, clock = lease.pool.address(0), time.perf_counter
     held = source(shard) if source else None

@@ -47,14 +47,11 @@ def stage(source: torch.Tensor, box: Box, chunk: Chunk, address: int, seed: int)
         source: what this rank holds: the elements of ``box``, in any strides, on any device.
         address: of ``chunk.size_bytes``.
     """
-    size, held = chunk.size_bytes, _elements_of(chunk.shard, source, box)
-    if held.is_cpu and _is_plain(held):
-        start = held.data_ptr() + chunk.first * held.element_size()
-        checksum, digest = copy_and_hash_chunk(address, start, size, seed)
-        return Staged(address, size, checksum, digest)
-    _copy_elements(held, chunk, bytes_at(address, size))
-    checksum, digest = hash_chunk(address, size, seed)
-    return Staged(address, size, checksum, digest)
+    start, is_copied = gather(source, box, chunk, lambda _: address)
+    if is_copied:
+        return seal(address, chunk.size_bytes, seed)
+    checksum, digest = copy_and_hash_chunk(address, start, chunk.size_bytes, seed)
+    return Staged(address, chunk.size_bytes, checksum, digest)
 
 
 def gather(
