@@ -3,6 +3,10 @@
 #include "bindings.h"
 
 NB_MODULE(_core, module) {
+  // The core's threads, and torch itself, belong to the main interpreter.
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    throw nanobind::import_error("holdfast cannot run in a subinterpreter; use the main one");
+  }
   module.doc() = "Native core of holdfast; see _core.pyi.";
   holdfast::bind_checksum(module);
   holdfast::bind_excp(module);

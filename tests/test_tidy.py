@@ -18,7 +18,7 @@ NATIVE = sorted([*(ROOT / "core").rglob("*.[ch]*"), *(ROOT / "bindings").rglob("
 # A room may import rooms of lower layers and itself: never sideways, never up.
 LAYERS = [
     {"errors", "_core"},
-    {"layout", "boxes", "options"},
+    {"layout", "boxes", "options", "worker"},
     {"format", "codecs", "stores", "group"},
     {"state", "plan"},
     {"engine"},

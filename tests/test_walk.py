@@ -5,10 +5,11 @@ format, codecs, plans, the fit, what is wanted and agreed: the same answer for t
 and nobody called back) are the language the walk is told in, and are not counted. A *re-entry* is a
 call from one room into another that was entered before; the conductors (`_save`, `_load`,
 `engine/pipeline`), whose work is to call the rooms in turn, make none. *Depth* is how many rooms
-are nested.
+are nested. All threads are counted, each from its own first room.
 """
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast import worker
 
 ROOT = Path(holdfast.__file__).parent
 ROOMS_MAX, REENTRIES_MAX, DEPTH_MAX = 14, 15, 7
@@ -29,7 +31,7 @@ CONDUCTORS = ("_save.py", "_load.py", "engine/pipeline.py")
 def walk(action: Callable[[], object]) -> tuple[list[str], list[tuple[str, str]], int]:
     """Run ``action``; return (rooms, re-entries as (from, into), deepest nesting of rooms)."""
     rooms: list[str] = []
-    stack: list[str] = []
+    stacks: dict[int, list[str]] = {}
     reentries: list[tuple[str, str]] = []
     deepest = 0
 
@@ -41,6 +43,7 @@ def walk(action: Callable[[], object]) -> tuple[list[str], list[tuple[str, str]]
         room = str(path.relative_to(ROOT))
         if room.startswith(PURE) or frame.f_code.co_name.startswith("<"):
             return
+        stack = stacks.setdefault(threading.get_ident(), [])
         if event == "return":
             stack.pop()
             return
@@ -53,11 +56,15 @@ def walk(action: Callable[[], object]) -> tuple[list[str], list[tuple[str, str]]
         nested = sum(1 for a, b in zip(["", *stack], stack, strict=False) if a != b)
         deepest = max(deepest, nested)
 
+    worker._forget()  # the next one is a new thread, which is looked at too
+    threading.setprofile(on_event)
     sys.setprofile(on_event)
     try:
         action()
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
+        worker._forget()
     return rooms, reentries, deepest
 
 

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import _core as _core  # it refuses interpreters that it cannot run in
+
 if TYPE_CHECKING:
     from . import codecs, errors
     from ._checkpoint import Checkpoint, open

@@ -19,6 +19,7 @@ from .layout import Box, Path, Shape, whole
 from .options import SLOT_BYTES, Options
 from .plan.load_plan import plan_load
 from .stores.url import open_store
+from .worker import in_worker
 
 if TYPE_CHECKING:
     import torch
@@ -190,6 +191,7 @@ class Checkpoint:
             loss=self._losses.get(index),
         )
 
+    @in_worker
     def tensor(self, name: str, box: "tuple[Shape, Shape] | None" = None) -> "torch.Tensor":
         """Read a tensor, or a box of it: only the chunks that hold it, verified.
 
@@ -205,6 +207,7 @@ class Checkpoint:
         part = _checked_box(name, tensor.shape, box)
         return self._read({path: part})[path]
 
+    @in_worker
     def tensors(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
         """Read several whole tensors at once, which costs less than one by one.
 
@@ -219,6 +222,7 @@ class Checkpoint:
         )
         return {name: found[path] for name, path in paths.items()}
 
+    @in_worker
     def state(self) -> dict[Any, Any]:
         """Read everything into a new nested state of ordinary tensors; tied names share one tensor.
 
@@ -234,6 +238,7 @@ class Checkpoint:
         result: dict[Any, Any] = rebuild(leaves | self._objects) if leaves or self._objects else {}
         return result
 
+    @in_worker
     def verify(
         self, report: Callable[[int], None] = lambda _: None, *, deep: bool = False
     ) -> list[Damage]:

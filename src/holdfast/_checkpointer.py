@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from . import worker
 from ._emergency import LastState, meet
 from ._keep import Keep
 from ._restore import agree_steps, restore_newest, restore_step
 from ._run import Run
 from ._saver import Saver
-from ._schedule import Every, Schedule, is_positive
+from ._schedule import Every, Schedule
 from ._signals import SignalWatch
-from ._wanted import Wanted
-from .codecs.registry import find_codec
+from ._wanted import Wanted, check_run
 from .errors import OptionError, PeerError
 from .group.base import COORDINATOR, Phase, Poll, SingleGroup
 from .group.torch import find_group
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .group.base import Group
 
 logger = logging.getLogger("holdfast")
-
-_CHOICES = {"stage": ("eager", "lazy", "sync"), "busy": ("wait", "skip")}
 
 
 class Checkpointer:
@@ -110,7 +108,7 @@ class Checkpointer:
         self._group, self._ranks = group, find_group(group)
         self._options, self._deadline_s = options or Options(), deadline_s
         wanted = Wanted("", None, None, codec, self._options, stage, busy, deadline_s)
-        _check(wanted, keep, self._ranks, emergency=emergency)
+        check_run(wanted, keep, self._ranks, emergency=emergency)
         self._run = Run(root, keep or Keep.all())
         self._schedule = Schedule(every, overhead=overhead, mtbf_s=mtbf_s, ends_in_s=ends_in_s)
         self._saver = Saver(self._run, self._ranks, self._schedule, wanted)
@@ -121,6 +119,7 @@ class Checkpointer:
         self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
         self._meeting = 0
         self._stopping = self._closed = False
+        self._process = os.getpid()
         # One that is dropped without `close` must not go on catching signals and holding a state.
         self._release = weakref.finalize(self, _release, self._signals, self._last)
         self._release.atexit = False
@@ -139,7 +138,7 @@ class Checkpointer:
             self.close()
         elif not self._closed:
             try:
-                self._leave(error)
+                worker.run(lambda: self._leave(error))
             finally:
                 if self._signals.asked:  # it is passed on now, and may end the process
                     logger.error("training ends with a signal, and this", exc_info=error)
@@ -154,10 +153,7 @@ class Checkpointer:
         if self._closed:
             return
         try:
-            if self._poll is not None:
-                with contextlib.suppress(PeerError):  # training's own collectives say it better
-                    self._poll.close()
-            self._saver.wait()
+            worker.run(self._finish)
         finally:
             self._end()
 
@@ -198,8 +194,8 @@ class Checkpointer:
         self._check_usable(step)
         self._signals.pass_on_served()
         self._signals.watch()
-        if self._ranks.rank == COORDINATOR:
-            self._run.fence.enter()
+        if self._ranks.rank == COORDINATOR and not self._run.fence.has_entered:
+            worker.run(self._run.fence.enter)
         if self._last is not None:
             self._last.take(step, state)
         self._schedule.begin_step()
@@ -207,9 +203,9 @@ class Checkpointer:
             self._saver.settle()
             ends, due = self._agree(step)
             if ends:
-                self._save_last(step, state, metrics)
+                worker.run(lambda: self._save_last(step, state, metrics))
                 return True
-            return due and self._saver.begin(step, state, metrics)
+            return due and worker.run(lambda: self._saver.begin(step, state, metrics))
         finally:
             self._schedule.end_step()
 
@@ -225,7 +221,7 @@ class Checkpointer:
             HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
         """
         self._check_usable(step)
-        self._saver.save(step, state, metrics)
+        worker.run(lambda: self._saver.save(step, state, metrics))
 
     def wait(self) -> None:
         """Wait until the save in flight is durable, and what the policy lets go of is gone.
@@ -233,7 +229,8 @@ class Checkpointer:
         Raises:
             HoldfastError: the save failed.
         """
-        self._saver.wait()
+        self._check_process()
+        worker.run(self._saver.wait)
 
     def restore(
         self, into: Mapping[Any, Any], *, step: int | None = None, partial: bool = False
@@ -262,9 +259,12 @@ class Checkpointer:
             MismatchError: the state does not fit.
         """
         self._check_open()
-        self._saver.rest()
         if self._last is not None:
             self._last.forget()  # from here on the state is of no step, until it is of another
+        return worker.run(lambda: self._restore(into, step, partial=partial))
+
+    def _restore(self, into: Mapping[Any, Any], step: int | None, *, partial: bool) -> int | None:
+        self._saver.rest()
         self._saver.saved_step = None
         if not partial:
             with Phase(self._ranks):
@@ -280,6 +280,9 @@ class Checkpointer:
     def retire_after(self, step: int) -> list[int]:
         """Remove every step after ``step``, to train on from there in another way; return them."""
         self._check_open()
+        return worker.run(lambda: self._retire_after(step))
+
+    def _retire_after(self, step: int) -> list[int]:
         self._saver.rest()
         later = [s for s in agree_steps(self._run, self._ranks) if s > step]
         if self._saver.saved_step in later:
@@ -338,6 +341,12 @@ class Checkpointer:
         except Exception as failure:
             logger.error("no emergency save: %s: %s", type(failure).__name__, failure)
 
+    def _finish(self) -> None:
+        if self._poll is not None:
+            with contextlib.suppress(PeerError):  # training's own collectives say it better
+                self._poll.close()
+        self._saver.wait()
+
     def _end(self) -> None:
         self._closed = True
         self._poll = None
@@ -357,33 +366,19 @@ class Checkpointer:
                 )
 
     def _check_open(self) -> None:
+        self._check_process()
         if self._closed:
             raise OptionError(f"the Checkpointer of {self.root} is closed; make a new one")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise OptionError(
+                f"the Checkpointer of {self.root} belongs to process {self._process}, and this is "
+                f"a child that was forked from it, {os.getpid()}; make a new one here"
+            )
 
 
 def _release(watch: SignalWatch, last: LastState | None) -> None:
     if last is not None:
         last.close()
     watch.close()
-
-
-def _check(wanted: Wanted, keep: object, ranks: "Group", *, emergency: object) -> None:
-    if keep is not None and not isinstance(keep, Keep):
-        raise OptionError(f"keep is {keep!r}; expected a Keep, such as Keep.latest(3)")
-    for name, choices in _CHOICES.items():
-        if (value := getattr(wanted, name)) not in choices:
-            raise OptionError(f"{name} is {value!r}; there are {', '.join(choices)}")
-    if not is_positive(wanted.deadline_s):
-        raise OptionError(
-            f"deadline_s is {wanted.deadline_s!r}; expected a number of seconds above 0"
-        )
-    find_codec(wanted.codec)
-    if not isinstance(wanted.options, Options):
-        raise OptionError(f"options is {wanted.options!r:.80}; expected a holdfast.Options")
-    if not isinstance(emergency, bool):
-        raise OptionError(f"emergency is {emergency!r}; expected True or False")
-    if (wanted.stage != "sync" or emergency) and not hasattr(ranks, "background"):
-        raise OptionError(
-            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
-            'meet in the background; give stage="sync", and no emergency'
-        )

@@ -36,25 +36,29 @@ os.register_at_fork(after_in_child=_held.clear)
 
 
 class Fence:
-    """What a job knows of the epochs of one run. For one thread, until an epoch is held."""
+    """What a job knows of the epochs of one run. For one thread, until an epoch is held.
+
+    Attributes:
+        has_entered: whether `enter` has been called since the last `look`.
+    """
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
         self._seen: int | None = None  # the newest when this job looked
-        self._has_entered = False
+        self.has_entered = False
 
     def look(self) -> None:
         """Take note of the newest epoch: whoever takes a later one from here on comes after us."""
-        self._seen, self._has_entered = self._newest(), False
+        self._seen, self.has_entered = self._newest(), False
 
     def enter(self) -> None:
         """Take the next epoch with the first step of training, where there is a run already.
 
         Not with its first save, which may be an hour later. What fails is told by that save.
         """
-        if self._has_entered:
+        if self.has_entered:
             return
-        self._has_entered = True
+        self.has_entered = True
         try:
             if self._steps():
                 self.hold()

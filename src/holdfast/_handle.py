@@ -4,9 +4,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+from . import worker
 from .engine.pipeline import Ledger, Progress
 from .errors import BusyError, CancelledError, HoldfastError, PeerError, StoreError
 
@@ -37,11 +39,12 @@ class SaveHandle:
         self.ledger = ledger
         self.deadline = time.monotonic() + deadline_s
         ledger.end_at(self.deadline)
-        self._staged, self._done = threading.Event(), threading.Event()
+        self._staged, self._done = worker.Latch(), worker.Latch()
         self._failure: BaseException | None = None
         self._told = False
         self._before_step: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
+        self._after_end: list[Callable[[], object]] = []
         self._process = os.getpid()
 
     def __repr__(self) -> str:
@@ -72,10 +75,12 @@ class SaveHandle:
 
     def done(self) -> bool:
         """Return whether it has ended, well or not."""
+        self._check_process()
         return self._done.is_set()
 
     def progress(self) -> Progress:
         """Return how far it is, on this rank."""
+        self._check_process()
         return self.ledger.progress()
 
     def cancel(self) -> bool:
@@ -83,6 +88,7 @@ class SaveHandle:
 
         Every rank's `result` then raises: here a CancelledError, on the others a PeerError.
         """
+        self._check_process()
         return not self._done.is_set() and self.ledger.cancel()
 
     # What follows is for the corridor.
@@ -121,13 +127,15 @@ class SaveHandle:
             nice()
             self._run(work, after)
 
-        thread = threading.Thread(target=run, name="holdfast-save", daemon=True)
-        try:
-            thread.start()
+        if (thread := worker.start(run, "holdfast-save")) is not None:
             self._thread = thread
-        except RuntimeError as error:
-            logger.warning("%s is saved before training goes on: %s", self.path, error)
-            self._run(work, after)
+            return
+        logger.warning("%s is saved before training goes on: no thread can be started", self.path)
+        self._run(work, after)
+
+    def when_ended(self, call: Callable[[], object]) -> None:
+        """Call this when it has ended, well or not, before anyone is told."""
+        self._after_end.append(call)
 
     def hold_with(self, before_step: Callable[[], None]) -> None:
         """Call this before what is staged changes, by a step or after `wait_staged`."""
@@ -169,14 +177,14 @@ class SaveHandle:
         if before_step is not None:
             before_step()
 
-    def _wait(self, event: threading.Event) -> None:
-        seconds = max(0.0, self.deadline + OUTCOME_GRACE_S - time.monotonic())
-        if os.getpid() != self._process:
-            raise HoldfastError(f"the save of {self.path} belongs to the process it was asked in")
-        if event.wait(min(seconds, threading.TIMEOUT_MAX)):
-            return
-        if self.ledger.state == "committed":
-            event.wait()
+    def _wait(self, event: worker.Latch) -> None:
+        self._check_process()
+        until = self.deadline + OUTCOME_GRACE_S
+        while not event.wait(min(worker.SLICE_S, max(0.0, until - time.monotonic()))):
+            worker.check()
+            if time.monotonic() >= until and self.ledger.state != "committed":
+                break
+        else:
             return
         self._told = True
         text = f"the save of {self.path} did not end by its deadline"
@@ -184,6 +192,14 @@ class SaveHandle:
             cause = "the ranks' store does not answer"
             raise PeerError(f"{text}: {cause}", rank=-1, cause=cause)
         raise StoreError(f"{text}: the disk does not answer, or is much too slow")
+
+    def _check_process(self) -> None:
+        """Check that this is no forked child: the save goes on in the parent alone."""
+        if os.getpid() != self._process:
+            raise HoldfastError(
+                f"the save of {self.path} belongs to process {self._process}, and this is a child "
+                f"that was forked from it, {os.getpid()}; ask for it there"
+            )
 
     def _raise(self) -> None:
         self._told = True
@@ -205,6 +221,8 @@ class SaveHandle:
                 logger.error("saving %s failed: %s: %s", self.path, type(error).__name__, error)
         finally:
             self._before_step = None
+            for call in self._after_end:
+                call()
             self._staged.set()
             self._done.set()
 
@@ -218,16 +236,69 @@ def nice() -> None:
 
 
 _last: SaveHandle | None = None
+_owner: tuple[int, int] | None = None  # who prepares a save: a place of `worker`
+_turn = threading.Condition()  # guards both; of workers alone, so that nothing interrupts it
 
 
 def in_flight() -> SaveHandle | None:
     """Return the save of this process that has not ended."""
-    busy = _last is not None and _last._process == os.getpid() and not _last.done()
-    return _last if busy else None
+    return _last if _last is not None and not _last.done() else None
+
+
+@contextmanager
+def reserve(busy: str, deadline_s: float) -> Iterator[bool]:
+    """Reserve the process's one save in flight; False: another one has it, and is not waited for.
+
+    `take_flight` makes it a handle's. Without that it is free again when the block ends.
+
+    Args:
+        busy: "wait" for the save in flight, and for another thread that prepares one.
+
+    Raises:
+        HoldfastError: this very thread prepares one, and is within that call.
+    """
+    global _owner
+    place, until = worker.place(), time.monotonic() + deadline_s
+    while not (is_mine := _claim(place)) and busy == "wait":
+        worker.check()
+        before = in_flight()
+        if before is not None:
+            before.wait_done()
+            continue
+        with _turn:
+            _turn.wait(worker.SLICE_S)
+        if time.monotonic() > until:
+            raise StoreError(
+                "another thread of this process has prepared a save until this one's deadline "
+                f"({deadline_s:g} s); give it more time (deadline_s), or save in one thread"
+            )
+    try:
+        yield is_mine
+    finally:
+        if is_mine:
+            with _turn:
+                _owner = None
+                _turn.notify_all()
+
+
+def _claim(place: tuple[int, int]) -> bool:
+    """Reserve, where nobody has."""
+    global _owner
+    with _turn:
+        if _owner is not None and _owner[0] == place[0] and _owner[1] < place[1]:
+            raise HoldfastError(
+                "a save is being prepared in this thread already, and was interrupted by this one "
+                "(by a signal handler, or a hook of the state); let it end first, or set a flag "
+                "and save in the loop"
+            )
+        if _owner is not None or in_flight() is not None:
+            return False
+        _owner = place
+        return True
 
 
 def take_flight(handle: SaveHandle) -> None:
-    """Make this the process's save in flight; the one before has ended."""
+    """Make this the process's save in flight: who has reserved it calls this, once."""
     global _last
     _last = handle
 
@@ -264,5 +335,11 @@ def _await_end() -> None:
         logger.error("%s", error)
 
 
-# Not atexit: processes that multiprocessing starts end without.
-threading._register_atexit(_await_end)  # type: ignore[attr-defined]
+def _forget() -> None:
+    """In a forked child, which has no save in flight, nor anyone who would unlock anything."""
+    global _last, _owner, _turn
+    _last, _owner, _turn = None, None, threading.Condition()
+
+
+os.register_at_fork(after_in_child=_forget)
+worker.before_python_ends(_await_end)

@@ -4,26 +4,27 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from . import worker
 from ._fit import check_fit, describe_fit, source_of, wanted_of
 from .engine.chain import open_chain, read_chain
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
-from .engine.pipeline import read_shards
+from .engine.pipeline import Done, read_shards
 from .engine.pool import Lease, lease
 from .engine.trust import check_of
-from .errors import MismatchError
+from .errors import CorruptError, MismatchError
 from .format.names import misnamed, step_name
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
 from .options import SLOT_BYTES, Options
 from .plan.load_plan import find_chunks
 from .plan.share_plan import encode_rows, share_out
-from .state.target import bind, check_into
+from .state.target import Target, bind, check_into
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -107,9 +108,11 @@ def load(
         ``holdfast.load("runs/a/step-1000", into={"model": model, "optimizer": optimizer})``
     """
     started = time.perf_counter()
-    ranks = find_group(group)
-    report = load_from(
-        path, ranks, into, strict=strict, partial=partial, cast=cast, options=options or Options()
+    ranks, chosen = find_group(group), options or Options()
+    report = worker.run(
+        lambda: load_from(
+            path, ranks, into, strict=strict, partial=partial, cast=cast, options=chosen
+        )
     )
     report = replace(report, seconds=time.perf_counter() - started)
     gigabytes = report.bytes_read / 1e9
@@ -138,7 +141,7 @@ def load_from(
         store = open_store(path)
         manifest = _read_manifest(store, options, step)
         chain = open_chain(store, manifest) if len(manifest.based) else ()
-        target = bind(into, source_of(manifest))
+        target = worker.call_in_caller(lambda: bind(into, source_of(manifest)))
         prepared.answer = describe_fit(manifest, target, cast=cast)
 
     missing, unexpected = check_fit(
@@ -158,15 +161,13 @@ def load_from(
 
         runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
         exchange = Exchange(ranks, shared) if sends(ranks) and not chain else None
-        with Phase(ranks), pool as leased:
-            if chain:  # each rank reads all that it needs
-                done = read_chain(chain, leased, runs, targets)
-            else:
-                done = read_shards(store, leased, manifest, runs, targets, exchange)
-
-    with Phase(ranks):
-        done.check()
-        target.finish()
+        with _saying_what_is_filled():
+            with Phase(ranks), pool as leased:
+                if chain:  # each rank reads all that it needs
+                    done = read_chain(chain, leased, runs, targets)
+                else:
+                    done = read_shards(store, leased, manifest, runs, targets, exchange)
+            _finish(target, done, ranks)
     return LoadReport(
         path=store.location,
         step=manifest.table.header.step,
@@ -177,6 +178,27 @@ def load_from(
         bytes_read=done.read_bytes,
         bytes_sent=done.sent_bytes,
     )
+
+
+def _finish(target: Target, done: Done, ranks: "Group") -> None:
+    """Put in place what is no tensor, when no rank has found damage."""
+    with Phase(ranks):
+        done.check()
+        worker.call_in_caller(target.finish)
+
+
+@contextlib.contextmanager
+def _saying_what_is_filled() -> Iterator[None]:
+    """Say of a failure, an interrupt too, that the target is not what it was."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, CorruptError):  # which names the tensors
+            error.add_note(
+                "The target of this load is partly filled: some of its tensors hold the "
+                "checkpoint's values, others their own. Load again before you use it"
+            )
+        raise
 
 
 def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manifest":

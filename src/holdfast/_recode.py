@@ -32,11 +32,13 @@ from .options import SLOT_BYTES, STREAM_BYTES, Options
 from .state.tensors import TORCH_DTYPES
 from .stores.local import LocalStore
 from .stores.url import open_store
+from .worker import in_worker
 
 AHEAD_BYTES = 256 << 20  # of shards read at once, if no single one is larger
 Report = Callable[[int], None]  # called with the bytes of elements done since the last call
 
 
+@in_worker
 def recompress(
     source: "str | os.PathLike[str]",
     target: "str | os.PathLike[str]",
@@ -75,6 +77,7 @@ def recompress(
     end_link(writing, made.basis)
 
 
+@in_worker
 def rebase(
     path: "str | os.PathLike[str]",
     *,

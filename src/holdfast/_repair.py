@@ -39,6 +39,7 @@ from .format.manifest import (
 from .options import Options
 from .stores.local import LocalStore
 from .stores.url import open_store
+from .worker import in_worker
 
 if TYPE_CHECKING:
     from .engine.chain import Chain
@@ -101,6 +102,7 @@ class _Found:
         return lost
 
 
+@in_worker
 def repair(
     path: "str | os.PathLike[str]",
     *,

@@ -4,6 +4,7 @@
 thread, which meets the other ranks without collectives.
 """
 
+import contextlib
 import errno
 import json
 import logging
@@ -14,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import __version__
+from . import __version__, worker
 from ._agreed import Agreed, Described, agree, first_line, request_for
-from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
+from ._handle import SaveHandle, hold_step, raise_untold, reserve, take_flight
 from ._links import begin_link, choose_base, encode_losses, end_link, join_losses
 from ._wanted import Wanted, check_background, check_wanted
 from .codecs.registry import describe_codec, find_codec
@@ -94,7 +95,8 @@ def save(
         ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/a/step-1000")``
     """
     wanted = Wanted(path, step, metrics, codec, options or Options())
-    save_now(state, wanted, find_group(group, writing=True))
+    ranks = find_group(group, writing=True)
+    worker.run(lambda: save_now(state, wanted, ranks))
 
 
 def save_async(
@@ -137,7 +139,8 @@ def save_async(
         ``handle = holdfast.save_async({"model": model, "optimizer": optimizer}, "runs/a/step-7")``
     """
     wanted = Wanted(path, step, metrics, codec, options or Options(), stage, busy, deadline_s)
-    return start_save(state, wanted, find_group(group, writing=True))
+    ranks = find_group(group, writing=True)
+    return worker.run(lambda: start_save(state, wanted, ranks), dropped=SaveHandle.cancel)
 
 
 def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Records:
@@ -173,33 +176,32 @@ def start_save(
         after: called there, on every rank, when the checkpoint is committed.
     """
     called = time.perf_counter()
-    with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
-        check_background(wanted, ranks)
-        before = in_flight()
-        if before is not None and wanted.busy == "wait":
-            before.wait_done()
-        raise_untold()
-        ledger = Ledger()
-        mine = _describe(told, state, wanted, ranks, ledger, background=True)
-        # A connection in use is not looked at: this save is not going to begin.
-        meet = ranks.background if in_flight() is not None else ranks.connect()
-    handle = SaveHandle(mine.store.location, wanted.step, ledger, wanted.deadline_s)
-    if busy := [rank for rank, answer in enumerate(told.answers) if first_line(answer)["busy"]]:
-        return handle.skip(busy, wanted.busy)
-    agreed = _agree(mine, told, ranks, ledger)
-    background = meet(agreed.files.header.save_id, handle.deadline)
-    take_flight(handle)
-    try:
-        write = _stage(agreed, ranks.rank, mine.leaves, handle, wanted)
-    except BaseException as error:
-        # The others are on their way: they are told as they would be of any other failure.
-        failure = error
-        handle.staged()  # as far as it will be: no step has to wait for them
-        handle.start(lambda: _fail(agreed, background, failure, ledger))
-        handle.forget_failure()
-        raise
-    ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
-    handle.start(lambda: _finish(agreed, background, write, ledger, wanted.check_last), after)
+    with contextlib.ExitStack() as stack:
+        with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
+            check_background(wanted, ranks)
+            is_mine = stack.enter_context(reserve(wanted.busy, wanted.deadline_s))
+            raise_untold()
+            ledger = Ledger()
+            mine = _describe(told, state, wanted, ranks, ledger, is_mine=is_mine)
+            # A connection in use is not looked at: this save is not going to begin.
+            meet = ranks.connect() if is_mine else ranks.background
+        handle = SaveHandle(mine.store.location, wanted.step, ledger, wanted.deadline_s)
+        if busy := [rank for rank, said in enumerate(told.answers) if first_line(said)["busy"]]:
+            return handle.skip(busy, wanted.busy)
+        agreed = _agree(mine, told, ranks, ledger)
+        background = meet(agreed.files.header.save_id, handle.deadline)
+        take_flight(handle)
+        try:
+            write = _stage(agreed, ranks.rank, mine.leaves, handle, wanted)
+        except BaseException as error:
+            # The others are on their way: they are told as they would be of any other failure.
+            failure = error
+            handle.staged()  # as far as it will be: no step has to wait for them
+            handle.start(lambda: _fail(agreed, background, failure, ledger))
+            handle.forget_failure()
+            raise
+        ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
+        handle.start(lambda: _finish(agreed, background, write, ledger, wanted.check_last), after)
     return handle
 
 
@@ -210,13 +212,17 @@ def _describe(
     ranks: "Group",
     ledger: Ledger,
     *,
-    background: bool = False,
+    is_mine: bool | None = None,
 ) -> Described:
-    """Lay the state flat, and tell the others what this rank holds and how it is set."""
+    """Lay the state flat, and tell the others what this rank holds and how it is set.
+
+    Args:
+        is_mine: whether the process's one save in the background is this one; None: it is none.
+    """
     with ledger.timed("plan"):
         store = open_store(wanted.path)
         check_wanted(wanted)
-        busy = background and in_flight() is not None
+        busy = is_mine is False
         word: dict[str, Any] = {}
         if ranks.rank == COORDINATOR:
             check_absent(store)
@@ -225,7 +231,7 @@ def _describe(
             word["metrics"] = encode_value(dict(wanted.metrics or {}), ("metrics",))
             if wanted.free_bytes is not None:
                 word["free_bytes"] = wanted.free_bytes()
-        options, leaves = wanted.options, flatten(state)
+        options, leaves = wanted.options, worker.call_in_caller(lambda: flatten(state))
         settings = {
             "chunk_elements": options.chunk_elements,
             "file_bytes": options.file_bytes,
@@ -234,7 +240,7 @@ def _describe(
             "written_by": f"holdfast {__version__}",
             "world_size": ranks.world_size,
             # Of each rank itself; what is above has to be the same, and the coordinator's counts.
-            "pool_bytes": options.pool_bytes if background else None,
+            "pool_bytes": None if is_mine is None else options.pool_bytes,
         }
         request = request_for(leaves, compare=ranks.world_size > 1)
         held = known.held_by(ranks.rank, settings, request)
@@ -262,6 +268,7 @@ def _stage(
     with ledger.timed("stage"):
         images = lay_out(agreed.files, agreed.shards)
         lease = staging(store.vfs, store.location, wanted.options, images.size_bytes)
+        handle.when_ended(lease.give_back)
         chunk_elements = agreed.files.header.chunk_elements
         held = hold(agreed.shards, leaves.sources(), images.offsets, chunk_elements)
         later = changed_by_steps(leaves) if wanted.stage == "lazy" else set()

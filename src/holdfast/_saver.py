@@ -140,12 +140,12 @@ class Saver:
         flight = self._flight
         if flight is None or flight.is_settled or not flight.handle.done():
             return
-        flight.is_settled = True
         if flight.handle.failure is not None and self.saved_step == flight.step:
             self.saved_step = None
         stall_s = flight.handle.ledger.stall_s
         duration_s = flight.took_s[0] if flight.took_s else None
         self._schedule.end_flight(duration_s, stall_s, stall_s - flight.call_stall_s)
+        flight.is_settled = True  # last: an interrupt may come anywhere
 
     def completed(self, metrics: Metrics) -> dict[str, float]:
         """Give metrics that the policy looks at and that are not known: a save may not wait."""

@@ -30,6 +30,7 @@ from .format import spec
 from .options import SLOT_BYTES, Options
 from .stores.local import LocalStore
 from .stores.url import open_store
+from .worker import in_worker
 
 STATE_NAME = ".scrub.json"
 PENDING_PREFIX = ".scrub-"
@@ -77,6 +78,7 @@ class Pass:
     damage: list[tuple[str, Damage]] = field(default_factory=list)
 
 
+@in_worker
 def scrub(
     path: "str | os.PathLike[str]",
     *,

@@ -19,11 +19,13 @@ from .plan.load_plan import plan_load
 from .stores.base import Store
 from .stores.local import LocalStore
 from .stores.url import open_store
+from .worker import in_worker
 
 Report = Callable[[int], None]
 NO_BASE = bytes(spec.SIGNED_DIGEST_BYTES)
 
 
+@in_worker
 def sign(
     path: "str | os.PathLike[str]",
     *,

@@ -27,6 +27,7 @@ from .layout import Box, Shard, chunks_of, size_of
 from .options import Options
 from .stores.local import LocalStore
 from .stores.url import open_store
+from .worker import in_worker
 
 DEFAULT_CODECS = (
     *("lossless", "delta", "delta:replay", "excp"),
@@ -84,6 +85,7 @@ class Trials:
     trials: tuple[Trial, ...]
 
 
+@in_worker
 def try_codecs(
     path: "str | os.PathLike[str]",
     base: "str | os.PathLike[str] | None" = None,

@@ -20,6 +20,7 @@ from .errors import CorruptError, NotCommittedError
 from .format import spec
 from .options import Options
 from .stores.url import open_store
+from .worker import in_worker
 
 Report = Callable[[int], None]
 Known = dict[str, "Verified"]  # by location
@@ -45,6 +46,7 @@ class Verified:
     spared: tuple[Damage, ...] = ()
 
 
+@in_worker
 def verify(
     path: "str | os.PathLike[str]",
     *,

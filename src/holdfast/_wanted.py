@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ._keep import Keep
+from ._schedule import is_positive
 from .codecs.base import Codec
 from .codecs.registry import find_codec
 from .errors import NoSpaceError, OptionError
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 STEP_LIMIT = 1 << 53  # as docs/format.md says
 _CHOICES = {"stage": ("eager", "lazy"), "busy": ("wait", "skip", "fail")}
+_RUN_CHOICES = {"stage": ("eager", "lazy", "sync"), "busy": ("wait", "skip")}
 
 
 class NoRoomError(NoSpaceError):
@@ -99,4 +102,31 @@ def check_background(wanted: Wanted, ranks: "Group") -> None:
         raise OptionError(
             f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
             "meet in the background; use holdfast.save"
+        )
+
+
+def check_run(wanted: Wanted, keep: object, ranks: "Group", *, emergency: object) -> None:
+    """Check what a `holdfast.Checkpointer` is given.
+
+    Raises:
+        OptionError: an argument that cannot be.
+    """
+    if keep is not None and not isinstance(keep, Keep):
+        raise OptionError(f"keep is {keep!r}; expected a Keep, such as Keep.latest(3)")
+    for name, choices in _RUN_CHOICES.items():
+        if (value := getattr(wanted, name)) not in choices:
+            raise OptionError(f"{name} is {value!r}; there are {', '.join(choices)}")
+    if not is_positive(wanted.deadline_s):
+        raise OptionError(
+            f"deadline_s is {wanted.deadline_s!r}; expected a number of seconds above 0"
+        )
+    find_codec(wanted.codec)
+    if not isinstance(wanted.options, Options):
+        raise OptionError(f"options is {wanted.options!r:.80}; expected a holdfast.Options")
+    if not isinstance(emergency, bool):
+        raise OptionError(f"emergency is {emergency!r}; expected True or False")
+    if (wanted.stage != "sync" or emergency) and not hasattr(ranks, "background"):
+        raise OptionError(
+            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
+            'meet in the background; give stage="sync", and no emergency'
         )

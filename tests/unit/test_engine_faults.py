@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import Options
+from holdfast import Options, worker
 from holdfast.engine import commit as commit_module
 from holdfast.errors import (
     CorruptError,
@@ -175,7 +175,7 @@ def test_saving_from_a_signal_handler_says_that_it_cannot(tmp_path: Path) -> Non
     original = pipeline.stage
 
     def staging(*arguments: Any) -> Any:
-        signal.raise_signal(signal.SIGUSR1)
+        worker.call_in_caller(lambda: signal.raise_signal(signal.SIGUSR1))
         return original(*arguments)
 
     before = signal.signal(signal.SIGUSR1, on_signal)

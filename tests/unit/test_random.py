@@ -1,5 +1,6 @@
 """Random generators come back bit for bit, and by a stated rule when the ranks are others."""
 
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -122,6 +123,10 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
         monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: self.state.clone())
         monkeypatch.setattr(torch.cuda, "set_rng_state", self.set)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        for name in ("current_stream", "default_stream", "stream"):
+            monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
 
     def set(self, state: torch.Tensor) -> None:
         self.state = state

@@ -4,6 +4,7 @@ Ranks are threads of one process with queues between them; the checkpoint, the d
 are real. Real processes share in tests/distributed.
 """
 
+import itertools
 import queue
 import random
 import threading
@@ -17,7 +18,7 @@ import torch
 
 import holdfast
 from format.simulated_ranks import ThreadGroup, run_ranks
-from holdfast import Options
+from holdfast import Options, worker
 from holdfast.engine import pipeline
 from holdfast.engine.check import read_manifest
 from holdfast.errors import CorruptError, HoldfastError, PeerError, StoreError
@@ -222,20 +223,18 @@ def test_a_rank_that_fails_half_way_keeps_nobody_waiting(
     place: int,
 ) -> None:
     path, state = saved
-    placed, there = threading.local(), pipeline.place
-    victim = threading.local()
+    placed, there, victims = itertools.count(), pipeline.place, set[int]()
 
     def place_or_fail(*arguments: object) -> None:
-        if getattr(victim, "here", False):
-            placed.count = getattr(placed, "count", -1) + 1
-            if placed.count == place:
-                raise failure("here")
+        if worker.place()[0] in victims and next(placed) == place:
+            raise failure("here")
         there(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pipeline, "place", place_or_fail)
 
     def wanted(rank: int) -> dict[str, torch.Tensor]:
-        victim.here = rank == 1
+        if rank == 1:
+            victims.add(threading.get_ident())
         return blank(state, "0123456")
 
     if failure is StoreError:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import torch
 
+from .. import worker
 from .._core import xxh3_128
 from ..codecs.base import Codec
 from ..codecs.groups import units_of
@@ -75,7 +76,7 @@ class Ledger:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.stall_s = 0.0
         self._deadline = float("inf")
-        self._cancelled = threading.Event()
+        self._is_cancelled = False
         self._lock = threading.Lock()
         self._closed = False
 
@@ -96,10 +97,11 @@ class Ledger:
         """Check that the save is to go on.
 
         Raises:
-            CancelledError: it was cancelled.
+            CancelledError: it was cancelled, or its caller interrupted.
             StoreError: its deadline has passed.
         """
-        if self._cancelled.is_set():
+        worker.check()
+        if self._is_cancelled:
             raise CancelledError("the save was cancelled; nothing was committed")
         if time.monotonic() > self._deadline:
             done, total = self.written_bytes / 1e9, self.total_bytes / 1e9
@@ -117,7 +119,7 @@ class Ledger:
         """Ask for the end of the save; return False when it is too late for that."""
         with self._lock:
             if not self._closed:
-                self._cancelled.set()
+                self._is_cancelled = True
             return not self._closed
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 Two kinds. What streams holds a small pool alone (`lease`): one for each size and process; a second
 caller in the same process waits. A save in the background holds a pool that takes its whole share
-of the state (`staging`): one for each process, as there is one such save at a time. Reads and
-writes in flight belong to the lease's queue, so nothing outlives it.
+of the state (`staging`): one for each process, as there is one such save at a time, until it gives
+it back. Reads and writes in flight belong to the lease's queue, so nothing outlives it.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from .. import worker
 from .._core import Pool, Queue, Vfs, probe
 from ..errors import HoldfastError, OptionError, StoreError
 from ..options import SLOT_BYTES, STREAM_BYTES, Options
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lease:
-    """A pool in use: its slots' addresses and views, and a queue that reads and writes them."""
+    """A pool in use: its slots' addresses and views, and a queue that reads and writes them.
+
+    Attributes:
+        give_back: lets the next one have it.
+    """
 
     pool: Pool
     queue: Queue
+    give_back: Callable[[], None] = lambda: None
 
     @cached_property
     def memory(self) -> "torch.Tensor":
@@ -71,7 +77,7 @@ class _Shared(_Queued):
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
         self.lock = threading.Lock()
-        self.owner = 0  # the thread that holds the lock
+        self.owner = (0, 0)  # who holds the lock: a place of `worker`
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -80,21 +86,34 @@ class _Shared(_Queued):
         Raises:
             HoldfastError: this very thread holds it, so waiting would be for ever.
         """
-        if self.owner == threading.get_ident():
-            raise HoldfastError(
-                "a save or load is running in this thread already, and was interrupted by this "
-                "one (a signal handler?); let it end first, or set a flag and save in the loop"
-            )
-        with self.lock:
-            self.owner = threading.get_ident()
-            try:
-                yield
-            finally:
-                self.owner = 0
+        place = worker.place()
+        while not self.lock.acquire(timeout=worker.SLICE_S):
+            worker.check()
+            if self.owner[0] == place[0] and self.owner[1] < place[1]:
+                raise HoldfastError(
+                    "a save or load is running in this thread already, and was interrupted by this "
+                    "one (a signal handler?); let it end first, or set a flag and save in the loop"
+                )
+        self.owner = place
+        try:
+            yield
+        finally:
+            self.owner = (0, 0)
+            self.lock.release()
 
 
 _pools: dict[tuple[int, int], _Shared] = {}
 _pools_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """In a forked child, where nobody would unlock it: pools are made anew there."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    _lent.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @contextlib.contextmanager
@@ -148,33 +167,46 @@ def _pin(address: int, size_bytes: int) -> Callable[[], None] | None:
     return lambda: runtime.cudaHostUnregister(address)
 
 
-_staging: dict[int, _Staging] = {}  # by process
+_staging: dict[int, _Staging] = {}  # by process; under the lock
+_lent: set[int] = set()  # processes whose pool is out
 
 
 def staging(vfs: Vfs, directory: str, options: Options, size_bytes: int) -> Lease:
     """Return a pool of at least ``size_bytes`` for the one save in the background.
 
-    It is made larger when that is needed, and otherwise the same for ever. The caller sees to it
-    that the save before has ended.
+    It is made larger when that is needed, and otherwise the same for ever. Nobody else has it until
+    `Lease.give_back`.
 
     Raises:
+        HoldfastError: another save has it.
         OptionError: the machine has not that much memory to give.
     """
-    slots = -(-size_bytes // SLOT_BYTES)
-    held = _staging.get(os.getpid())
-    if held is None or held.pool.slots < slots:
-        freed = 0
-        if held is not None:
-            del _staging[os.getpid()]
-            held.close()
-            freed = held.pool.slots * SLOT_BYTES
-            held = None
-        _check_memory(slots * SLOT_BYTES, freed)
-        slots = max(slots, (options.pool_bytes or 0) // SLOT_BYTES)
-        held = _staging[os.getpid()] = _Staging(slots)
-    queue = held.queue_for(vfs, directory, options)
-    _drain(queue)
-    return Lease(held.pool, queue)
+    slots, process = -(-size_bytes // SLOT_BYTES), os.getpid()
+    with _pools_lock:
+        if process in _lent:
+            raise HoldfastError(
+                "the memory for a save in the background is in use by another one of this process; "
+                "wait for its result() first"
+            )
+        _lent.add(process)
+    try:
+        held = _staging.get(process)
+        if held is None or held.pool.slots < slots:
+            freed = 0
+            if held is not None:
+                del _staging[process]
+                held.close()
+                freed = held.pool.slots * SLOT_BYTES
+                held = None
+            _check_memory(slots * SLOT_BYTES, freed)
+            slots = max(slots, (options.pool_bytes or 0) // SLOT_BYTES)
+            held = _staging[process] = _Staging(slots)
+        queue = held.queue_for(vfs, directory, options)
+        _drain(queue)
+    except BaseException:
+        _lent.discard(process)
+        raise
+    return Lease(held.pool, queue, lambda: _lent.discard(process))
 
 
 def check_pool(pool_bytes: int, needed_bytes: int, rank: int) -> None:

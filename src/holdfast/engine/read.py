@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
+from .. import worker
 from .._core import checksum, is_zero
 from ..codecs.base import Payload
 from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, damaged
@@ -67,6 +68,7 @@ class DataFileReader:
         free, flying, coming = deque(slots or range(pool.slots)), dict[int, Run](), iter(runs)
         landed: dict[int, tuple[int, int]] = {}
         while True:
+            worker.check()
             while free and (not flying or is_clear(free[0])):
                 if (run := next(coming, None)) is None:
                     break

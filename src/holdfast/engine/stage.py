@@ -15,6 +15,7 @@ from .._core import copy_and_hash_chunk, copy_if_there, copy_pieces, hash_chunk
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Box, Chunk, Path, Shard, boxes_of_range, chunks_of, size_of
+from ..worker import Latch
 from .place import copy_elements
 from .workspace import bytes_at
 
@@ -182,7 +183,7 @@ class Staging:
         self.copied_bytes = size_of(item.shard for item in now)
         self._rest = rest
         self._copies = DeviceCopies([item for item in rest if not _on_host(item)], memory)
-        self._host_done = threading.Event()
+        self._host_done = Latch()
         self._lock = threading.Lock()
         self._fault: StateError | None = None
 

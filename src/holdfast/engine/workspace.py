@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from .. import worker
 from .._core import Pool, checksum, copy, copy_and_hash_chunk
 from ..codecs.base import Block, Payload
 from ..format import spec
@@ -166,12 +167,24 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.count, "holdfast-codec", _be_nice, (niceness,))
 
     def submit(self, call: Callable[..., Made], *values: object) -> "Future[Made]":
-        """Call it in one of them."""
+        """Call it in one of them; right here when Python has ended all threads."""
+        if worker.has_ended():
+            return _called(call, *values)
         return self._pool.submit(call, *values)
 
     def close(self, *, drop: bool) -> None:
         """Wait for what was begun, and for the rest unless that is to be dropped."""
         self._pool.shutdown(wait=True, cancel_futures=drop)
+
+
+def _called(call: Callable[..., Made], *values: object) -> "Future[Made]":
+    """Return what a thread would have made."""
+    future: Future[Made] = Future()
+    try:
+        future.set_result(call(*values))
+    except BaseException as error:
+        future.set_exception(error)
+    return future
 
 
 def _be_nice(niceness: int) -> None:

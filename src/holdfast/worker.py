@@ -1,0 +1,385 @@
+"""Worker threads: the body of a verb runs in one, where Python handles no signal.
+
+CPython runs signal handlers in the main thread, between any two instructions. An exception that a
+handler raises (Ctrl-C, an alarm) could leave a lock locked, a descriptor open, or other ranks
+without an answer. So the calling thread only waits, and calls what belongs to the user: the hooks
+of a state, through `call_in_caller`.
+
+Invariants:
+  1. An exception in the waiting thread reaches the body as a CancelledError, at its next `check`.
+     The caller goes on with its exception when the body has ended. A second exception ends that
+     wait; the body still ends by itself.
+  2. What the two threads share is safe at every point where a handler may raise. No Condition, no
+     Event: their own frames may be interrupted, and keep their lock.
+  3. A worker has none of the caller's modes of torch, but its CUDA streams.
+  4. When Python ends, it waits for what is in the background, until its deadline. What another
+     daemon thread is at is cancelled. After that a verb runs in the thread that calls it.
+
+Knows threads; no state, no files, no ranks.
+"""
+
+import concurrent.futures.thread  # noqa: F401  what is registered first is called last, below
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from .errors import CancelledError, HoldfastError
+
+logger = logging.getLogger("holdfast")
+
+SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word of another's end
+LAST_WORD_S = 10.0  # for what a daemon thread is at when Python ends
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class Latch:
+    """Something that happens once, and that any thread may wait for."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Let everyone go on."""
+        self._is_set = True
+        with contextlib.suppress(RuntimeError):  # it was set before
+            self._lock.release()
+
+    def is_set(self) -> bool:
+        """Return whether it has happened."""
+        return self._is_set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has happened; return False when it has not in that time."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._is_set:
+            left_s = SLICE_S if until is None else min(SLICE_S, until - time.monotonic())
+            if left_s <= 0:
+                break
+            if self._lock.acquire(timeout=left_s):
+                with contextlib.suppress(RuntimeError):
+                    self._lock.release()
+        return self._is_set
+
+
+class _Call(Generic[Result]):
+    """A function that the caller's thread is asked to call."""
+
+    def __init__(self, function: Callable[[], Result]) -> None:
+        self.function = function
+        self.answered = Latch()
+        self.result: Result
+        self.failure: BaseException | None = None
+
+    def make(self) -> None:
+        """Call it, here."""
+        try:
+            self.result = self.function()
+        except BaseException as error:
+            self.failure = error
+        self.answered.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Answer that it was not called, or not to its end."""
+        self.failure = error
+        self.answered.set()
+
+
+class _Job:
+    """One call of a verb: its body, in a worker, and the thread that waits for it."""
+
+    def __init__(self, body: Callable[[], Any]) -> None:
+        self.place = (threading.get_ident(), len(_here.serving))
+        self.is_daemon = threading.current_thread().daemon
+        self.interrupt: BaseException | None = None
+        self.result: Any = None
+        self.failure: BaseException | None = None
+        self._body = body
+        self._process = os.getpid()
+        self._context = contextvars.copy_context()
+        self._streams = _cuda_streams()
+        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._asked: _Call[Any] | None = None
+        self._ended = Latch()
+        self._turn = [None]  # who takes it out runs the body, or drops it
+
+    def begin(self) -> bool:
+        """Have a worker begin; return False when none can be had.
+
+        Raises:
+            HoldfastError: Python is ending, and would end this daemon thread anywhere in the call.
+        """
+        _jobs.add(self)  # first: from here on the end of Python waits for it
+        if not _ending.is_set():
+            _inbox.put(self)
+            if _idle or start(_work, "holdfast") is not None or not self._take():
+                return True
+        self._end()
+        if self.is_daemon and _ending.is_set():
+            raise HoldfastError(
+                "Python is ending, and would end this daemon thread anywhere in the call; save and "
+                "load before the main thread ends, or in a thread that is no daemon"
+            )
+        return False
+
+    def serve(self) -> Any:
+        """Call what the body asks for, until it ends; return its result or raise its failure."""
+        while (call := self._calls.get()) is not None:
+            call.make()
+            if os.getpid() != self._process:
+                raise HoldfastError(
+                    "this process was forked by a hook of the state, within a call of holdfast "
+                    "that goes on in its parent; let the child exec, or end by os._exit"
+                )
+        if self.failure is not None:
+            raise self.failure
+        return self.result
+
+    def stop(self, error: BaseException) -> None:
+        """Let the body end, after an exception in the caller's thread; wait until it has."""
+        if error is self.failure or os.getpid() != self._process:
+            return
+        self.interrupt = error
+        if self._take():
+            self._end()
+        if self._asked is not None:
+            self._asked.fail(error)
+        self._ended.wait()
+        for note in getattr(self.failure, "__notes__", ()):
+            error.add_note(note)
+
+    def ask(self, function: Callable[[], Result]) -> Result:
+        """Have the caller's thread call a function; in the worker."""
+        call = _Call(function)
+        self._asked = call
+        self._calls.put(call)
+        self.check()  # whoever stopped it before has not seen this call
+        call.answered.wait()
+        self._asked = None
+        if call.failure is not None:
+            raise call.failure
+        return call.result
+
+    def check(self) -> None:
+        """Raise a CancelledError when the caller was interrupted."""
+        if self.interrupt is not None:
+            kind = type(self.interrupt).__name__
+            raise CancelledError(f"the call was interrupted by {kind}, where it was called")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the body has ended."""
+        return self._ended.wait(timeout_s)
+
+    def run(self) -> None:
+        """Run the body, in the worker."""
+        if not self._take():
+            return
+        _here.job = self
+        try:
+            with self._streams():
+                self.result = self._context.run(self._body)
+        except BaseException as error:
+            self.failure = error
+        _here.job = None
+        self._end()
+
+    def _take(self) -> bool:
+        """Return whether the body is the asker's to run, or to drop: that of the first who asks."""
+        try:
+            self._turn.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        _jobs.discard(self)
+        self._ended.set()
+        self._calls.put(None)
+
+
+class _Here(threading.local):
+    """What this thread is at.
+
+    Attributes:
+        job: whose body it runs.
+        serving: those that it waits for, the innermost last.
+    """
+
+    job: _Job | None = None
+    serving: tuple[_Job, ...] = ()
+
+
+_here = _Here()
+_jobs: set[_Job] = set()  # whose body has not ended
+_inbox: SimpleQueue[_Job] = SimpleQueue()
+_idle = 0  # workers that wait for a job
+_count = threading.Lock()  # guards the number; of workers alone
+_ending = Latch()  # Python is about to end
+_ended = Latch()  # and has no threads any more
+_waits: list[Callable[[], object]] = []
+
+
+def in_worker(verb: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let the whole of a function be the body of a verb."""
+
+    @functools.wraps(verb)
+    def called(*values: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return run(lambda: verb(*values, **options))
+
+    return called
+
+
+def run(
+    body: Callable[[], Result], *, dropped: Callable[[Result], object] = lambda _: None
+) -> Result:
+    """Run the body of a verb in a worker thread; return what it returns, raise what it raises.
+
+    Within a body it is called right here.
+
+    Args:
+        dropped: called with a result that the caller does not get: an exception came instead.
+
+    Raises:
+        HoldfastError: a daemon thread calls while Python ends, which would cut it off anywhere.
+    """
+    if _here.job is not None:
+        return body()
+    job, before = _Job(body), _here.serving
+    try:
+        _here.serving = (*before, job)
+        if not job.begin():
+            return body()
+        result: Result = job.serve()
+        return result
+    except BaseException as error:
+        job.stop(error)
+        if job.result is not None:
+            dropped(job.result)
+        raise
+    finally:
+        _here.serving = before
+        job.failure = None  # it holds this frame
+
+
+def call_in_caller(function: Callable[[], Result]) -> Result:
+    """Call a function in the thread that called the verb: what is the user's belongs there."""
+    return function() if _here.job is None else _here.job.ask(function)
+
+
+def check() -> None:
+    """Check that the caller still waits for this body.
+
+    Raises:
+        CancelledError: an exception, such as a KeyboardInterrupt, has come there.
+    """
+    if _here.job is not None:
+        _here.job.check()
+
+
+def place() -> tuple[int, int]:
+    """Return the thread that called the verb, and in how many other calls of verbs it is."""
+    if _here.job is not None:
+        return _here.job.place
+    return threading.get_ident(), len(_here.serving)
+
+
+def start(target: Callable[[], object], name: str) -> threading.Thread | None:
+    """Start a thread; return None where none can be had, or Python is about to end it anywhere."""
+    if _ending.is_set():
+        return None
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if error.__context__ is not None:  # an interrupt that met a Condition there
+            raise error.__context__ from None
+        logger.debug("no thread can be started: %s", error)
+        return None
+    return thread
+
+
+def _work() -> None:
+    """Run one job after the other; one worker waits for the next, so that it begins at once."""
+    global _idle
+    while True:
+        with _count:
+            if _idle:
+                return
+            _idle += 1
+        job = _inbox.get()
+        with _count:
+            _idle -= 1
+            is_late = not _idle and not _inbox.empty()
+        if is_late:
+            start(_work, "holdfast")
+        job.run()
+        del job
+
+
+def has_ended() -> bool:
+    """Return whether Python is ending, and has waited for all threads."""
+    return _ended.is_set()
+
+
+def before_python_ends(wait: Callable[[], object]) -> None:
+    """Call this once when Python is about to end, before it ends daemon threads."""
+    _waits.append(wait)
+
+
+def _end() -> None:
+    """Let what is in the background end, and stop what other daemon threads are at."""
+    _ending.set()
+    for wait in _waits:
+        wait()
+    until = time.monotonic() + LAST_WORD_S
+    for job in [job for job in list(_jobs) if job.is_daemon]:
+        job.interrupt = SystemExit()
+        job.wait(max(0.0, until - time.monotonic()))
+    _ended.set()
+
+
+def _cuda_streams() -> Callable[[], contextlib.AbstractContextManager[object]]:
+    """Return what makes the caller's CUDA streams those of another thread."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return contextlib.nullcontext
+    cuda, here = torch.cuda, torch.cuda.current_device()
+    streams = {device: cuda.current_stream(device) for device in range(cuda.device_count())}
+    # To enter a stream makes a context on its device, which takes memory there.
+    own = [s for d, s in streams.items() if d != here and s != cuda.default_stream(d)]
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for stream in (*own, streams[here]):
+                stack.enter_context(cuda.stream(stream))
+            yield
+
+    return entered
+
+
+def _forget() -> None:
+    """In a forked child, where no other thread is."""
+    global _inbox, _idle, _count
+    _inbox, _idle, _count = SimpleQueue(), 0, threading.Lock()
+    _jobs.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+try:
+    # Not atexit: processes that multiprocessing starts end without.
+    threading._register_atexit(_end)  # type: ignore[attr-defined]
+except RuntimeError:  # this is the first use of holdfast, and Python is ending
+    _ending.set()
+    _ended.set()
