@@ -27,7 +27,7 @@ from .states import OPTIONS, content_of, make_state
 from .strikes import Strike
 from .verbs import VERBS, WATCHED, Scene, descriptors, judge, prepare, threads
 
-HANG_S = 15.0
+HANG_S = 10.0
 WARM_ROUNDS = 2  # after them, no pool is made, no module imported and no cache filled
 
 Said = dict[str, Any]

@@ -68,7 +68,9 @@ def _play_some(
     """Play until the first fault; return how many numbers that has taken."""
     process, reading = start(verb, numbers, place, seed, real=real)
     at, done, ended = None, 0, False
+    places: list[str] = []
     for said in _lines(process, reading):
+        places = said.get("points", places)
         if "broken" in said:
             raise SystemExit(f"{verb}: the child broke: {said['broken']}")
         ended = ended or "ended" in said
@@ -89,7 +91,7 @@ def _play_some(
     hung = (place / "trace").read_text()
     fault = f"hang: {_blocked(hung)}" if hung else f"crash: the process ended with {status}"
     tally.played += 1
-    tally.add(at, "?", fault)
+    tally.add(at, places[at] if at < len(places) else "?", fault)
     return numbers.index(at) + 1
 
 

@@ -1,8 +1,10 @@
 """Small states as training has them, what they hold, and whether a checkpoint holds the same."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import holdfast
@@ -13,10 +15,10 @@ Content = dict[str, Any]  # tensors by name, and values
 OPTIONS = holdfast.Options(pool_bytes=32 << 20)
 
 
-def make_state(seed: int) -> State:
+def make_state(seed: int, width: int = 8) -> State:
     """Return a module, an optimizer that has taken a step, and values."""
     generator = torch.Generator().manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+    model = torch.nn.Sequential(torch.nn.Linear(width, 4), torch.nn.Linear(4, 2))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -29,7 +31,8 @@ def make_state(seed: int) -> State:
 def train(state: State) -> None:
     """Take one step of training, which changes every tensor."""
     state["optimizer"].zero_grad()
-    state["model"](torch.ones(2, 8)).square().sum().backward()
+    model = state["model"]
+    model(torch.ones(2, model[0].in_features)).square().sum().backward()
     state["optimizer"].step()
 
 
@@ -54,9 +57,21 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def load_content(path: Path) -> Content:
+def digest_of(content: Content) -> str:
+    """Return a digest of every bit of it."""
+    digest = hashlib.sha256()
+    for name, value in sorted(content.items()):
+        is_tensor = isinstance(value, torch.Tensor)
+        told = [str(value.dtype), list(value.shape)] if is_tensor else value
+        digest.update(f"{name} {told}".encode())
+        if is_tensor:
+            digest.update(np.ascontiguousarray(value.numpy()).data)
+    return digest.hexdigest()[:16]
+
+
+def load_content(path: Path, width: int = 8) -> Content:
     """Load a checkpoint, strictly, and return what it holds."""
-    state = make_state(1 << 20)
+    state = make_state(1 << 20, width)
     holdfast.load(path, into=state, options=OPTIONS)
     return content_of(state)
 

@@ -157,7 +157,7 @@ def descriptors() -> list[str]:
 def judge(scene: Scene, error: BaseException | None, kind: type[BaseException]) -> Iterator[str]:
     """Yield what is wrong after the call, which has ended with this error."""
     if error is not None and not isinstance(error, (kind, HoldfastError)):
-        yield f"wrong exception: {_said(error)}"
+        yield f"wrong exception: {said_of(error)}"
     if error is not None and scene.target is not None and scene.before is not None:
         changed = not same(scene.before, content_of(scene.target))
         notes = " ".join(getattr(error, "__notes__", []))
@@ -179,7 +179,7 @@ def _closes(scene: Scene, kind: type[BaseException]) -> Iterator[str]:
     except (HoldfastError, kind):
         pass
     except BaseException as error:
-        yield f"close fails: {_said(error)}"
+        yield f"close fails: {said_of(error)}"
 
 
 def _saves_on(scene: Scene) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _saves_on(scene: Scene) -> Iterator[str]:
             if not same(load_content(path), content_of(state)):
                 yield f"later {name}: other bits than were saved"
         except BaseException as error:
-            yield f"later {name} fails: {_said(error)}"
+            yield f"later {name} fails: {said_of(error)}"
             continue
         if took_s > LATER_S:
             yield f"later {name} takes {took_s:.1f} s"
@@ -221,7 +221,7 @@ def _visible(scene: Scene, *, acknowledged: bool) -> Iterator[str]:
             if not same(load_content(scene.new), scene.content):
                 yield "visible but wrong: other bits than were saved"
         except HoldfastError as error:
-            yield f"visible but wrong: {_said(error)}"
+            yield f"visible but wrong: {said_of(error)}"
         return
     if acknowledged:
         yield "acknowledged, and not there"
@@ -230,7 +230,7 @@ def _visible(scene: Scene, *, acknowledged: bool) -> Iterator[str]:
         yield f"file left: {names}"
 
 
-def _said(error: BaseException) -> str:
+def said_of(error: BaseException) -> str:
     """Return an error in a line, with the line of the code that raised it."""
     where = traceback.extract_tb(error.__traceback__)
     last = f" at {os.path.basename(where[-1].filename)}:{where[-1].lineno}" if where else ""
