@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ from .strikes import Strike
 
 Around = Callable[[Episode, Call], Any]
 EVENTS_MAX = 30_000  # of the tracer, in a save of a small state
-STRIKE_S = 0.03
+STRIKE_S = 0.01
 HANDLED_S = 0.01
 
 
@@ -151,14 +152,26 @@ def _with_faulthandler() -> Iterator[None]:
 
 
 def _injected(episode: Episode, call: Call) -> Any:
-    episode.interrupted = True
     kind = episode.rng.choice(KINDS)
-    return Watch(episode.rng.randrange(1, EVENTS_MAX), kind).call(call)
+    return _interrupted(episode, Watch(episode.rng.randrange(1, EVENTS_MAX), kind), call)
 
 
 def _struck(episode: Episode, call: Call) -> Any:
+    return _interrupted(episode, Strike(episode.rng, STRIKE_S), call)
+
+
+def _interrupted(episode: Episode, watch: Watch | Strike, call: Call) -> Any:
     episode.interrupted = True
-    return Strike(episode.rng, STRIKE_S).call(call)
+    lost: list[Any] = []  # what Python cannot raise where it came, in a finalizer
+    before, sys.unraisablehook = sys.unraisablehook, lost.append
+    try:
+        result = watch.call(call)
+    finally:
+        sys.unraisablehook = before
+        episode.say(interrupted=str(watch.hit))
+    if watch.hit is not None and not lost:
+        episode.fault(f"swallowed: what was raised at {watch.hit}")
+    return result
 
 
 def _handled(episode: Episode, call: Call) -> Any:

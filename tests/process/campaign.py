@@ -18,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -37,7 +38,7 @@ from process.episode import Episode
 MEMORY = Path("/dev/shm")
 PATIENCE_S = 45.0  # an episode that lasts so long hangs
 WHOLE_ENDS = 0.2  # the others leave out what takes longest: that torch is torn down
-PLANT_EPISODES = 150  # a planted fault has to show by then
+PLANT_EPISODES = 300  # a planted fault has to show by then
 
 
 def _play(seed: int, place: Path, writing: int) -> None:
@@ -182,15 +183,18 @@ def _counted(played: oracle.Played) -> list[str]:
 class Total:
     """What all lanes have told."""
 
-    def __init__(self, *, shows_all: bool) -> None:
+    def __init__(self, *, shows_all: bool, only: str = "") -> None:
+        """``only``: a regular expression, of the faults that count."""
+        self._only = re.compile(only)
         self.counts: collections.Counter[str] = collections.Counter()
         self.failing: dict[int, list[str]] = {}
         self._shows_all = shows_all
 
     def add(self, line: dict[str, object]) -> None:
         """Take what a lane tells of one episode; print it when it failed."""
-        seed, faults = int(str(line["seed"])), line["faults"]
-        assert isinstance(faults, list)
+        told = line["faults"]
+        assert isinstance(told, list)
+        seed, faults = int(str(line["seed"])), [one for one in told if self._only.search(one)]
         self.counts.update(line["counts"])  # type: ignore[arg-type]
         if faults:
             self.failing[seed] = faults
@@ -203,13 +207,15 @@ def run(
     seeds: range, lanes: int, work: Path, plant: str | None, *, stops: bool = False
 ) -> Total | None:
     """Play all; return what was seen, or None in the process of an episode."""
-    total = Total(shows_all=len(seeds) == 1)
+    only = plants.PLANTS[plant].shows if plant else ""
+    total = Total(shows_all=len(seeds) == 1, only=only)
     readings: dict[int, int] = {}
     for lane in range(min(lanes, len(seeds))):
         reading, writing = os.pipe()
         process = os.fork()
         if process == 0:
             os.close(reading)
+            os.setpgid(0, 0)  # its episodes end with it
             if _lane(seeds[lane::lanes], work, plant, writing):
                 os._exit(0)
             return None
@@ -224,7 +230,7 @@ def run(
                 total.add(json.loads(line))
             if not part or (stops and total.failing):
                 if part:
-                    os.kill(readings[reading], signal.SIGKILL)
+                    os.killpg(readings[reading], signal.SIGKILL)
                 os.waitpid(readings.pop(reading), 0)
                 os.close(reading)
     return total
@@ -234,7 +240,9 @@ def _plants(names: list[str], options: argparse.Namespace, work: Path) -> int | 
     missed = 0
     for name in names:
         seeds = range(options.seed, options.seed + PLANT_EPISODES)
-        total = run(seeds, 1, work, name, stops=True)
+        place = work / f"plant-{names.index(name)}"
+        place.mkdir()
+        total = run(seeds, 1, place, name, stops=True)
         if total is None:
             return None
         for seed, faults in total.failing.items():
