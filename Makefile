@@ -9,8 +9,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash crash-blocks power-cuts strike chaos simulate damage mutations fuzz \
-  coverage bench bench-peers sanitize sanitize-threads sanitize-python arm clean
+.PHONY: all demo test check crash crash-blocks power-cuts strike chaos simulate damage mutations process \
+  fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
@@ -62,6 +62,10 @@ damage: $(VENV)/.native
 
 mutations: $(VENV)/.native
 	$(BIN)/python -m tests.unit.mutations --trials 10000
+
+process: $(VENV)/.native
+	$(BIN)/python tests/process/interrupts.py
+	$(BIN)/python tests/process/interrupts.py --real 3000
 
 bench: $(VENV)/.native
 	$(BIN)/python benchmarks/save_load.py
