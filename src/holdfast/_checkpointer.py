@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._emergency import LastState, meet
 from ._keep import Keep
-from ._restore import agree_steps, restore_newest, restore_step
-from ._run import Run
+from ._restore import agree_steps, check_into, restore_newest, restore_step
+from ._run import Run, check_step
 from ._saver import Saver
 from ._schedule import Every, Schedule, is_positive
 from ._signals import SignalWatch
 from ._wanted import Wanted
 from .codecs.registry import find_codec
-from .errors import OptionError, PeerError
+from .errors import OptionError, PeerError, shown
 from .group.base import COORDINATOR, Phase, Poll, SingleGroup
 from .group.torch import find_group
-from .options import Options
+from .options import Options, options_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -108,7 +108,7 @@ class Checkpointer:
             OptionError: an argument that cannot be.
         """
         self._group, self._ranks = group, find_group(group)
-        self._options, self._deadline_s = options or Options(), deadline_s
+        self._options, self._deadline_s = options_of(options), deadline_s
         wanted = Wanted("", None, None, codec, self._options, stage, busy, deadline_s)
         _check(wanted, keep, self._ranks, emergency=emergency)
         self._run = Run(root, keep or Keep.all())
@@ -266,10 +266,10 @@ class Checkpointer:
         if self._last is not None:
             self._last.forget()  # from here on the state is of no step, until it is of another
         self._saver.saved_step = None
-        if not partial:
-            with Phase(self._ranks):
-                if self._ranks.rank == COORDINATOR:
-                    self._run.fence.look()
+        with Phase(self._ranks):
+            check_into(into)
+            if not partial and self._ranks.rank == COORDINATOR:
+                self._run.fence.look()
         if step is None:
             step = restore_newest(self._run, into, self._ranks, self._options, partial=partial)
         else:
@@ -280,6 +280,7 @@ class Checkpointer:
     def retire_after(self, step: int) -> list[int]:
         """Remove every step after ``step``, to train on from there in another way; return them."""
         self._check_open()
+        check_step(step, least=-1)
         self._saver.rest()
         later = [s for s in agree_steps(self._run, self._ranks) if s > step]
         if self._saver.saved_step in later:
@@ -369,19 +370,17 @@ def _release(watch: SignalWatch, last: LastState | None) -> None:
 
 def _check(wanted: Wanted, keep: object, ranks: "Group", *, emergency: object) -> None:
     if keep is not None and not isinstance(keep, Keep):
-        raise OptionError(f"keep is {keep!r}; expected a Keep, such as Keep.latest(3)")
+        raise OptionError(f"keep is {shown(keep)}; expected a Keep, such as Keep.latest(3)")
     for name, choices in _CHOICES.items():
         if (value := getattr(wanted, name)) not in choices:
-            raise OptionError(f"{name} is {value!r}; there are {', '.join(choices)}")
+            raise OptionError(f"{name} is {shown(value)}; there are {', '.join(choices)}")
     if not is_positive(wanted.deadline_s):
         raise OptionError(
-            f"deadline_s is {wanted.deadline_s!r}; expected a number of seconds above 0"
+            f"deadline_s is {shown(wanted.deadline_s)}; expected a number of seconds above 0"
         )
     find_codec(wanted.codec)
-    if not isinstance(wanted.options, Options):
-        raise OptionError(f"options is {wanted.options!r:.80}; expected a holdfast.Options")
     if not isinstance(emergency, bool):
-        raise OptionError(f"emergency is {emergency!r}; expected True or False")
+        raise OptionError(f"emergency is {shown(emergency)}; expected True or False")
     if (wanted.stage != "sync" or emergency) and not hasattr(ranks, "background"):
         raise OptionError(
             f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._fit import check_fit, describe_fit, source_of, wanted_of
+from ._wanted import check_order
 from .engine.chain import open_chain, read_chain
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
@@ -20,10 +21,11 @@ from .errors import MismatchError
 from .format.names import misnamed, step_name
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
-from .options import SLOT_BYTES, Options
+from .options import SLOT_BYTES, Options, options_of
 from .plan.load_plan import find_chunks
 from .plan.share_plan import encode_rows, share_out
-from .state.target import bind, check_into
+from .state.target import bind
+from .state.tree import check_state
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from .stores.base import Store
 
 logger = logging.getLogger("holdfast")
+
+_USAGE = 'load() takes the path first and the state by name: holdfast.load("runs/a", into=state)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def load(
     started = time.perf_counter()
     ranks = find_group(group)
     report = load_from(
-        path, ranks, into, strict=strict, partial=partial, cast=cast, options=options or Options()
+        path, ranks, into, strict=strict, partial=partial, cast=cast, options=options_of(options)
     )
     report = replace(report, seconds=time.perf_counter() - started)
     gigabytes = report.bytes_read / 1e9
@@ -134,8 +138,7 @@ def load_from(
         step: of a run, by the directory's name; what does not belong there is let be.
     """
     with Phase(ranks) as prepared:
-        check_into(into)
-        store = open_store(path)
+        store = _open(path, into)
         manifest = _read_manifest(store, options, step)
         chain = open_chain(store, manifest) if len(manifest.based) else ()
         target = bind(into, source_of(manifest))
@@ -177,6 +180,12 @@ def load_from(
         bytes_read=done.read_bytes,
         bytes_sent=done.sent_bytes,
     )
+
+
+def _open(path: "str | os.PathLike[str]", into: object) -> "Store":
+    check_order(path, into, _USAGE)
+    check_state(into, "into")
+    return open_store(path)
 
 
 def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manifest":

@@ -16,7 +16,7 @@ from typing import Any
 from ._fence import Fence
 from ._keep import Keep
 from .engine.retire import leaving, retire, revoke_links, sweep, sweep_pending
-from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError
+from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError, shown
 from .format import spec
 from .format.header import Header
 from .format.manifest import decode_manifest
@@ -36,6 +36,18 @@ _ROOM = (
 )
 
 
+def check_step(step: object, least: int = 0) -> None:
+    """Check that something is the number of a step.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if type(step) is not int or step < least:
+        is_state = not isinstance(step, (int, float, str))
+        order = ". The step comes first, then the state" if is_state else ""
+        raise OptionError(f"step is {shown(step)}; expected an integer from {least}{order}")
+
+
 class Run:
     """The directory that a `holdfast.Checkpointer` saves to.
 
@@ -47,7 +59,7 @@ class Run:
 
     def __init__(self, root: str | os.PathLike[str], keep: Keep) -> None:
         self.damaged: set[int] = set()
-        self._store = open_store(root)
+        self._store = open_store(root, "root")
         self.fence = Fence(self._store)
         self.keep = keep
         self._headers: dict[int, Header] = {}  # of steps, where the policy has looked at them
@@ -64,8 +76,7 @@ class Run:
         Raises:
             OptionError: that is no step.
         """
-        if type(step) is not int or step < 0:
-            raise OptionError(f"step is {step!r}; expected an integer from 0")
+        check_step(step)
         return f"{self.root}/{step_name(step)}"
 
     def steps(self) -> list[int]:

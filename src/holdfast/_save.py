@@ -18,7 +18,7 @@ from . import __version__
 from ._agreed import Agreed, Described, agree, first_line, request_for
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
 from ._links import begin_link, choose_base, encode_losses, end_link, join_losses
-from ._wanted import Wanted, check_background, check_wanted
+from ._wanted import Wanted, check_background, check_order, check_wanted
 from .codecs.registry import describe_codec, find_codec
 from .engine.basis import Basis
 from .engine.commit import check_absent, commit, discard
@@ -31,7 +31,7 @@ from .format.table import Table
 from .format.values import encode_value
 from .group.base import COORDINATOR, BriefPhase, Outcome, Phase
 from .group.torch import find_group
-from .options import Options
+from .options import Options, options_of
 from .plan import known
 from .plan.requests import (
     encode_request,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 
+_USAGE = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
 Written = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
 
@@ -93,7 +94,7 @@ def save(
     Example:
         ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/a/step-1000")``
     """
-    wanted = Wanted(path, step, metrics, codec, options or Options())
+    wanted = Wanted(path, step, metrics, codec, options_of(options))
     save_now(state, wanted, find_group(group, writing=True))
 
 
@@ -136,7 +137,7 @@ def save_async(
     Example:
         ``handle = holdfast.save_async({"model": model, "optimizer": optimizer}, "runs/a/step-7")``
     """
-    wanted = Wanted(path, step, metrics, codec, options or Options(), stage, busy, deadline_s)
+    wanted = Wanted(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
     return start_save(state, wanted, find_group(group, writing=True))
 
 
@@ -214,6 +215,7 @@ def _describe(
 ) -> Described:
     """Lay the state flat, and tell the others what this rank holds and how it is set."""
     with ledger.timed("plan"):
+        check_order(wanted.path, state, _USAGE)
         store = open_store(wanted.path)
         check_wanted(wanted)
         busy = background and in_flight() is not None

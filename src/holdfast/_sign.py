@@ -14,7 +14,7 @@ from .format import spec
 from .format.manifest import Manifest, decode_manifest
 from .format.signature import encode_signature, statement_of
 from .layout import whole
-from .options import SLOT_BYTES, Options
+from .options import SLOT_BYTES, Options, options_of
 from .plan.load_plan import plan_load
 from .stores.base import Store
 from .stores.local import LocalStore
@@ -58,7 +58,7 @@ def sign(
         if link is not chain[-1] and (made := _signed_before(store, public, digest(data), below)):
             below = digest(made)
             continue
-        statement = _statement(link, data, below, options or Options(), report)
+        statement = _statement(link, data, below, options_of(options), report)
         content = encode_signature(statement, public, private.sign(statement))
         pending = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
         store.replace(spec.SIGNATURE_NAME, pending, content)

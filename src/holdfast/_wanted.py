@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .codecs.base import Codec
 from .codecs.registry import find_codec
-from .errors import NoSpaceError, OptionError
+from .errors import NoSpaceError, OptionError, shown
 from .options import Options
 
 if TYPE_CHECKING:
@@ -59,10 +59,27 @@ def check_wanted(wanted: Wanted) -> None:
         if not isinstance(name, str) or type(value) is bool or not isinstance(value, (int, float)):
             kind = type(value).__name__
             raise OptionError(
-                f"metrics[{name!r}] is a {kind}; expected a number, such as loss.item()"
+                f"metrics[{shown(name)}] is a {kind}; expected a number, such as loss.item()"
             )
     if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
-        raise OptionError(f"step is {step!r}; expected an integer from 0 below 2^53, or None")
+        raise OptionError(f"step is {shown(step)}; expected an integer from 0 below 2^53, or None")
+
+
+def check_order(path: object, state: object, usage: str) -> None:
+    """Refuse a path and a state that stand in each other's place.
+
+    Args:
+        usage: how it is written.
+
+    Raises:
+        OptionError: they do.
+    """
+    if _is_path(state) and not _is_path(path):
+        raise OptionError(f"{usage}; here the path is {shown(path)} and the state {shown(state)}")
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
 
 
 def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:
@@ -90,11 +107,11 @@ def check_background(wanted: Wanted, ranks: "Group") -> None:
     for name, choices in _CHOICES.items():
         if getattr(wanted, name) not in choices:
             raise OptionError(
-                f"{name} is {getattr(wanted, name)!r}; there are {', '.join(choices)}"
+                f"{name} is {shown(getattr(wanted, name))}; there are {', '.join(choices)}"
             )
     seconds = wanted.deadline_s
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise OptionError(f"deadline_s is {seconds!r}; expected a number of seconds above 0")
+        raise OptionError(f"deadline_s is {shown(seconds)}; expected a number of seconds above 0")
     if not hasattr(ranks, "background"):
         raise OptionError(
             f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
