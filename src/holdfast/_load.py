@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._fit import check_fit, describe_fit, source_of, wanted_of
-from ._wanted import check_order
+from ._wanted import check_order, check_state
 from .engine.chain import open_chain, read_chain
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
 from .engine.pipeline import read_shards
 from .engine.pool import Lease, lease
+from .engine.read import still_there
 from .engine.trust import check_of
 from .errors import MismatchError
 from .format.names import misnamed, step_name
@@ -25,7 +26,6 @@ from .options import SLOT_BYTES, Options, options_of
 from .plan.load_plan import find_chunks
 from .plan.share_plan import encode_rows, share_out
 from .state.target import bind
-from .state.tree import check_state
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manif
 
 def _check_around(store: "Store", manifest: "Manifest", ranks: "Group", *, strangers: bool) -> None:
     """Check a rank's part of all bytes that are no payload."""
-    if not strangers and ranks.rank == COORDINATOR:
-        check_names(store, manifest)
-    check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))
+    with still_there(store):
+        if not strangers and ranks.rank == COORDINATOR:
+            check_names(store, manifest)
+        check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))

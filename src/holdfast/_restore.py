@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._load import load_from
 from ._run import Run
+from ._wanted import check_state
 from .errors import (
     CorruptError,
     MismatchError,
@@ -21,7 +22,6 @@ from .errors import (
 )
 from .group.base import COORDINATOR, Phase
 from .options import Options
-from .state.tree import check_state
 
 if TYPE_CHECKING:
     from .group.base import Group

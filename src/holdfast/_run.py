@@ -5,6 +5,7 @@ Knows names, sizes and the policy; no ranks, no tensors. Used by one thread at a
 """
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -81,12 +82,15 @@ class Run:
 
     def steps(self) -> list[int]:
         """List the committed steps, ascending."""
-        if not self._store.exists(""):
-            return []
-        self._seen = True
-        found = [step_of(entry.name) for entry in self._store.list() if entry.kind == "directory"]
-        steps = sorted(step for step in found if step is not None)
-        return [s for s in steps if self._store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+        before: list[str] | None = None
+        while True:
+            names = self._step_names()
+            steps = sorted(step for name in names if (step := step_of(name)) is not None)
+            found = [s for s in steps if self._store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+            # What went between the two looks made way for a newer one, which the next look finds.
+            if found or names == before:
+                return found
+            before = names
 
     def free_bytes(self) -> int | None:
         """Check that a step can be written, and return for how many bytes there is room.
@@ -276,7 +280,13 @@ class Run:
 
     def _step_names(self) -> list[str]:
         """List the directories of steps, committed or not."""
-        found = self._store.list()
+        try:
+            found = self._store.list()
+        except StoreError as error:
+            if error.errno != errno.ENOENT or self._store.exists(""):
+                raise  # a link to a disk that is not mounted is no new run
+            return []
+        self._seen = True
         return [e.name for e in found if e.kind == "directory" and step_of(e.name) is not None]
 
     def _step_store(self, name: str) -> LocalStore:

@@ -18,7 +18,7 @@ from . import __version__
 from ._agreed import Agreed, Described, agree, first_line, request_for
 from ._handle import SaveHandle, hold_step, in_flight, raise_untold, take_flight
 from ._links import begin_link, choose_base, encode_losses, end_link, join_losses
-from ._wanted import Wanted, check_background, check_order, check_wanted
+from ._wanted import Wanted, check_background, check_order, check_state, check_wanted
 from .codecs.registry import describe_codec, find_codec
 from .engine.basis import Basis
 from .engine.commit import check_absent, commit, discard
@@ -218,6 +218,7 @@ def _describe(
         check_order(wanted.path, state, _USAGE)
         store = open_store(wanted.path)
         check_wanted(wanted)
+        check_state(state)
         busy = background and in_flight() is not None
         word: dict[str, Any] = {}
         if ranks.rank == COORDINATOR:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .engine.chain import Link, open_chain
 from .engine.check import check_files, check_names
 from .engine.pool import lease
-from .engine.read import DataFileReader
+from .engine.read import DataFileReader, still_there
 from .engine.trust import digest, is_signed_by, read_private_key, read_signature, show_key
 from .errors import CorruptError
 from .format import spec
@@ -95,9 +95,10 @@ def _statement(link: Link, data: bytes, below: bytes, options: Options, report: 
     """Check all of a checkpoint but its SIGNATURE, and list the digests of what was checked."""
     store = link.store
     manifest = decode_manifest(data, f"{store.location}/{spec.MANIFEST_NAME}")
-    check_names(store, manifest)
-    check_files(store, manifest, range(len(manifest.file_names)))
-    payloads = _digest_payloads(link, manifest, options, report)
+    with still_there(store):
+        check_names(store, manifest)
+        check_files(store, manifest, range(len(manifest.file_names)))
+        payloads = _digest_payloads(link, manifest, options, report)
     return statement_of(digest(data), below, payloads).encode()
 
 

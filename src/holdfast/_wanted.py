@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .codecs.base import Codec
 from .codecs.registry import find_codec
-from .errors import NoSpaceError, OptionError, shown
+from .errors import NoSpaceError, OptionError, StateError, shown
 from .options import Options
 
 if TYPE_CHECKING:
@@ -76,6 +76,23 @@ def check_order(path: object, state: object, usage: str) -> None:
     """
     if _is_path(state) and not _is_path(path):
         raise OptionError(f"{usage}; here the path is {shown(path)} and the state {shown(state)}")
+
+
+def check_state(state: object, named: str = "state") -> None:
+    """Check that a state is a dict.
+
+    Args:
+        named: the argument that a user gave it as.
+
+    Raises:
+        StateError: it is not; the text says what to write.
+    """
+    if isinstance(state, Mapping):
+        return
+    example = '{"weight": tensor}' if hasattr(state, "shape") else '{"model": model}'
+    if hasattr(state, "param_groups"):
+        example = '{"optimizer": optimizer}'
+    raise StateError(f"{named} is {shown(state)}; expected a dict, such as {named}={example}")
 
 
 def _is_path(value: object) -> bool:

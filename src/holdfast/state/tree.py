@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import StateError, shown
+from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import encode_path, encode_value
 from ..layout import Key, Path
@@ -70,29 +70,10 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     Raises:
         StateError: a leaf that cannot be saved; the text names its path.
     """
-    check_state(state)
     leaves = Leaves()
     _Walk(leaves, parameter_names(dict(find_modules(state)))).visit(state, ())
     leaves.objects.pop((), None)  # an empty state is a state
     return leaves
-
-
-def check_state(state: object, named: str = "state") -> None:
-    """Check that a state is a dict.
-
-    Args:
-        named: the argument that a user gave it as.
-
-    Raises:
-        StateError: it is not; the text says what to write.
-    """
-    if isinstance(state, Mapping):
-        return
-    example = '{"model": model}'
-    if isinstance(state, (Optimizer, *TENSORS)):
-        is_tensor = isinstance(state, TENSORS)
-        example = '{"weight": tensor}' if is_tensor else '{"optimizer": optimizer}'
-    raise StateError(f"{named} is {shown(state)}; expected a dict, such as {named}={example}")
 
 
 def find_modules(
