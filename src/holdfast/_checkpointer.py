@@ -20,7 +20,7 @@ from ._schedule import Every, Schedule, is_positive
 from ._signals import SignalWatch
 from ._wanted import Wanted
 from .codecs.registry import find_codec
-from .errors import OptionError, PeerError, shown
+from .errors import OptionError, PeerError, shown, writable
 from .group.base import COORDINATOR, Phase, Poll, SingleGroup
 from .group.torch import find_group
 from .options import Options, options_of
@@ -320,7 +320,7 @@ class Checkpointer:
 
     def _leave(self, error: BaseException) -> None:
         """Wait, and save in an emergency, while an exception is under way."""
-        reason = f"{type(error).__name__}: {error}"
+        reason = writable(f"{type(error).__name__}: {error}")
         logger.info("training ends with %s", reason)  # it is raised when the waiting is over
         try:
             self._saver.wait()

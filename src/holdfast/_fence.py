@@ -21,9 +21,8 @@ import re
 import socket
 from datetime import UTC, datetime
 
-from .engine.retire import LEAVING_PREFIX
+from .engine.retire import LEAVING_PREFIX, is_pending
 from .errors import FencedError, StoreError
-from .format import spec
 from .format.names import step_of
 from .stores.base import Entry
 from .stores.local import LocalStore
@@ -100,7 +99,7 @@ class Fence:
             for entry in self._store.list(step):
                 # Nothing is published through a bar or a mark.
                 is_other = entry.kind == "directory" or entry.name.startswith(LEAVING_PREFIX)
-                if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and not is_other:
+                if is_pending(entry.name) and not is_other:
                     self._store.remove(f"{step}/{entry.name}")
 
     def _steps(self) -> list[str]:

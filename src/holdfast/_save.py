@@ -75,7 +75,8 @@ def save(
     Args:
         state: a nested dict of tensors, DTensors, JSON-like values and anything with
             ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedulers, scalers.
-        path: directory of the checkpoint; made when needed. It must not hold one already.
+        path: directory of the checkpoint; made when needed. It must not hold one already. ``~`` is
+            expanded; what is relative is so to the working directory of this call.
         step: recorded in the checkpoint.
         metrics: numbers that judge the step, recorded too; the coordinator's count.
         codec: how chunks are stored: "raw"; "lossless": every bit, in fewer bytes; "delta": the

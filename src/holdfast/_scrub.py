@@ -153,6 +153,7 @@ def _scrub_step(
     store = run.sibling(os.path.join(os.path.basename(run.location), name))
     _forget_cached(store.location)
     try:
+        store.exists("")  # a name that is no text is no path either
         checkpoint = open_checkpoint(store.location, options=options)
     except NotCommittedError:
         if (lost := find_lost_manifest(store)) is None:

@@ -28,7 +28,10 @@ _ADVICE = {
 
 
 class HoldfastError(Exception):
-    """Base of every error raised on purpose by holdfast."""
+    """Base of every error raised on purpose by holdfast; its text can always be written."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(writable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class StateError(HoldfastError):
@@ -139,6 +142,14 @@ def shown(value: object) -> str:
         return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
     text = repr(value[:SHOWN_MAX] if isinstance(value, (str, bytes)) else value)
     return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 1]}…"
+
+
+def writable(text: str) -> str:
+    r"""Escape what no file or terminal takes: Python's stand-ins for bytes that are no UTF-8.
+
+    ``"a\udcff"`` → ``"a\\udcff"``
+    """
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _is_plain(value: object) -> bool:
