@@ -13,10 +13,10 @@ from .codecs.base import Loss
 from .engine.check import read_manifest
 from .engine.pool import lease
 from .engine.trust import check_of
-from .errors import CorruptError, MismatchError, OptionError
+from .errors import CorruptError, MismatchError, OptionError, shown
 from .format.names import display_names
 from .layout import Box, Path, Shape, whole
-from .options import SLOT_BYTES, Options
+from .options import SLOT_BYTES, Options, options_of
 from .plan.load_plan import plan_load
 from .stores.url import open_store
 from .worker import in_worker
@@ -63,7 +63,7 @@ class Checkpoint:
 
     def __init__(self, path: "str | os.PathLike[str]", options: Options | None = None) -> None:
         self._store = open_store(path)
-        self._options = options or Options()
+        self._options = options_of(options)
         self._manifest = read_manifest(self._store, check_of(self._options.trust))
         self._chain: Chain = ()  # opened when something is read
         losses = self._manifest.table.header.losses
@@ -161,7 +161,8 @@ class Checkpoint:
         Raises:
             MismatchError: there is no such name.
         """
-        return self._paths[name] if name in self._paths else self._path(name)
+        is_here = isinstance(name, str) and name in self._paths
+        return self._paths[name] if is_here else self._path(name)
 
     def info(self, name: str) -> TensorInfo:
         """Describe a tensor.
@@ -215,7 +216,9 @@ class Checkpoint:
             MismatchError: no such tensor.
             CorruptError: a chunk fails its check.
         """
-        paths = {name: self._path(name) for name in names}
+        if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+            raise OptionError(f"names is {shown(names)}; expected a list of names")
+        paths = {name: self._path(name) for name in list(names)}
         header = self._manifest.table.header
         found = self._read(
             {p: whole(header.tensors[self._tensors[p]].shape) for p in paths.values()}
@@ -279,6 +282,10 @@ class Checkpoint:
         return self._chain
 
     def _path(self, name: str) -> Path:
+        if not isinstance(name, str):
+            raise OptionError(
+                f"name is {shown(name)}; expected the name of a tensor, as names() has it"
+            )
         path = self._paths.get(name)
         if path is not None and path in self._tensors:
             return path
@@ -317,7 +324,7 @@ def _checked_box(name: str, shape: Shape, box: "tuple[Shape, Shape] | None") -> 
         offset, extent = (tuple(index(number) for number in part) for part in box)
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"box is {box!r:.80}; expected (offset, shape), each with a number for each dimension"
+            f"box is {shown(box)}; expected (offset, shape), each with a number for each dimension"
         ) from error
     inside = len(offset) == len(extent) == len(shape) and all(
         a >= 0 and n >= 0 and a + n <= s for a, n, s in zip(offset, extent, shape, strict=True)

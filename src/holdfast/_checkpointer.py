@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import worker
 from ._emergency import LastState, meet
 from ._keep import Keep
-from ._restore import agree_steps, restore_newest, restore_step
-from ._run import Run
+from ._restore import agree_steps, check_into, restore_newest, restore_step
+from ._run import Run, check_step
 from ._saver import Saver
 from ._schedule import Every, Schedule
 from ._signals import SignalWatch
 from ._wanted import Wanted, check_run
-from .errors import OptionError, PeerError
+from .errors import OptionError, PeerError, writable
 from .group.base import COORDINATOR, Phase, Poll, SingleGroup
 from .group.torch import find_group
-from .options import Options
+from .options import Options, options_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -106,7 +106,7 @@ class Checkpointer:
             OptionError: an argument that cannot be.
         """
         self._group, self._ranks = group, find_group(group)
-        self._options, self._deadline_s = options or Options(), deadline_s
+        self._options, self._deadline_s = options_of(options), deadline_s
         wanted = Wanted("", None, None, codec, self._options, stage, busy, deadline_s)
         check_run(wanted, keep, self._ranks, emergency=emergency)
         self._run = Run(root, keep or Keep.all())
@@ -266,10 +266,10 @@ class Checkpointer:
     def _restore(self, into: Mapping[Any, Any], step: int | None, *, partial: bool) -> int | None:
         self._saver.rest()
         self._saver.saved_step = None
-        if not partial:
-            with Phase(self._ranks):
-                if self._ranks.rank == COORDINATOR:
-                    self._run.fence.look()
+        with Phase(self._ranks):
+            check_into(into)
+            if not partial and self._ranks.rank == COORDINATOR:
+                self._run.fence.look()
         if step is None:
             step = restore_newest(self._run, into, self._ranks, self._options, partial=partial)
         else:
@@ -280,6 +280,7 @@ class Checkpointer:
     def retire_after(self, step: int) -> list[int]:
         """Remove every step after ``step``, to train on from there in another way; return them."""
         self._check_open()
+        check_step(step, least=-1)
         return worker.run(lambda: self._retire_after(step))
 
     def _retire_after(self, step: int) -> list[int]:
@@ -322,7 +323,7 @@ class Checkpointer:
 
     def _leave(self, error: BaseException) -> None:
         """Wait, and save in an emergency, while an exception is under way."""
-        reason = f"{type(error).__name__}: {error}"
+        reason = writable(f"{type(error).__name__}: {error}")
         logger.info("training ends with %s", reason)  # it is raised when the waiting is over
         try:
             self._saver.wait()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_in
 from ._deal import Deal, Reader
 from ._order import END
 from ._random import checked_place, place_of_group
-from .errors import OptionError, StateError
+from .errors import OptionError, StateError, shown
 
 
 class DataState:
@@ -65,9 +65,9 @@ class DataState:
         """
         for name, value in (("size", size), ("epochs", epochs)):
             if value is not None and (type(value) is not int or not 0 < value < END):
-                raise OptionError(f"{name} is {value!r}; expected an integer above 0")
+                raise OptionError(f"{name} is {shown(value)}; expected an integer above 0")
         if type(seed) is not int:
-            raise OptionError(f"seed is {seed!r}; expected an integer")
+            raise OptionError(f"seed is {shown(seed)}; expected an integer")
         self._place = checked_place(rank, world_size)
         stop = END if epochs is None else min(epochs * size, END)
         self._deal = Deal(size, seed, bool(shuffle), stop)

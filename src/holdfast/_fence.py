@@ -13,6 +13,7 @@ No clock decides. Knows no ranks: the coordinator alone holds an epoch. Epochs b
 so that several Checkpointers of one go together.
 """
 
+import errno
 import json
 import logging
 import os
@@ -20,10 +21,10 @@ import re
 import socket
 from datetime import UTC, datetime
 
-from .engine.retire import LEAVING_PREFIX
+from .engine.retire import LEAVING_PREFIX, is_pending
 from .errors import FencedError, StoreError
-from .format import spec
 from .format.names import step_of
+from .stores.base import Entry
 from .stores.local import LocalStore
 
 logger = logging.getLogger("holdfast")
@@ -102,18 +103,24 @@ class Fence:
             for entry in self._store.list(step):
                 # Nothing is published through a bar or a mark.
                 is_other = entry.kind == "directory" or entry.name.startswith(LEAVING_PREFIX)
-                if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and not is_other:
+                if is_pending(entry.name) and not is_other:
                     self._store.remove(f"{step}/{entry.name}")
 
     def _steps(self) -> list[str]:
         """List the directories of steps, committed or not."""
-        entries = self._store.list() if self._store.exists("") else []
+        entries = self._entries()
         return [e.name for e in entries if e.kind == "directory" and step_of(e.name) is not None]
 
-    def _epochs(self) -> list[int]:
-        if not self._store.exists(""):
+    def _entries(self) -> list[Entry]:
+        try:
+            return self._store.list()
+        except StoreError as error:
+            if error.errno != errno.ENOENT or self._store.exists(""):
+                raise
             return []
-        found = [_EPOCH.fullmatch(entry.name) for entry in self._store.list()]
+
+    def _epochs(self) -> list[int]:
+        found = [_EPOCH.fullmatch(entry.name) for entry in self._entries()]
         return [int(match[1]) for match in found if match]
 
     def _newest(self) -> int:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import OptionError
+from .errors import OptionError, shown
 
 Metrics = Mapping[int, Mapping[str, float]]  # by step
 _Rule = Callable[[Sequence[int], Metrics], set[int]]
@@ -24,6 +24,8 @@ class Keep:
 
     def __or__(self, other: "Keep") -> "Keep":
         """Keep what either policy keeps."""
+        if not isinstance(other, Keep):
+            raise OptionError(f"a Keep is joined by | with {shown(other)}; expected another Keep")
         if not self._rules or not other._rules:
             return Keep()
         text = f"{self._text} | {other._text}"
@@ -61,8 +63,12 @@ class Keep:
             mode: "min" when smaller is better, "max" when larger is.
         """
         _positive("Keep.best", count)
+        if not isinstance(metric, str):
+            raise OptionError(
+                f'metric is {shown(metric)}; expected the name of a metric, such as "loss"'
+            )
         if mode not in ("min", "max"):
-            raise OptionError(f"mode is {mode!r}; there are min and max")
+            raise OptionError(f"mode is {shown(mode)}; there are min and max")
         sign = 1 if mode == "min" else -1
 
         def rule(steps: Sequence[int], metrics: Metrics) -> set[int]:
@@ -70,7 +76,7 @@ class Keep:
             known = [s for s in steps if not math.isnan(values[s])]
             return set(sorted(known, key=lambda s: (sign * values[s], -s))[:count])
 
-        text = f"Keep.best({metric!r}, {count}, mode={mode!r})"
+        text = f"Keep.best({metric!r}, {count}, mode={shown(mode)})"
         return Keep((rule,), text, frozenset({metric}))
 
     @property
@@ -92,4 +98,4 @@ class Keep:
 
 def _positive(what: str, value: int) -> None:
     if type(value) is not int or value < 1:
-        raise OptionError(f"{what} takes an integer from 1, not {value!r}")
+        raise OptionError(f"{what} takes an integer from 1, not {shown(value)}")

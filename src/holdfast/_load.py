@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import worker
 from ._fit import check_fit, describe_fit, source_of, wanted_of
+from ._wanted import check_order, check_state
 from .engine.chain import open_chain, read_chain
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
 from .engine.pipeline import Done, read_shards
 from .engine.pool import Lease, lease
+from .engine.read import still_there
 from .engine.trust import check_of
 from .errors import CorruptError, MismatchError
 from .format.names import misnamed, step_name
 from .group.base import COORDINATOR, Phase, sends
 from .group.torch import find_group
-from .options import SLOT_BYTES, Options
+from .options import SLOT_BYTES, Options, options_of
 from .plan.load_plan import find_chunks
 from .plan.share_plan import encode_rows, share_out
-from .state.target import Target, bind, check_into
+from .state.target import Target, bind
 from .stores.url import open_store
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from .stores.base import Store
 
 logger = logging.getLogger("holdfast")
+
+_USAGE = 'load() takes the path first and the state by name: holdfast.load("runs/a", into=state)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def load(
         ``holdfast.load("runs/a/step-1000", into={"model": model, "optimizer": optimizer})``
     """
     started = time.perf_counter()
-    ranks, chosen = find_group(group), options or Options()
+    ranks, chosen = find_group(group), options_of(options)
     report = worker.run(
         lambda: load_from(
             path, ranks, into, strict=strict, partial=partial, cast=cast, options=chosen
@@ -137,8 +141,7 @@ def load_from(
         step: of a run, by the directory's name; what does not belong there is let be.
     """
     with Phase(ranks) as prepared:
-        check_into(into)
-        store = open_store(path)
+        store = _open(path, into)
         manifest = _read_manifest(store, options, step)
         chain = open_chain(store, manifest) if len(manifest.based) else ()
         target = worker.call_in_caller(lambda: bind(into, source_of(manifest)))
@@ -201,6 +204,12 @@ def _saying_what_is_filled() -> Iterator[None]:
         raise
 
 
+def _open(path: "str | os.PathLike[str]", into: object) -> "Store":
+    check_order(path, into, _USAGE)
+    check_state(into, "into")
+    return open_store(path)
+
+
 def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manifest":
     """Read it, where that is of whom it has to be, and of the step that it has to be."""
     manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
@@ -214,6 +223,7 @@ def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manif
 
 def _check_around(store: "Store", manifest: "Manifest", ranks: "Group", *, strangers: bool) -> None:
     """Check a rank's part of all bytes that are no payload."""
-    if not strangers and ranks.rank == COORDINATOR:
-        check_names(store, manifest)
-    check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))
+    with still_there(store):
+        if not strangers and ranks.rank == COORDINATOR:
+            check_names(store, manifest)
+        check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))

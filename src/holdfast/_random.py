@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import MismatchError, OptionError, StateError
+from .errors import MismatchError, OptionError, StateError, shown
 from .group.base import COORDINATOR
 from .group.torch import find_group
 
@@ -92,8 +92,8 @@ def checked_place(rank: int | None, world_size: int | None) -> tuple[int, int] |
         return None
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise OptionError(
-            f"rank is {rank!r} and world_size {world_size!r}; expected both, or neither, and a "
-            "rank from 0 below world_size"
+            f"rank is {shown(rank)} and world_size {shown(world_size)}; expected both, or neither, "
+            "and a rank from 0 below world_size"
         )
     return rank, world_size
 

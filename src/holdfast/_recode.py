@@ -28,7 +28,7 @@ from .format.links import Base
 from .format.manifest import content_digest
 from .format.rows import Planned, encode_written
 from .layout import Box, Shard, batches, size_of
-from .options import SLOT_BYTES, STREAM_BYTES, Options
+from .options import SLOT_BYTES, STREAM_BYTES, Options, options_of
 from .state.tensors import TORCH_DTYPES
 from .stores.local import LocalStore
 from .stores.url import open_store
@@ -59,8 +59,8 @@ def recompress(
         AlreadyCommittedError: there is one at ``target``.
         CorruptError: the source, or something below it, fails a check.
     """
-    there = open_store(target)
-    chain = open_chain(open_store(source), trust=(options or Options()).trust)
+    there = open_store(target, "target")
+    chain = open_chain(open_store(source, "source"), trust=options_of(options).trust)
     chosen = find_codec(codec)
     check_absent(there)
     word = choose_base(there, chosen, 0)
@@ -68,7 +68,7 @@ def recompress(
     header = rewritten_header(chain[-1].manifest.table.header, chosen, base)
     writing = make_writing(there, header, chain, chosen, word["save_id"] if word else "")
     try:
-        made = write_again(chain, writing, options or Options(), report)
+        made = write_again(chain, writing, options_of(options), report)
         commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
@@ -98,7 +98,7 @@ def rebase(
         CorruptError: it, or something below it, fails a check; nothing was changed.
     """
     store = open_store(path)
-    chain = open_chain(store, trust=(options or Options()).trust)
+    chain = open_chain(store, trust=options_of(options).trust)
     manifest = chain[-1].manifest
     old = manifest.table.header
     if old.base is None:
@@ -106,7 +106,7 @@ def rebase(
     header = rewritten_header(old, LOSSLESS, None)
     writing = make_writing(store, header, chain, LOSSLESS, "")
     try:
-        made = write_again(chain, writing, options or Options(), report)
+        made = write_again(chain, writing, options_of(options), report)
     except BaseException:
         remove_files(store, header.save_id)
         raise

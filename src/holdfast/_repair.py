@@ -36,7 +36,7 @@ from .format.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from .options import Options
+from .options import Options, options_of
 from .stores.local import LocalStore
 from .stores.url import open_store
 from .worker import in_worker
@@ -128,7 +128,7 @@ def repair(
     """
     if write and to is not None:
         raise OptionError("write= rebuilds MANIFEST in its place, to= writes elsewhere: give one")
-    store, options = open_store(path), options or Options()
+    store, options = open_store(path), options_of(options)
     found = _find(store, options, report, known, deep=write or to is not None)
     lost, names = found.lost(), names_of(found.subject.manifest)
     tensors = found.subject.manifest.table.header.tensors
@@ -143,7 +143,7 @@ def repair(
         repaired=found.subject.manifest.table.header.is_repaired,
     )
     if to is not None:
-        return replace(done, written=_salvage(found, lost, open_store(to), options, report))
+        return replace(done, written=_salvage(found, lost, open_store(to, "to"), options, report))
     if write and found.rebuilt is not None:
         if found.refused:
             raise CorruptError(

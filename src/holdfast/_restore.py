@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ._load import load_from
 from ._run import Run
+from ._wanted import check_state
 from .errors import (
     CorruptError,
     MismatchError,
     NotCommittedError,
+    OptionError,
     PeerError,
     StoreError,
     TrustError,
+    shown,
 )
 from .group.base import COORDINATOR, Phase
 from .options import Options
@@ -26,6 +29,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 TRIES = 10  # of a step that another process lets go of while it is read
+
+
+def check_into(into: object) -> None:
+    """Check what is to be filled.
+
+    Raises:
+        OptionError: it is the number of a step.
+        StateError: it is no dict.
+    """
+    if type(into) is int:
+        raise OptionError(
+            f"into is {shown(into)}; restore() takes the state first: restore(state, step=…)"
+        )
+    check_state(into, "into")
 
 
 def restore_step(

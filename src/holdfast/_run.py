@@ -5,6 +5,7 @@ Knows names, sizes and the policy; no ranks, no tensors. Used by one thread at a
 """
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 from ._fence import Fence
 from ._keep import Keep
 from .engine.retire import leaving, retire, revoke_links, sweep, sweep_pending
-from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError
+from .errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError, shown
 from .format import spec
 from .format.header import Header
 from .format.manifest import decode_manifest
@@ -36,6 +37,18 @@ _ROOM = (
 )
 
 
+def check_step(step: object, least: int = 0) -> None:
+    """Check that something is the number of a step.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if type(step) is not int or step < least:
+        is_state = not isinstance(step, (int, float, str))
+        order = ". The step comes first, then the state" if is_state else ""
+        raise OptionError(f"step is {shown(step)}; expected an integer from {least}{order}")
+
+
 class Run:
     """The directory that a `holdfast.Checkpointer` saves to.
 
@@ -47,7 +60,7 @@ class Run:
 
     def __init__(self, root: str | os.PathLike[str], keep: Keep) -> None:
         self.damaged: set[int] = set()
-        self._store = open_store(root)
+        self._store = open_store(root, "root")
         self.fence = Fence(self._store)
         self.keep = keep
         self._headers: dict[int, Header] = {}  # of steps, where the policy has looked at them
@@ -64,18 +77,20 @@ class Run:
         Raises:
             OptionError: that is no step.
         """
-        if type(step) is not int or step < 0:
-            raise OptionError(f"step is {step!r}; expected an integer from 0")
+        check_step(step)
         return f"{self.root}/{step_name(step)}"
 
     def steps(self) -> list[int]:
         """List the committed steps, ascending."""
-        if not self._store.exists(""):
-            return []
-        self._seen = True
-        found = [step_of(entry.name) for entry in self._store.list() if entry.kind == "directory"]
-        steps = sorted(step for step in found if step is not None)
-        return [s for s in steps if self._store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+        before: list[str] | None = None
+        while True:
+            names = self._step_names()
+            steps = sorted(step for name in names if (step := step_of(name)) is not None)
+            found = [s for s in steps if self._store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+            # What went between the two looks made way for a newer one, which the next look finds.
+            if found or names == before:
+                return found
+            before = names
 
     def free_bytes(self) -> int | None:
         """Check that a step can be written, and return for how many bytes there is room.
@@ -265,7 +280,13 @@ class Run:
 
     def _step_names(self) -> list[str]:
         """List the directories of steps, committed or not."""
-        found = self._store.list()
+        try:
+            found = self._store.list()
+        except StoreError as error:
+            if error.errno != errno.ENOENT or self._store.exists(""):
+                raise  # a link to a disk that is not mounted is no new run
+            return []
+        self._seen = True
         return [e.name for e in found if e.kind == "directory" and step_of(e.name) is not None]
 
     def _step_store(self, name: str) -> LocalStore:

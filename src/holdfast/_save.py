@@ -19,7 +19,7 @@ from . import __version__, worker
 from ._agreed import Agreed, Described, agree, first_line, request_for
 from ._handle import SaveHandle, hold_step, raise_untold, reserve, take_flight
 from ._links import begin_link, choose_base, encode_losses, end_link, join_losses
-from ._wanted import Wanted, check_background, check_wanted
+from ._wanted import Wanted, check_background, check_order, check_state, check_wanted
 from .codecs.registry import describe_codec, find_codec
 from .engine.basis import Basis
 from .engine.commit import check_absent, commit, discard
@@ -32,7 +32,7 @@ from .format.table import Table
 from .format.values import encode_value
 from .group.base import COORDINATOR, BriefPhase, Outcome, Phase
 from .group.torch import find_group
-from .options import Options
+from .options import Options, options_of
 from .plan import known
 from .plan.requests import (
     encode_request,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 
+_USAGE = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
 Written = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
 
@@ -75,7 +76,8 @@ def save(
     Args:
         state: a nested dict of tensors, DTensors, JSON-like values and anything with
             ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedulers, scalers.
-        path: directory of the checkpoint; made when needed. It must not hold one already.
+        path: directory of the checkpoint; made when needed. It must not hold one already. ``~`` is
+            expanded; what is relative is so to the working directory of this call.
         step: recorded in the checkpoint.
         metrics: numbers that judge the step, recorded too; the coordinator's count.
         codec: how chunks are stored: "raw"; "lossless": every bit, in fewer bytes; "delta": the
@@ -94,7 +96,7 @@ def save(
     Example:
         ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/a/step-1000")``
     """
-    wanted = Wanted(path, step, metrics, codec, options or Options())
+    wanted = Wanted(path, step, metrics, codec, options_of(options))
     ranks = find_group(group, writing=True)
     worker.run(lambda: save_now(state, wanted, ranks))
 
@@ -138,7 +140,7 @@ def save_async(
     Example:
         ``handle = holdfast.save_async({"model": model, "optimizer": optimizer}, "runs/a/step-7")``
     """
-    wanted = Wanted(path, step, metrics, codec, options or Options(), stage, busy, deadline_s)
+    wanted = Wanted(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
     ranks = find_group(group, writing=True)
     return worker.run(lambda: start_save(state, wanted, ranks), dropped=SaveHandle.cancel)
 
@@ -220,8 +222,10 @@ def _describe(
         is_mine: whether the process's one save in the background is this one; None: it is none.
     """
     with ledger.timed("plan"):
+        check_order(wanted.path, state, _USAGE)
         store = open_store(wanted.path)
         check_wanted(wanted)
+        check_state(state)
         busy = is_mine is False
         word: dict[str, Any] = {}
         if ranks.rank == COORDINATOR:

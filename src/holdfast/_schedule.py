@@ -12,7 +12,7 @@ from datetime import timedelta
 from statistics import median, median_low
 from typing import Literal
 
-from .errors import OptionError
+from .errors import OptionError, shown
 
 Every = int | timedelta | Literal["auto"] | None
 
@@ -192,18 +192,21 @@ def _check(every: object, overhead: object, mtbf_s: object, ends_in_s: object) -
     is_time = isinstance(every, timedelta) and every > timedelta(0)
     if not (every is None or every == "auto" or is_steps or is_time):
         raise OptionError(
-            f'every is {every!r}; expected a number of steps from 1, a timedelta, "auto", or None'
+            f"every is {shown(every)}; expected a number of steps from 1, a timedelta, "
+            '"auto", or None'
         )
     if not is_positive(overhead):
         raise OptionError(
-            f"overhead is {overhead!r}; expected the share of training that saves may cost, such "
-            "as 0.03"
+            f"overhead is {shown(overhead)}; expected the share of training that saves may cost, "
+            "such as 0.03"
         )
     for name, value in (("mtbf_s", mtbf_s), ("ends_in_s", ends_in_s)):
         if value is not None and not is_positive(value):
-            raise OptionError(f"{name} is {value!r}; expected a number of seconds above 0, or None")
+            raise OptionError(
+                f"{name} is {shown(value)}; expected a number of seconds above 0, or None"
+            )
     if mtbf_s is not None and every != "auto":
-        raise OptionError(f'mtbf_s is given, but every is {every!r}; only "auto" looks at it')
+        raise OptionError(f'mtbf_s is given, but every is {shown(every)}; only "auto" looks at it')
 
 
 def is_positive(value: object) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from ._checkpoint import Checkpoint
 from ._checkpoint import open as open_checkpoint
 from ._damage import Damage, Lost, find_base_damage, find_lost_manifest, find_misnamed, of_fault
+from ._schedule import is_positive
 from .engine.retire import sweep_pending
 from .engine.survey import START, survey
 from .errors import (
@@ -25,9 +26,10 @@ from .errors import (
     OptionError,
     StoreError,
     VersionError,
+    shown,
 )
 from .format import spec
-from .options import SLOT_BYTES, Options
+from .options import SLOT_BYTES, Options, options_of
 from .stores.local import LocalStore
 from .stores.url import open_store
 from .worker import in_worker
@@ -102,9 +104,9 @@ def scrub(
         OptionError: it is no run.
         StoreError: what it knows cannot be kept in the run.
     """
-    if bytes_per_s is not None and not bytes_per_s > 0:
-        raise OptionError(f"bytes_per_s is {bytes_per_s!r}; expected a number above 0")
-    store = open_store(path)
+    if bytes_per_s is not None and not is_positive(bytes_per_s):
+        raise OptionError(f"bytes_per_s is {shown(bytes_per_s)}; expected a number above 0")
+    store, options = open_store(path), OPTIONS if options is None else options_of(options)
     if store.exists(spec.MANIFEST_NAME):
         raise OptionError(
             f"{store.location} is one checkpoint, and scrub is for runs; use 'holdfast verify'"
@@ -123,7 +125,7 @@ def scrub(
     pace = _Pace(bytes_per_s)
     try:
         while state.todo:
-            _scrub_step(store, state, options or OPTIONS, pace, report)
+            _scrub_step(store, state, options, pace, report)
             state.todo.pop(0)
             state.save_id, state.place, state.step_bytes = "", START, 0
             _save(store, state)
@@ -153,6 +155,7 @@ def _scrub_step(
     store = run.sibling(os.path.join(os.path.basename(run.location), name))
     _forget_cached(store.location)
     try:
+        store.exists("")  # a name that is no text is no path either
         checkpoint = open_checkpoint(store.location, options=options)
     except NotCommittedError:
         if (lost := find_lost_manifest(store)) is None:

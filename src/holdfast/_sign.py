@@ -7,14 +7,14 @@ from collections.abc import Callable
 from .engine.chain import Link, open_chain
 from .engine.check import check_files, check_names
 from .engine.pool import lease
-from .engine.read import DataFileReader
+from .engine.read import DataFileReader, still_there
 from .engine.trust import digest, is_signed_by, read_private_key, read_signature, show_key
 from .errors import CorruptError
 from .format import spec
 from .format.manifest import Manifest, decode_manifest
 from .format.signature import encode_signature, statement_of
 from .layout import whole
-from .options import SLOT_BYTES, Options
+from .options import SLOT_BYTES, Options, options_of
 from .plan.load_plan import plan_load
 from .stores.base import Store
 from .stores.local import LocalStore
@@ -60,7 +60,7 @@ def sign(
         if link is not chain[-1] and (made := _signed_before(store, public, digest(data), below)):
             below = digest(made)
             continue
-        statement = _statement(link, data, below, options or Options(), report)
+        statement = _statement(link, data, below, options_of(options), report)
         content = encode_signature(statement, public, private.sign(statement))
         pending = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
         store.replace(spec.SIGNATURE_NAME, pending, content)
@@ -97,9 +97,10 @@ def _statement(link: Link, data: bytes, below: bytes, options: Options, report: 
     """Check all of a checkpoint but its SIGNATURE, and list the digests of what was checked."""
     store = link.store
     manifest = decode_manifest(data, f"{store.location}/{spec.MANIFEST_NAME}")
-    check_names(store, manifest)
-    check_files(store, manifest, range(len(manifest.file_names)))
-    payloads = _digest_payloads(link, manifest, options, report)
+    with still_there(store):
+        check_names(store, manifest)
+        check_files(store, manifest, range(len(manifest.file_names)))
+        payloads = _digest_payloads(link, manifest, options, report)
     return statement_of(digest(data), below, payloads).encode()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, shown
 
 logger = logging.getLogger("holdfast")
 
@@ -35,7 +35,7 @@ class SignalWatch:
             self._wanted = tuple(signal.Signals(number) for number in signals)
         except (TypeError, ValueError) as error:
             raise OptionError(
-                f"signals is {signals!r}; expected signals, such as (signal.SIGTERM,), or ()"
+                f"signals is {shown(signals)}; expected signals, such as (signal.SIGTERM,), or ()"
             ) from error
         if uncatchable := _UNCATCHABLE.intersection(self._wanted):
             raise OptionError(f"signals has {min(uncatchable).name}, which no process can catch")

@@ -12,6 +12,7 @@ import torch
 
 from ._core import hash_chunk
 from ._links import step_before
+from ._schedule import is_positive
 from .codecs.base import Block, Codec, Loss, Piece
 from .codecs.groups import Unit, find_groups, units_of
 from .codecs.registry import find_codec
@@ -20,11 +21,11 @@ from .engine.decode import decode
 from .engine.encode import Coded, bases_of, encode
 from .engine.pool import lease
 from .engine.workspace import Workspace, block_at, borrow, give_back
-from .errors import OptionError
+from .errors import OptionError, shown
 from .format import spec
 from .format.names import dotted
 from .layout import Box, Shard, chunks_of, size_of
-from .options import Options
+from .options import Options, options_of
 from .stores.local import LocalStore
 from .stores.url import open_store
 from .worker import in_worker
@@ -111,15 +112,19 @@ def try_codecs(
         NotCommittedError: there is no checkpoint at ``path`` or ``base``.
         CorruptError: one of them, or something below it, fails a check.
     """
-    if sample_bytes < 1:
-        raise OptionError(f"sample_bytes is {sample_bytes}; expected 1 or more")
+    if not is_positive(sample_bytes):
+        raise OptionError(
+            f"sample_bytes is {shown(sample_bytes)}; expected a number of bytes above 0"
+        )
+    if isinstance(codecs, (str, bytes)) or not isinstance(codecs, Sequence):
+        raise OptionError(f'codecs is {shown(codecs)}; expected a list, such as ["lossless"]')
     chain = open_chain(open_store(path))
-    found = [(_told(codec), find_codec(codec)) for codec in codecs]
+    found = [(find_codec(codec), codec) for codec in codecs]
     below = _open_base(chain, base)
-    sources = _Sources(chain, below, options or Options())
+    sources = _Sources(chain, below, options_of(options))
     tried = [
-        (Trial(name), codec)
-        for name, codec in found
+        (Trial(_told(given)), codec)
+        for codec, given in found
         if codec is not None and (below is not None or codec.every == 1)
     ]
     for number, unit in enumerate(_sample(chain, sample_bytes)):
@@ -141,12 +146,13 @@ def _told(codec: "str | Codec") -> str:
 def _open_base(chain: Chain, base: "str | os.PathLike[str] | None") -> Chain | None:
     store, header = chain[-1].store, chain[-1].manifest.table.header
     if base is not None:
-        if os.path.realpath(base) == os.path.realpath(store.location):
+        there = open_store(base, "base")
+        if os.path.realpath(there.location) == os.path.realpath(store.location):
             raise OptionError(
                 f"base is {store.location} itself, of which nothing would be left to store; give "
                 "an earlier checkpoint of the run, or leave it out"
             )
-        return open_chain(open_store(base))
+        return open_chain(there)
     assert isinstance(store, LocalStore)
     place = header.base.name if header.base else os.path.basename(step_before(store))
     return open_chain(store.sibling(place)) if place else None

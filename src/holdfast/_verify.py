@@ -109,9 +109,13 @@ def verify_subject(
         except CorruptError as error:
             damage.append(of_base(subject, place, error))
         else:
-            found = verify(
-                place, patient=patient, options=subject.options, report=report, known=known
-            )
+            try:
+                found = verify(
+                    place, patient=patient, options=subject.options, report=report, known=known
+                )
+            except NotCommittedError as error:  # it went meanwhile
+                found = Verified(place, None, ())
+                damage.append(of_base(subject, place, CorruptError(str(error))))
             below = found.below + 1
             spared += found.spared
             for fault in found.damage:

@@ -28,7 +28,10 @@ _ADVICE = {
 
 
 class HoldfastError(Exception):
-    """Base of every error raised on purpose by holdfast."""
+    """Base of every error raised on purpose by holdfast; its text can always be written."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(writable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class StateError(HoldfastError):
@@ -122,6 +125,38 @@ class PeerError(HoldfastError):
     def __reduce__(self) -> tuple[object, ...]:
         """Let itself be sent to other processes, as frameworks do with errors."""
         return _peer_error, (str(self), self.rank, self.cause), self.__dict__
+
+
+SHOWN_MAX = 80  # characters of a value in the text of an error
+SHOWN_ITEMS_MAX = 8  # of a list or tuple
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+def shown(value: object) -> str:
+    """Say what was given instead of what was expected: short, and of a state only its type.
+
+    ``5`` → ``5``; ``{"w": tensor}`` → ``a dict``
+    """
+    if not _is_plain(value):
+        kind = type(value).__name__
+        return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+    text = repr(value[:SHOWN_MAX] if isinstance(value, (str, bytes)) else value)
+    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 1]}…"
+
+
+def writable(text: str) -> str:
+    r"""Escape what no file or terminal takes: Python's stand-ins for bytes that are no UTF-8.
+
+    ``"a\udcff"`` → ``"a\\udcff"``
+    """
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is quickly shown: no tensor, no object, no number of a thousand digits."""
+    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+        return len(value) <= SHOWN_ITEMS_MAX and all(_is_plain(item) for item in value)
+    return type(value) in _PLAIN and not (isinstance(value, int) and abs(value) >= 1 << 64)
 
 
 def damaged(location: str, text: str) -> CorruptError:

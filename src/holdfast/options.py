@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from .errors import OptionError
+from .errors import OptionError, shown
 
 Keys = str | os.PathLike[str] | tuple[str | os.PathLike[str], ...]
 
@@ -52,13 +52,31 @@ class Options:
         if self.block_bytes % 4096:
             raise OptionError(f"block_bytes is {self.block_bytes}; it must be a multiple of 4096")
         if self.io not in ("auto", "io_uring", "direct", "buffered"):
-            raise OptionError(f"io is {self.io!r}; there are auto, io_uring, direct and buffered")
+            raise OptionError(
+                f"io is {shown(self.io)}; there are auto, io_uring, direct and buffered"
+            )
         if self.writers not in ("rank", "node") and not _is_count(self.writers):
             raise OptionError(
-                f"writers is {self.writers!r}; there are 'rank', 'node' and numbers of ranks from 1"
+                f"writers is {shown(self.writers)}; there are 'rank', 'node' and numbers of ranks "
+                "from 1"
             )
         if self.trust is not None:
             _check_keys(self.trust)
+
+
+def options_of(given: Options | None) -> Options:
+    """Return the options that a verb was given, or the defaults.
+
+    Raises:
+        OptionError: it was given something else.
+    """
+    if given is None:
+        return Options()
+    if not isinstance(given, Options):
+        raise OptionError(
+            f'options is {shown(given)}; expected a holdfast.Options, such as Options(io="direct")'
+        )
+    return given
 
 
 def _check_keys(trust: Keys) -> None:
@@ -67,8 +85,8 @@ def _check_keys(trust: Keys) -> None:
     # An empty setting must not read as "trust everybody".
     if not (named and all(named)):
         raise OptionError(
-            f"trust is {trust!r:.80}; expected a public key's file or line, or a tuple of them, or "
-            "None to load what nobody has signed"
+            f"trust is {shown(trust)}; expected a public key's file or line, or a tuple of them, "
+            "or None to load what nobody has signed"
         )
 
 
@@ -78,4 +96,4 @@ def _is_count(value: object) -> bool:
 
 def _within(name: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+        raise OptionError(f"{name} is {shown(value)}; it must be an integer from {low} to {high}")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from ..layout import ITEM_BYTES
 
 EVERY_MAX = 65  # a chain may have 64 links below its newest (docs/format.md §6)
@@ -159,6 +159,6 @@ def check_every(every: object, least: int = 1) -> None:
     """
     if type(every) is not int or not least <= every <= EVERY_MAX:
         raise OptionError(
-            f"every is {every!r:.40}; expected an integer from {least} to {EVERY_MAX}: of so many "
+            f"every is {shown(every)}; expected an integer from {least} to {EVERY_MAX}: of so many "
             "checkpoints one stands by itself"
         )

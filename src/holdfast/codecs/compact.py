@@ -16,7 +16,7 @@ from .._core import (
     compact_steps,
     copy,
 )
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from ..layout import ROLES
 from . import lossless
 from .base import Block, Loss, Payload, Piece, Relatives, check_every
@@ -75,11 +75,11 @@ class Compact:
         """Reject what cannot be."""
         if self.quality not in get_args(Quality):
             known = ", ".join(get_args(Quality))
-            raise OptionError(f"quality is {self.quality!r}; there are {known}")
+            raise OptionError(f"quality is {shown(self.quality)}; there are {known}")
         if type(self.bf16_exact) is not bool:
-            raise OptionError(f"bf16_exact is {self.bf16_exact!r:.40}; expected True or False")
+            raise OptionError(f"bf16_exact is {shown(self.bf16_exact)}; expected True or False")
         if self.residual is not None and type(self.residual) is not bool:
-            raise OptionError(f"residual is {self.residual!r:.40}; expected True, False or None")
+            raise OptionError(f"residual is {shown(self.residual)}; expected True, False or None")
         given = [name for name in ("rel", "abs", "bits") if getattr(self, name) is not None]
         given += ["bf16_exact"] if self.bf16_exact else []
         if len(given) > 1:
@@ -88,7 +88,7 @@ class Compact:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value <= most):
                 raise OptionError(
-                    f"{name} is {value!r}; expected a number above 0, at most {most:g}"
+                    f"{name} is {shown(value)}; expected a number above 0, at most {most:g}"
                 )
         patterns = self.overrides if isinstance(self.overrides, Mapping) else None
         if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
@@ -99,7 +99,9 @@ class Compact:
         for pattern, choice in self.overrides.items():
             if choice not in (LOSSLESS, *get_args(Quality)):
                 known = ", ".join((LOSSLESS, *get_args(Quality)))
-                raise OptionError(f"overrides[{pattern!r}] is {choice!r}; there are {known}")
+                raise OptionError(
+                    f"overrides[{shown(pattern)}] is {shown(choice)}; there are {known}"
+                )
         check_every(self.every, 2)
 
     @property

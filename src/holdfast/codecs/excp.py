@@ -21,7 +21,7 @@ from .._core import (
     excp_survey,
     measure_loss,
 )
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from . import lossless
 from .base import Block, Loss, Payload, Piece, Relatives, check_every
 
@@ -140,12 +140,12 @@ def _part(piece: Piece) -> Part | None:
 def _check_number(name: str, value: object) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not 0 <= value <= 1e30:  # type: ignore[operator]  # it is a number
-        raise OptionError(f"{name} of Excp is {value!r}; it must be a number from 0 to 1e30")
+        raise OptionError(f"{name} of Excp is {shown(value)}; it must be a number from 0 to 1e30")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise OptionError(f"{name} of Excp is {value!r}; there are {', '.join(choices)}")
+        raise OptionError(f"{name} of Excp is {shown(value)}; there are {', '.join(choices)}")
 
 
 def survey(parts: Sequence[Part], options: Excp) -> Survey | None:

@@ -16,7 +16,7 @@ from .._core import (
     lossless_encode,
     lossless_encode_difference,
 )
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from ..layout import ITEM_BYTES, ROLES
 from . import replay
 from .base import Block, Payload, Piece, Relatives, check_every
@@ -57,7 +57,7 @@ class Delta:
         """
         check_every(self.every)
         if type(self.replay) is not bool:
-            raise OptionError(f"replay is {self.replay!r:.40}; expected True or False")
+            raise OptionError(f"replay is {shown(self.replay)}; expected True or False")
 
     @property
     def order(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from . import compact, excp, lossless
 from .base import Codec, Decode
 from .compact import Compact, Quality
@@ -40,7 +40,7 @@ def find_codec(codec: str | Codec) -> Codec | None:
     if not isinstance(codec, str) or codec not in _NAMED:
         names = ", ".join((RAW, *_NAMED))
         raise OptionError(
-            f"codec is {codec!r:.80}; there are {names}, and those of holdfast.codecs with options"
+            f"codec is {shown(codec)}; there are {names}, and those of holdfast.codecs with options"
         )
     return _NAMED[codec]
 

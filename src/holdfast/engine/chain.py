@@ -23,6 +23,7 @@ from ..stores.base import Store
 from .check import read_manifest
 from .pipeline import Done, read_shards
 from .pool import Lease
+from .read import still_there
 from .stage import Sources
 from .trust import check_of, check_of_base
 from .workspace import borrow, bytes_at, give_back
@@ -54,8 +55,9 @@ def open_chain(store: Store, manifest: Manifest | None = None, trust: Keys | Non
         CorruptError: it fails a check; or a base is missing, or is not the one it was made from.
     """
     links = [Link(store, manifest or read_manifest(store, check_of(trust)))]
-    while len(links[-1].manifest.based):
-        links.append(open_base(links[-1]))
+    with still_there(store):
+        while len(links[-1].manifest.based):
+            links.append(open_base(links[-1]))
     return tuple(reversed(links))
 
 
@@ -122,10 +124,22 @@ def _check_tensors(manifest: Manifest, below: Manifest, base: Base) -> None:
 
 def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources) -> Done:
     """Read runs of the newest checkpoint of a chain, as `read_shards` does."""
+    with still_there(chain[-1].store):
+        return _read_chain(chain, lease, runs, targets)
+
+
+def _read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources) -> Done:
     *below, top = chain
-    if not below:
-        return read_shards(top.store, lease, top.manifest, runs, targets)
     based = top.manifest.based
+    if not below:
+        # Of a chain that is open as far as it can be, the base may have gone a moment ago.
+        if len(based) and any(based[read.row] for run in runs for read in run.chunks):
+            base = top.manifest.table.header.base
+            raise CorruptError(
+                f"{top.store.location} was made from {base and base.name}, which is not there any "
+                "more. Put it back, or use a checkpoint of another chain"
+            )
+        return read_shards(top.store, lease, top.manifest, runs, targets)
     alone = [run for run in runs if not any(based[read.row] for read in run.chunks)]
     read_bytes = read_shards(top.store, lease, top.manifest, alone, targets).read_bytes
     rest = [run for run in runs if any(based[read.row] for read in run.chunks)]

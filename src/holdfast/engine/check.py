@@ -26,10 +26,13 @@ from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header_values
 from ..format.manifest import Manifest, check_tiling, decode_manifest
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME
+from ..format.signature import Statement
 from ..format.table import Table, decode_table
 from ..stores.base import NOT_A_FILE, Entry, Store
-from .read import open_data_file
+from .read import open_data_file, still_there
 from .trust import Check, read_signature
+
+MANIFEST_TRIES = 2  # one that is published between the look and the next one is read by that
 
 
 def read_manifest(store: Store, check: Check | None = None) -> Manifest:
@@ -44,18 +47,8 @@ def read_manifest(store: Store, check: Check | None = None) -> Manifest:
         CorruptError: it fails a check.
         VersionError: a newer holdfast wrote it.
     """
-    where = f"{store.location}/{spec.MANIFEST_NAME}"
-    try:
-        data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
-    except StoreError as error:
-        if not store.exists(spec.MANIFEST_NAME):
-            raise NotCommittedError(_why_not_committed(store)) from error
-        if error.errno in (*NOT_A_FILE, errno.EFBIG):
-            raise damaged(
-                store.location, f"{where} is not a regular file of at most 1 GiB"
-            ) from error
-        raise
-    signed = check(store, data) if check else None
+    where, data = f"{store.location}/{spec.MANIFEST_NAME}", _get_manifest(store)
+    signed = _check_signed(check, store, data) if check else None
     try:
         manifest = decode_manifest(data, where)
         check_tiling(manifest)
@@ -67,6 +60,28 @@ def read_manifest(store: Store, check: Check | None = None) -> Manifest:
             raise TrustError(f"{store.location}/{spec.SIGNATURE_NAME} is of other chunks")
         manifest = replace(manifest, signed=signed)
     return manifest
+
+
+def _check_signed(check: Check, store: Store, data: bytes) -> Statement:
+    with still_there(store):  # a SIGNATURE goes with its checkpoint
+        return check(store, data)
+
+
+def _get_manifest(store: Store) -> bytes:
+    for _ in range(MANIFEST_TRIES):
+        try:
+            return store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+        except StoreError as error:
+            if not store.exists(spec.MANIFEST_NAME):
+                raise NotCommittedError(_why_not_committed(store)) from error
+            if error.errno in (*NOT_A_FILE, errno.EFBIG):
+                where = f"{store.location}/{spec.MANIFEST_NAME}"
+                text = f"{where} is not a regular file of at most 1 GiB"
+                raise damaged(store.location, text) from error
+            if error.errno != errno.ENOENT:
+                raise
+            failure = error  # it was committed this moment
+    raise failure
 
 
 def _why_not_committed(store: Store) -> str:

@@ -31,7 +31,7 @@ from .basis import Basis
 from .exchange import Exchange
 from .place import place
 from .pool import Lease
-from .read import DataFileReader
+from .read import DataFileReader, still_there
 from .stage import Sources, seal, stage
 from .task import Encoded
 from .write import DataFileWriter, Images, SyncError, WriterPlan
@@ -323,6 +323,7 @@ def read_shards(
 
     Raises:
         CorruptError: a check failed; what was placed before it was good.
+        NotCommittedError: the checkpoint was removed meanwhile.
     """
     filled: dict[Path, None] = {}
     runs = tuple(runs)
@@ -339,7 +340,7 @@ def read_shards(
 
     sent_bytes, damage = 0, None
     try:
-        with DataFileReader(store, lease, manifest) as reader:
+        with still_there(store), DataFileReader(store, lease, manifest) as reader:
             if exchange is not None:
                 sent_bytes, damage = exchange.run(reader, lease, place_run)
             if is_raw(manifest):

@@ -243,7 +243,7 @@ def _drain(queue: Queue) -> None:
 def _probed(directory: str, vfs: Vfs) -> str:
     try:
         return probe(_nearby(directory), vfs)
-    except StoreError:
+    except (StoreError, OSError):  # the latter of what is removed this moment
         # The probe writes. A directory of others', a read-only or a full disk can still be read; a
         # save fails there by itself, and says on which file.
         return "buffered"

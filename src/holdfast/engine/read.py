@@ -8,6 +8,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from .. import worker
@@ -185,6 +186,37 @@ class DataFileReader:
         return f"{self._store.location}/{self._manifest.file_names[file]}"
 
 
+@contextmanager
+def still_there(store: Store) -> Iterator[None]:
+    """Read something of a checkpoint; tell one that goes meanwhile from one that is damaged.
+
+    Who removes a checkpoint removes MANIFEST first: what is missing while it stands is damage.
+
+    Raises:
+        NotCommittedError: another process has removed it, or what it was made from with it.
+        CorruptError: what it was made from is gone, and it is not.
+    """
+    try:
+        yield
+    except (CorruptError, NotCommittedError, StoreError) as error:
+        try:
+            is_gone = not store.exists(spec.MANIFEST_NAME)
+        except StoreError:
+            is_gone = False  # for all that is known
+        if is_gone:
+            raise _gone(store) from error
+        if isinstance(error, NotCommittedError):
+            raise damaged(store.location, f"{store.location} needs another: {error}") from error
+        raise
+
+
+def _gone(store: Store) -> NotCommittedError:
+    return NotCommittedError(
+        f"{store.location} was retired while it was read: another process removed it. Open a "
+        "newer checkpoint, or keep more of them"
+    )
+
+
 def open_data_file(store: Store, name: str, *, direct: bool) -> int:
     """Open a data file that the manifest names.
 
@@ -200,10 +232,7 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
             store.close(open_data_file(store, name, direct=False))
         elif error.errno in (*NOT_A_FILE, errno.ENOENT, errno.ENOTDIR):
             if not store.exists(spec.MANIFEST_NAME):
-                raise NotCommittedError(
-                    f"{store.location} was retired while it was read: its MANIFEST is gone. Open "
-                    "a newer checkpoint, or keep more of them"
-                ) from error
+                raise _gone(store) from error
             raise damaged(
                 store.location,
                 f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it",

@@ -68,8 +68,7 @@ def revoke_links(store: LocalStore, base: str) -> None:
     """
     for entry in store.list():
         is_file = entry.kind == "file" and not entry.name.startswith(LEAVING_PREFIX)
-        is_pending = is_file and entry.name.startswith(spec.PENDING_MANIFEST_PREFIX)
-        if is_pending and _base_of(store, entry.name) == base:
+        if is_file and is_pending(entry.name) and _base_of(store, entry.name) == base:
             store.remove(entry.name)
 
 
@@ -86,9 +85,14 @@ def retire(store: LocalStore) -> None:
         _remove_save(store, save)
     store.remove_directory(spec.DATA_DIRECTORY)
     for entry in store.list():
-        if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX):
+        if is_pending(entry.name):
             _remove_pending(store, entry)
     store.remove_directory()
+
+
+def is_pending(name: str, prefix: str = spec.PENDING_MANIFEST_PREFIX) -> bool:
+    """Return whether a file was to get another name; what is not ASCII, none of us has named."""
+    return name.startswith(prefix) and name.isascii()
 
 
 def sweep(store: LocalStore, before_s: float) -> None:
@@ -128,7 +132,7 @@ def sweep_pending(store: LocalStore, prefix: str, before_s: float) -> None:
     for entry in store.list():
         if entry.name.startswith(LEAVING_PREFIX) and store.exists(spec.MANIFEST_NAME):
             continue
-        if entry.name.startswith(prefix) and _is_older(store, [entry.name], before_s):
+        if is_pending(entry.name, prefix) and _is_older(store, [entry.name], before_s):
             _remove_pending(store, entry)
 
 

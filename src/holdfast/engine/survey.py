@@ -19,7 +19,7 @@ from ..plan.runs import ChunkRead, Run
 from ..stores.base import Store
 from .check import check_files, check_names
 from .pool import Lease, lease
-from .read import DataFileReader, open_data_file
+from .read import DataFileReader, open_data_file, still_there
 
 START = (0, 0)
 
@@ -71,6 +71,13 @@ def survey(
         NotCommittedError: the checkpoint was retired meanwhile.
         StoreError: the disk or the network failed, which says nothing about the checkpoint.
     """
+    with still_there(store):
+        yield from _survey(store, manifest, options, start, patient=patient)
+
+
+def _survey(
+    store: Store, manifest: Manifest, options: Options, start: tuple[int, int], *, patient: bool
+) -> Iterator[Part]:
     if start == START:
         yield Part(START, 0, _attempt(store.location, partial(check_names, store, manifest)))
     runs: dict[int, list[Run]] = {}

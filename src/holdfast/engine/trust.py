@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CorruptError, OptionError, StoreError, TrustError
+from ..errors import CorruptError, OptionError, StoreError, TrustError, shown
 from ..format import spec
 from ..format.signature import Signature, Statement, decode_signature
 from ..options import Keys
 from ..stores.base import NOT_A_FILE, Store
+from ..stores.url import absolute
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -86,13 +87,13 @@ def read_public_key(key: "str | os.PathLike[str]") -> bytes:
         OptionError: it is none.
     """
     keys = _imported("cryptography.hazmat.primitives.serialization")
-    text = str(key).encode() if str(key).startswith(SSH) else _read(key)
+    text = str(key).encode(errors="replace") if str(key).startswith(SSH) else _read(key, "trust")
     load = keys.load_pem_public_key if text.startswith(b"-----") else keys.load_ssh_public_key
     try:
         return bytes(load(text).public_bytes_raw())
     except Exception as error:  # of many classes, among them those of other kinds of keys
         raise OptionError(
-            f"{str(key)[:80]} is not an Ed25519 public key ({error}); expected a PEM file "
+            f"{shown(str(key))} is not an Ed25519 public key ({error}); expected a PEM file "
             "(openssl pkey -pubout), an OpenSSH one (ssh-keygen -t ed25519), or its line"
         ) from error
 
@@ -105,7 +106,7 @@ def read_private_key(path: "str | os.PathLike[str]") -> "Ed25519PrivateKey":
     """
     keys = _imported("cryptography.hazmat.primitives.serialization")
     kind = _imported("cryptography.hazmat.primitives.asymmetric.ed25519").Ed25519PrivateKey
-    text = _read(path)
+    text = _read(path, "key")
     load = keys.load_ssh_private_key if b"OPENSSH" in text[:40] else keys.load_pem_private_key
     try:
         found = load(text, password=None)
@@ -176,9 +177,10 @@ def _imported(module: str) -> Any:
         ) from error
 
 
-def _read(path: "str | os.PathLike[str]") -> bytes:
+def _read(path: "str | os.PathLike[str]", named: str) -> bytes:
+    place = absolute(path, named, "the file of a key")
     try:
-        with open(path, "rb") as file:
+        with open(place, "rb") as file:
             return file.read(1 << 16)
     except OSError as error:
-        raise OptionError(f"the key {path} cannot be read: {error.strerror}") from error
+        raise OptionError(f"the key {place:.200} cannot be read: {error.strerror}") from error

@@ -134,6 +134,7 @@ def _chosen(storage: Any, checkpoint_id: Any, *, reader: bool) -> Any:
     """Return a writer or reader of ours, or None where DCP is to go its own way."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
+    from ..stores.url import absolute
     from .dcp import HoldfastReader, HoldfastWriter
 
     routing = _routings[-1] if _routings else Routing(every=False, pickled=False)
@@ -145,10 +146,11 @@ def _chosen(storage: Any, checkpoint_id: Any, *, reader: bool) -> Any:
         place = storage.path if checkpoint_id is None else checkpoint_id
     if not place:
         return None
-    if not os.fspath(place).startswith(SCHEME):
-        if not routing.every or "://" in os.fspath(place):
+    name = os.fspath(place)
+    if not name.startswith(SCHEME):
+        if not routing.every or "://" in name:
             return None
-        if reader and not os.path.lexists(os.path.join(place, MANIFEST_NAME)):
+        if reader and not os.path.lexists(os.path.join(absolute(name), MANIFEST_NAME)):
             return None
     kind = HoldfastReader if reader else HoldfastWriter
     return kind(place, pickled=routing.pickled)

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.optim import Optimizer
 
-from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
@@ -77,12 +76,6 @@ class Target:
         """Put everything that is not a tensor in place; call it once all tensors are filled."""
         for action in self.actions:
             action()
-
-
-def check_into(into: object) -> None:
-    """Raise a StateError unless a target is a dict."""
-    if not isinstance(into, Mapping):
-        raise StateError(f"into is a {type(into).__name__}; expected a dict of what to fill")
 
 
 def bind(into: Mapping[Any, Any], source: Source) -> Target:

@@ -70,9 +70,6 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     Raises:
         StateError: a leaf that cannot be saved; the text names its path.
     """
-    if not isinstance(state, Mapping):
-        kind = type(state).__name__
-        raise StateError(f'the state is a {kind}; expected a dict, such as {{"model": model}}')
     leaves = Leaves()
     _Walk(leaves, parameter_names(dict(find_modules(state)))).visit(state, ())
     leaves.objects.pop((), None)  # an empty state is a state

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from .._core import Vfs
-from ..errors import StoreError
+from ..errors import StoreError, writable
 from .base import Entry
 
 SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
@@ -63,6 +63,7 @@ class LocalStore:
 
     def open(self, name: str, *, direct: bool) -> int:
         """Open a regular file for reading; no link may be on the way to it from the root."""
+        self._path(name)
         return self.vfs.open_beneath(self.location, name, direct)
 
     def close(self, descriptor: int) -> None:
@@ -177,6 +178,7 @@ class LocalStore:
 
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name; no link may be on the way to it from the root."""
+        self._path(name)
         return [Entry(*entry) for entry in self.vfs.list_directory(self.location, name)]
 
     def remove(self, name: str) -> None:
@@ -253,7 +255,17 @@ class LocalStore:
         return blocks * system.f_frsize if system.f_blocks else None
 
     def _path(self, name: str) -> str:
-        return os.path.join(self.location, name) if name else self.location
+        """Return where a name is.
+
+        Raises:
+            StoreError: it is not UTF-8, so it is none of ours.
+        """
+        path = os.path.join(self.location, name) if name else self.location
+        if path != writable(path):
+            error = StoreError(f"{path} is not named in UTF-8; rename or remove it")
+            error.errno = errno.EILSEQ
+            raise error
+        return path
 
     def _failure(self, what: str, name: str, cause: OSError) -> StoreError:
         error = StoreError(f"{what} {self._path(name)}: {cause.strerror}")

@@ -1,28 +1,84 @@
-"""A path or URL → the store it names."""
+"""A path or URL, as a user gives it → the store it names."""
 
 import os
 import re
 
-from ..errors import OptionError
+from ..errors import OptionError, StoreError, shown
 from .local import LocalStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Without what Python puts for bytes that are no UTF-8, and what ends a name for the system.
-_IN_UNICODE = re.compile("[^\0\ud800-\udfff]+")
 
 
-def open_store(path: "str | os.PathLike[str]") -> LocalStore:
+def open_store(path: "str | os.PathLike[str]", named: str = "path") -> LocalStore:
     """Return the store at ``path``.
+
+    Args:
+        named: the argument that a user gave it as.
 
     Raises:
         OptionError: a URL of a scheme there is no store for, or no path at all.
+        StoreError: it is relative, and the working directory was deleted.
+    """
+    return LocalStore(absolute(path, named))
+
+
+def absolute(
+    path: "str | os.PathLike[str]", named: str = "path", expected: str = "the path of a directory"
+) -> str:
+    """Return a path from the root, with ``~`` expanded: what a later ``os.chdir`` does not change.
+
+    ``"~/runs/../a"`` → ``"/home/me/a"``; ``"./~"`` is a directory of that name.
+
+    Args:
+        named: the argument that a user gave it as.
+        expected: what it should be.
+
+    Raises:
+        OptionError, StoreError: as `open_store`.
     """
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(name, str) or not name or not _IN_UNICODE.fullmatch(name):
-        raise OptionError(f"path is {path!r}; expected the path of a directory")
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise OptionError(f"{named} is {shown(path)}; expected {expected}")
     if match := _SCHEME.match(name):
         raise OptionError(
-            f"{name!r} is a URL; this holdfast has no store for {match[1]}://, "
+            f"{named} {shown(name)} is a URL; this holdfast has no store for {match[1]:.20}://, "
             "only for paths of directories"
         )
-    return LocalStore(name)
+    expanded = _with_home(name, named) if name.startswith("~") else name
+    try:
+        found = os.path.abspath(expanded)
+    except OSError as error:
+        raise _lost_here(name, named, error) from error
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:  # Python's stand-ins for bytes that are no UTF-8
+        raise OptionError(
+            f"{named} is {shown(found)}, which is not UTF-8; expected {expected} in UTF-8. Rename "
+            "the directory"
+        ) from error
+    return found
+
+
+def _with_home(name: str, named: str) -> str:
+    """Replace the ``~`` or ``~user`` that a path begins with."""
+    user, _, rest = name.partition("/")
+    # HOME alone, as shells read it: one that is empty would make "~/runs" mean "/runs".
+    home = os.environ.get("HOME", "") if user == "~" else os.path.expanduser(user)
+    if not os.path.isabs(home):
+        reason = "HOME is not an absolute path" if user == "~" else f"no user has the name {user}"
+        raise OptionError(
+            f"{named} is {shown(name)}, but {reason}; write the directory in full, or "
+            f"{shown(f'./{name}')} if its name begins with ~"
+        )
+    return f"{home}/{rest}"
+
+
+def _lost_here(name: str, named: str, cause: OSError) -> StoreError:
+    is_deleted = isinstance(cause, FileNotFoundError)
+    fault = "was deleted" if is_deleted else f"cannot be found: {cause.strerror}"
+    error = StoreError(
+        f"{named} is {shown(name)}, relative to the working directory, which {fault}. Give an "
+        "absolute path, or os.chdir() to a directory that exists"
+    )
+    error.errno = cause.errno
+    return error

@@ -20,6 +20,7 @@ import torch
 
 from .. import Checkpointer
 from ..errors import HoldfastError, OptionError
+from ..stores.url import absolute
 from .demo_check import compare, flip_one_bit, measure, try_open
 from .demo_picture import draw
 from .demo_report import align, earlier, finding, notes, tables, verdict, write_markdown
@@ -103,13 +104,14 @@ def _plan(arguments: list[str]) -> Plan:
     steps = chosen.steps or (QUICK_STEPS if chosen.quick else STEPS)
     if steps < STEPS_MIN:
         raise OptionError(f"--steps is {steps}; the demo needs at least {STEPS_MIN}")
+    out = Path(absolute(chosen.out, "--out"))
     try:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="runs-", dir=chosen.out))
+        out.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="runs-", dir=out))
     except OSError as error:
-        raise OptionError(f"--out {chosen.out} cannot be written: {error}") from error
+        raise OptionError(f"--out {out} cannot be written: {error}") from error
     size, rounds = ("tiny", QUICK_ROUNDS) if chosen.quick else ("small", ROUNDS)
-    return Plan(chosen.out, scratch.absolute(), size, steps, (steps - 1) // 6, rounds)
+    return Plan(out, scratch, size, steps, (steps - 1) // 6, rounds)
 
 
 def _machine() -> str:

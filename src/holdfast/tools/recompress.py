@@ -39,6 +39,7 @@ def recompress_all(source: str, target: str, codec: str) -> Document:
         return _recompressed(codec, [(source, target)], [], [])
     if not run.committed:
         raise NotCommittedError(f"{run.location} has no committed step; there is nothing to do")
+    target = open_store(target, "target").location
     if os.path.realpath(run.location) == os.path.realpath(target):
         raise OptionError(f"{target} is the run itself; recompress to another directory")
     places = [(step.location, os.path.join(target, step.name)) for step in run.committed]

@@ -88,7 +88,7 @@ def plan_conversion(
         OptionError: ``target`` holds something else.
         CorruptError: the source fails a check.
     """
-    here, there = open_store(place_of(source)), open_store(place_of(target))
+    here, there = open_store(place_of(source), "source"), open_store(place_of(target), "target")
     _check_free(there)
     if here.exists(MANIFEST_NAME):
         return _into_dcp(here, there)

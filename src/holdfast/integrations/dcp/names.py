@@ -35,7 +35,8 @@ PICKLED = "dcp.pickled"  # the only key of a value that holds a planner's bytes 
 
 def place_of(checkpoint_id: "str | os.PathLike[str]") -> str:
     """Return the directory that a checkpoint_id names, with or without our scheme."""
-    return os.fspath(checkpoint_id).removeprefix(SCHEME)
+    name = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
+    return name.removeprefix(SCHEME) if isinstance(name, str) else name  # refused where it is used
 
 
 def path_of(fqn: str, planner_data: object) -> Path:

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from ...stores.url import open_store
+from ...stores.url import absolute
 from .names import place_of
 
 
@@ -26,7 +26,7 @@ class Placed:
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Make ready for the next save or load, at another place if one is given."""
         if checkpoint_id is not None:
-            self._path = self._call.coming = open_store(place_of(checkpoint_id)).location
+            self._move_to(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str:
@@ -37,3 +37,7 @@ class Placed:
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
         """Tell whether it is a path, or a ``holdfast://`` URL of one."""
         return "://" not in place_of(checkpoint_id)
+
+    def _move_to(self, path: "str | os.PathLike[str]") -> None:
+        """Go there with the next save or load, wherever the process is by then."""
+        self._path = self._call.coming = absolute(place_of(path))

@@ -19,7 +19,7 @@ from ...engine.pool import lease
 from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
 from ...layout import Box, Path
-from ...options import SLOT_BYTES, Options
+from ...options import SLOT_BYTES, Options, options_of
 from ...plan.load_plan import plan_load
 from ...state.tensors import DTYPE_NAMES, Part
 from ...stores.url import open_store
@@ -63,9 +63,9 @@ class HoldfastReader(Placed, StorageReader):
             OptionError: ``path`` cannot be.
         """
         self._cast, self._pickled = cast, pickled
-        self._options = options or Options()
+        self._options = options_of(options)
         self._call = _Load()
-        self.reset(path)
+        self._move_to(path)
 
     def read_metadata(self, *args: Any, **_: Any) -> Metadata:
         """Describe the checkpoint: every tensor as one chunk, dicts and lists opened as DCP does.

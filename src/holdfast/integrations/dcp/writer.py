@@ -30,7 +30,7 @@ from ...engine.write import WriterPlan
 from ...errors import OptionError, StateError
 from ...format.rows import encode_written
 from ...layout import Box, Path, Shard, size_of
-from ...options import Options
+from ...options import Options, options_of
 from ...plan.requests import encode_object
 from ...state.tensors import local_tensor
 from ...stores.local import LocalStore
@@ -82,10 +82,10 @@ class HoldfastWriter(Placed, StorageWriter):
         Raises:
             OptionError: ``path`` cannot be.
         """
-        self._options = options or Options()
+        self._options = options_of(options)
         self._pickled = pickled
         self._call = _Save()
-        self.reset(path)
+        self._move_to(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let itself be sent to the process that saves in the background."""
