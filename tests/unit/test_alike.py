@@ -1,0 +1,29 @@
+"""Which ranks gave what, as errors say it."""
+
+import pytest
+
+from holdfast._alike import camps, check_alike
+from holdfast.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ("ab", "a on rank 0; b on rank 1"),
+        ("baab", "b on 2 ranks (0, 3); a on 2 ranks (1-2)"),
+        ("a" * 8 + "b" + "a" * 3, "a on 11 ranks (0-7, 9-11); b on rank 8"),
+        ("ab" * 6, "a on 6 ranks (0, 2, 4, 6, …); b on 6 ranks (1, 3, 5, 7, …)"),
+        ("abcdef", "a on rank 0; b on rank 1; c on rank 2; d on rank 3; and 2 others"),
+    ],
+)
+def test_a_text_says_which_ranks_gave_what(texts: str, expected: str) -> None:
+    assert camps(texts) == expected
+
+
+def test_only_what_differs_is_named() -> None:
+    same = {"step": 1, "path": "/a"}
+    check_alike("the save", [same, dict(same), same])
+    with pytest.raises(
+        OptionError, match=r"^the save was refused: .* step: 1 on rank 0; 2 on rank 1\. G"
+    ):
+        check_alike("the save", [same, same | {"step": 2}])
