@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
-from holdfast import Checkpointer
+from holdfast import Checkpointer, Options
 from holdfast.errors import HoldfastError
 
 from .ranks import run_ranks
@@ -201,3 +202,85 @@ def test_options_of_a_load_that_differ_between_ranks_are_named(tmp_path: Path) -
     assert first == second
     for name, (kind, text) in zip(names, first, strict=True):
         assert kind == "OptionError" and f"{name}: False on rank 0; True on rank 1" in text
+
+
+SAVES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "codec": (
+        {"codec": "raw"},
+        {"codec": "lossless"},
+        "codec: 'raw' on rank 0; 'lossless' on rank 1",
+    ),
+    "step": ({"step": 1}, {"step": 2}, "step: 1 on rank 0; 2 on rank 1"),
+    "path": ({"path": "here"}, {"path": "there"}, "/here' on rank 0; "),
+    "metrics": ({"metrics": {"a": 1}}, {"metrics": {"b": 1}}, "['a'] on rank 0; ['b'] on rank 1"),
+    "metrics of one": ({}, {"metrics": {"b": 1}}, "metrics: [] on rank 0; ['b'] on rank 1"),
+    "chunks": (
+        {"options": Options(chunk_elements=1000)},
+        {},
+        "chunk_elements: 1000 on rank 0; 1048576 on rank 1",
+    ),
+    "files": ({"options": Options(file_bytes=1 << 20)}, {}, "file_bytes: 1048576 on rank 0"),
+    "writers": ({"options": Options(writers=1)}, {}, "writers: 1 on rank 0; 'rank' on rank 1"),
+    "the call": ({"call": "save"}, {"call": "save_async"}, "call: 'save' on rank 0; 'save_async'"),
+    "stage": (
+        {"call": "save_async", "stage": "eager"},
+        {"call": "save_async", "stage": "lazy"},
+        "stage: 'eager' on rank 0; 'lazy' on rank 1",
+    ),
+    "busy": (
+        {"call": "save_async", "busy": "skip"},
+        {"call": "save_async", "busy": "fail"},
+        "busy: 'skip' on rank 0; 'fail' on rank 1",
+    ),
+}
+
+
+def save_with(state: Any, root: str, *, call: str = "save", path: str = "c", **options: Any) -> Any:
+    if call == "save":
+        return holdfast.save(state, f"{root}/{path}", **options)
+    return holdfast.save_async(state, f"{root}/{path}", **options).result()
+
+
+def save_all(rank: int, root: str, is_planned: bool) -> list[Told]:
+    """Save with the options of each pair; with ``is_planned`` when such a save was planned."""
+    state, found = {"w": weights(1, 1), "own": {"step": 1}}, []
+    for number, pair in enumerate(SAVES.values()):
+        for own in (0, 1) if is_planned else ():
+            save_with(state, root, **pair[own] | {"path": f"good-{number}-{own}"})
+        found.append(told(lambda o=pair[rank]: save_with(state, root, **o)))
+    return found
+
+
+@pytest.mark.parametrize("is_planned", [False, True], ids=["new", "planned before"])
+def test_options_of_a_save_that_differ_between_ranks_are_named(
+    tmp_path: Path, is_planned: bool
+) -> None:
+    first, second = run_ranks(2, save_all, str(tmp_path), is_planned)
+    assert first == second
+    for (kind, text), (_, _, expected) in zip(first, SAVES.values(), strict=True):
+        assert kind == "OptionError" and expected in text
+    assert [name for name in os.listdir(tmp_path) if not name.startswith("good")] == []
+
+
+def save_with_metrics(rank: int, root: str) -> list[float]:
+    deadlines = []
+    for number in range(3):
+        handle = holdfast.save_async(
+            {"w": weights(1, 1)},
+            f"{root}/{number}",
+            metrics={"loss": rank + 0.5} if rank < 2 else None,
+            deadline_s=1800.0 - 600 * rank,
+            options=Options(pool_bytes=(32 + 16 * rank) << 20, queue_depth=4 + rank),
+        )
+        deadlines.append(handle.deadline - time.monotonic())
+        handle.result()
+    return deadlines
+
+
+def test_what_a_rank_may_choose_itself_may_differ(tmp_path: Path) -> None:
+    """Values of metrics are the coordinator's; the first deadline of any rank is that of all."""
+    results = run_ranks(3, save_with_metrics, str(tmp_path))
+    assert all(500 < deadline <= 600 for found in results for deadline in found)
+    for number in range(3):
+        with holdfast.open(tmp_path / str(number)) as checkpoint:
+            assert checkpoint.metrics == {"loss": 0.5} and checkpoint.verify() == []

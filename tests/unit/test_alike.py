@@ -1,9 +1,16 @@
-"""Which ranks gave what, as errors say it."""
+"""Which ranks gave what, as errors say it; and that ranks which gave the same meet only once."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from holdfast import codecs
 from holdfast._alike import camps, check_alike
+from holdfast.codecs.registry import find_codec, show_codec
 from holdfast.errors import OptionError
+
+NewPath = Callable[[], Path]
 
 
 @pytest.mark.parametrize(
@@ -27,3 +34,9 @@ def test_only_what_differs_is_named() -> None:
         OptionError, match=r"^the save was refused: .* step: 1 on rank 0; 2 on rank 1\. G"
     ):
         check_alike("the save", [same, same | {"step": 2}])
+
+
+def test_equal_codecs_are_shown_alike() -> None:
+    assert show_codec(find_codec("delta")) == show_codec(codecs.Delta()) == "delta"
+    assert show_codec(codecs.Delta(every=3)) == "Delta(every=3, replay=False)"
+    assert show_codec(find_codec("raw")) == "raw"
