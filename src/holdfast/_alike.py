@@ -4,11 +4,20 @@ Compares what the ranks told each other. Knows no files and no tensors.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .codecs.registry import find_codec, show_codec
 from .errors import OptionError
+from .group.base import COORDINATOR, Phase
+
+if TYPE_CHECKING:
+    from ._run import Run
+    from ._schedule import Every
+    from ._wanted import Wanted
+    from .group.base import Group
 
 CAMPS_MAX = 4  # in a text: of values, and of ranges of ranks
 Arguments = dict[str, Any]  # JSON values by name
@@ -71,6 +80,56 @@ def first_line(answer: bytes) -> dict[str, Any]:
     except ValueError:
         return {"what": "a call", "arguments": {"call": "another"}}
     return line
+
+
+class Alike:
+    """Compares the arguments of a Checkpointer, and of its calls, before the ranks rely on them."""
+
+    def __init__(
+        self,
+        ranks: "Group",
+        run: "Run",
+        wanted: "Wanted",
+        *,
+        every: "Every",
+        given: Mapping[str, object],
+    ) -> None:
+        """Prepare; nothing is told yet.
+
+        Args:
+            given: further arguments. That they are given has to be the same on all ranks; of their
+                values the coordinator's count.
+        """
+        self._ranks, self._has_met = ranks, False
+        self._arguments: dict[str, Any] = {
+            "root": run.root,
+            "keep": repr(run.keep),
+            # Of a time, the coordinator's counts.
+            "every": "a timedelta" if isinstance(every, timedelta) else every,
+            "codec": show_codec(find_codec(wanted.codec)),
+            "stage": wanted.stage,
+            "busy": wanted.busy,
+            **{name: "given" if value else "not given" for name, value in given.items()},
+        }
+
+    def check(self, verb: str, **arguments: Any) -> None:
+        """Meet the other ranks, and compare.
+
+        Raises:
+            OptionError: on every rank.
+            PeerError: a rank was lost.
+        """
+        with Phase(self._ranks) as met:
+            given = {"call": verb, **arguments, **self._arguments}
+            met.answer = encode_arguments(f"{verb} of {self._arguments['root']}", given)
+        firsts = [first_line(answer) for answer in met.answers]
+        check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
+        self._has_met = True
+
+    def check_once(self, verb: str, step: int) -> None:
+        """Do as `check`, unless that was done before: a step of training meets nobody for it."""
+        if not self._has_met:
+            self.check(verb, step=step)
 
 
 def _named(ranks: Sequence[int]) -> str:

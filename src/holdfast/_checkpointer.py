@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from ._alike import Alike
 from ._emergency import LastState, meet
 from ._keep import Keep
 from ._restore import agree_steps, restore_newest, restore_step
@@ -39,7 +40,8 @@ _CHOICES = {"stage": ("eager", "lazy", "sync"), "busy": ("wait", "skip")}
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run under ``root``.
 
-    All ranks of the group make one with the same arguments, and call its methods together.
+    All ranks of the group make one with the same arguments, and call its methods together. Their
+    first call compares these: an OptionError on all ranks says which rank gave what.
 
     Saving is asynchronous: `step` returns when the state is copied to host memory, and the copy is
     written while training goes on. With ``stage="lazy"`` it returns at once, and the next
@@ -118,6 +120,8 @@ class Checkpointer:
         self._last = LastState() if emergency else None
         asks = self._signals.wanted or self._schedule.by_clock or emergency
         self._poll = Poll(self._ranks) if asks else None
+        given = {"signals": self._signals.wanted, "ends_in_s": ends_in_s, "emergency": emergency}
+        self._alike = Alike(self._ranks, self._run, wanted, every=every, given=given)
         self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
         self._meeting = 0
         self._stopping = self._closed = False
@@ -196,6 +200,7 @@ class Checkpointer:
                 keep this one from being made. Older checkpoints are untouched.
         """
         self._check_usable(step)
+        self._alike.check_once("step", step)
         self._signals.pass_on_served()
         self._signals.watch()
         if self._ranks.rank == COORDINATOR:
@@ -225,6 +230,7 @@ class Checkpointer:
             HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
         """
         self._check_usable(step)
+        self._alike.check_once("save", step)
         self._saver.save(step, state, metrics)
 
     def wait(self) -> None:
@@ -259,9 +265,10 @@ class Checkpointer:
             CorruptError: there are checkpoints, and all are damaged.
             NotCommittedError: the given step is not there, or was retired while it was read; or
                 the newest was, ten times.
-            MismatchError: the state does not fit.
+            MismatchError: the state does not fit, or the ranks found different checkpoints.
         """
         self._check_open()
+        self._alike.check("restore", step=step, partial=partial)
         self._saver.rest()
         if self._last is not None:
             self._last.forget()  # from here on the state is of no step, until it is of another
@@ -280,6 +287,7 @@ class Checkpointer:
     def retire_after(self, step: int) -> list[int]:
         """Remove every step after ``step``, to train on from there in another way; return them."""
         self._check_open()
+        self._alike.check("retire_after", step=step)
         self._saver.rest()
         later = [s for s in agree_steps(self._run, self._ranks) if s > step]
         if self._saver.saved_step in later:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
-from holdfast import Checkpointer, Options
+from holdfast import Checkpointer, Keep, Options
 from holdfast.errors import HoldfastError
 
 from .ranks import run_ranks
@@ -194,6 +194,21 @@ def load_with(rank: int, path: str, pairs: list[tuple[Any, Any]]) -> list[Told]:
     return found
 
 
+def load_and_restore(rank: int, root: str, path: str, loading: int) -> Told:
+    state = target(False)
+    if rank == loading:
+        return told(lambda: holdfast.load(path, into=state))
+    return told(lambda: Checkpointer(root).restore(state))
+
+
+@pytest.mark.parametrize("loading", [0, 1])
+def test_ranks_that_load_and_restore_at_once_are_told_so(tmp_path: Path, loading: int) -> None:
+    (path,) = save_steps(tmp_path / "run", 1, steps=1)
+    calls = ["'load' on rank 0; 'restore' on rank 1", "'restore' on rank 0; 'load' on rank 1"]
+    for kind, text in run_ranks(2, load_and_restore, str(tmp_path / "run"), path, loading):
+        assert kind == "OptionError" and f"call: {calls[loading]}" in text
+
+
 def test_options_of_a_load_that_differ_between_ranks_are_named(tmp_path: Path) -> None:
     (path,) = save_steps(tmp_path / "run", 1, steps=1)
     names = ["strict", "partial", "cast"]
@@ -284,3 +299,49 @@ def test_what_a_rank_may_choose_itself_may_differ(tmp_path: Path) -> None:
     for number in range(3):
         with holdfast.open(tmp_path / str(number)) as checkpoint:
             assert checkpoint.metrics == {"loss": 0.5} and checkpoint.verify() == []
+
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "root": ({"root": "a"}, {"root": "b"}, "/a' on rank 0; "),
+    "keep": ({"keep": Keep.latest(2)}, {}, "keep: 'Keep.latest(2)' on rank 0; 'Keep.all()' on"),
+    "every": ({"every": 5}, {"every": 7}, "every: 5 on rank 0; 7 on rank 1"),
+    "auto": ({"every": "auto"}, {}, "every: 'auto' on rank 0; None on rank 1"),
+    "stage": ({"stage": "sync"}, {"stage": "lazy"}, "stage: 'sync' on rank 0; 'lazy' on rank 1"),
+    "busy": ({"busy": "skip"}, {}, "busy: 'skip' on rank 0; 'wait' on rank 1"),
+    "codec": ({"codec": "delta"}, {}, "codec: 'delta' on rank 0; 'raw' on rank 1"),
+    "signals": ({"signals": ()}, {}, "signals: 'not given' on rank 0; 'given' on rank 1"),
+    "the end": ({"ends_in_s": 9e9}, {}, "ends_in_s: 'given' on rank 0; 'not given' on rank 1"),
+    "emergency": ({"emergency": True}, {}, "emergency: 'given' on rank 0; 'not given' on rank 1"),
+    "the call": ({"call": "step"}, {"call": "restore"}, "call: 'step' on rank 0; 'restore' on"),
+    "the step": ({"step": 3}, {"step": 4}, "step: 3 on rank 0; 4 on rank 1"),
+}
+
+
+def run_with(
+    place: str, calls: list[str], *, root: str = "a", call: str = "", step: int = 1, **options: Any
+) -> list[Told]:
+    """Use a new Checkpointer for each call; return the errors."""
+    found, state = [], {"w": torch.ones(8)}
+    for name in [call] if call else calls:
+        with Checkpointer(f"{place}/{root}", **options) as made:
+            verbs: dict[str, Any] = {
+                "step": lambda made=made: made.step(step, state),
+                "save": lambda made=made: made.save(step, state),
+                "restore": lambda made=made: made.restore(state, step=step),
+                "retire_after": lambda made=made: made.retire_after(step),
+            }
+            found.append(told(verbs[name]))
+    return found
+
+
+def run_all(rank: int, place: str, calls: list[str]) -> list[list[Told]]:
+    return [run_with(place, calls, **pair[rank]) for pair in RUNS.values()]
+
+
+def test_arguments_of_a_checkpointer_that_differ_between_ranks_are_named(tmp_path: Path) -> None:
+    calls = ["step", "save", "restore", "retire_after"]
+    first, second = run_ranks(2, run_all, str(tmp_path), calls)
+    assert first == second
+    for errors, (_, _, expected) in zip(first, RUNS.values(), strict=True):
+        assert all(kind == "OptionError" and expected in text for kind, text in errors)
+    assert list(tmp_path.iterdir()) == []

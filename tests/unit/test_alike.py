@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from holdfast import codecs
+from format.simulated_ranks import ThreadGroup, run_ranks
+from holdfast import Checkpointer, codecs
 from holdfast._alike import camps, check_alike
 from holdfast.codecs.registry import find_codec, show_codec
 from holdfast.errors import OptionError
@@ -40,3 +43,27 @@ def test_equal_codecs_are_shown_alike() -> None:
     assert show_codec(find_codec("delta")) == show_codec(codecs.Delta()) == "delta"
     assert show_codec(codecs.Delta(every=3)) == "Delta(every=3, replay=False)"
     assert show_codec(find_codec("raw")) == "raw"
+
+
+def test_a_step_of_training_meets_nobody_but_the_first(new_path: NewPath) -> None:
+    run = new_path()
+
+    class Counting(ThreadGroup):
+        def __init__(self, inner: ThreadGroup) -> None:
+            self.__dict__ |= inner.__dict__
+            self.meetings = 0
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            self.meetings += 1
+            return super().all_gather(data)
+
+    def train(group: Any) -> list[int]:
+        counting: Any = Counting(group)
+        with Checkpointer(run, every=100, stage="sync", signals=(), group=counting) as made:
+            met = []
+            for step in range(1, 4):
+                made.step(step, {"w": torch.ones(8)})
+                met.append(counting.meetings)
+            return met
+
+    assert run_ranks(2, train) == [[1, 1, 1]] * 2
