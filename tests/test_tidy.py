@@ -48,6 +48,7 @@ LAYERS = [
         "_signals",
         "_emergency",
         "_restore",
+        "_alike",
         "_run",
         "_random",
         "_data",

@@ -3,11 +3,11 @@
 Knows no files; the same answers give the same plan.
 """
 
-import json
 import socket
 from dataclasses import dataclass
 from typing import Any
 
+from ._alike import check_alike, first_line
 from ._links import Writing
 from ._wanted import check_room
 from .codecs.base import Codec
@@ -101,6 +101,22 @@ def request_for(leaves: Leaves, *, compare: bool) -> Request:
     return request_of(held, leaves.ties(), leaves.mesh, values, socket.gethostname())
 
 
+def first_lines(told: BriefPhase) -> list[dict[str, Any]]:
+    """Return what each rank told first; nothing where a plan made before, and its numbers, did.
+
+    Raises:
+        OptionError: the ranks ask for different saves.
+    """
+    firsts = [first_line(answer) for answer in told.answers]
+    arguments = [first["settings"] | first["arguments"] for first in firsts]
+    for given in arguments:
+        del given["pool_bytes"]  # a rank's own affair
+        given["metrics"] = given["metrics"] or arguments[COORDINATOR]["metrics"]
+    if arguments:
+        check_alike(firsts[COORDINATOR]["what"], arguments)
+    return firsts
+
+
 def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
     """Plan, on every rank alike, from what all ranks told; or take the plan made before.
 
@@ -133,9 +149,3 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
     files = WriterPlan(header, rank, 0, size_of(made.shards), file_bytes)
     save_id = word["base"]["save_id"] if word["base"] else ""
     return Agreed(mine.store, files, made, mine.request.values.objects, size_bytes, save_id)
-
-
-def first_line(answer: bytes) -> dict[str, Any]:
-    """Return how a rank is set, and the coordinator's word."""
-    line: dict[str, Any] = json.loads(answer.partition(b"\n")[0])
-    return line

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import worker
+from ._alike import Alike
 from ._emergency import LastState, meet
 from ._keep import Keep
 from ._restore import agree_steps, check_into, restore_newest, restore_step
@@ -37,7 +38,8 @@ logger = logging.getLogger("holdfast")
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run under ``root``.
 
-    All ranks of the group make one with the same arguments, and call its methods together.
+    All ranks of the group make one with the same arguments, and call its methods together. Their
+    first call compares these: an OptionError on all ranks says which rank gave what.
 
     Saving is asynchronous: `step` returns when the state is copied to host memory, and the copy is
     written while training goes on. With ``stage="lazy"`` it returns at once, and the next
@@ -116,6 +118,8 @@ class Checkpointer:
         self._last = LastState() if emergency else None
         asks = self._signals.wanted or self._schedule.by_clock or emergency
         self._poll = Poll(self._ranks) if asks else None
+        given = {"signals": self._signals.wanted, "ends_in_s": ends_in_s, "emergency": emergency}
+        self._alike = Alike(self._ranks, self._run, wanted, every=every, given=given)
         self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
         self._meeting = 0
         self._stopping = self._closed = False
@@ -192,6 +196,8 @@ class Checkpointer:
                 keep this one from being made. Older checkpoints are untouched.
         """
         self._check_usable(step)
+        if not self._alike.has_met:
+            worker.run(lambda: self._alike.check("step", step=step))
         self._signals.pass_on_served()
         self._signals.watch()
         if self._ranks.rank == COORDINATOR and not self._run.fence.has_entered:
@@ -221,7 +227,14 @@ class Checkpointer:
             HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
         """
         self._check_usable(step)
-        worker.run(lambda: self._saver.save(step, state, metrics))
+        worker.run(lambda: self._save(step, state, metrics))
+
+    def _save(
+        self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, float] | None
+    ) -> None:
+        if not self._alike.has_met:
+            self._alike.check("save", step=step)
+        self._saver.save(step, state, metrics)
 
     def wait(self) -> None:
         """Wait until the save in flight is durable, and what the policy lets go of is gone.
@@ -256,7 +269,7 @@ class Checkpointer:
             CorruptError: there are checkpoints, and all are damaged.
             NotCommittedError: the given step is not there, or was retired while it was read; or
                 the newest was, ten times.
-            MismatchError: the state does not fit.
+            MismatchError: the state does not fit, or the ranks found different checkpoints.
         """
         self._check_open()
         if self._last is not None:
@@ -264,6 +277,7 @@ class Checkpointer:
         return worker.run(lambda: self._restore(into, step, partial=partial))
 
     def _restore(self, into: Mapping[Any, Any], step: int | None, *, partial: bool) -> int | None:
+        self._alike.check("restore", step=step, partial=partial)
         self._saver.rest()
         self._saver.saved_step = None
         with Phase(self._ranks):
@@ -284,6 +298,7 @@ class Checkpointer:
         return worker.run(lambda: self._retire_after(step))
 
     def _retire_after(self, step: int) -> list[int]:
+        self._alike.check("retire_after", step=step)
         self._saver.rest()
         later = [s for s in agree_steps(self._run, self._ranks) if s > step]
         if self._saver.saved_step in later:

@@ -1,6 +1,7 @@
 """The whole load, on one page: open → plan → read → decode → place."""
 
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -10,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import worker
+from ._alike import Arguments, camps, check_alike, encode_arguments, first_line
+from ._core import xxh3_128
 from ._fit import check_fit, describe_fit, source_of, wanted_of
 from ._wanted import check_order, check_state
-from .engine.chain import open_chain, read_chain
+from .engine.chain import Chain, open_chain, read_chain
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
 from .engine.pipeline import Done, read_shards
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 _USAGE = 'load() takes the path first and the state by name: holdfast.load("runs/a", into=state)'
+OPENINGS = 2  # of a checkpoint that may be rebased at that time
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,9 @@ def load(
         NotCommittedError: there is no checkpoint at ``path``.
         CorruptError: a check failed; what was filled before it holds verified values, and is
             named in ``.filled``. A TrustError where ``options.trust`` was to be kept to.
-        MismatchError: names, shapes or dtypes differ; the text lists all of them. Nothing was
-            changed.
+        MismatchError: names, shapes or dtypes differ; the text lists all of them. Or the ranks
+            found different checkpoints; the text says which rank found which. Nothing was changed.
+        OptionError: the ranks gave different arguments.
         VersionError: a newer holdfast wrote it.
         StoreError: the disk or the network failed.
         PeerError: another rank failed.
@@ -140,16 +145,11 @@ def load_from(
     Args:
         step: of a run, by the directory's name; what does not belong there is let be.
     """
-    with Phase(ranks) as prepared:
-        store = _open(path, into)
-        manifest = _read_manifest(store, options, step)
-        chain = open_chain(store, manifest) if len(manifest.based) else ()
-        target = worker.call_in_caller(lambda: bind(into, source_of(manifest)))
-        prepared.answer = describe_fit(manifest, target, cast=cast)
-
-    missing, unexpected = check_fit(
-        store.location, manifest, prepared.answers, strict=strict, partial=partial
-    )
+    arguments = {"call": "load", "strict": strict, "partial": partial, "cast": cast}
+    links, target, fits = _open_alike(path, ranks, into, options, step, arguments)
+    store, manifest = links[-1].store, links[-1].manifest
+    chain = links if len(links) > 1 else ()
+    missing, unexpected = check_fit(store.location, manifest, fits, strict=strict, partial=partial)
     targets = target.targets()
     chunks = find_chunks(manifest, wanted_of(manifest, targets))
 
@@ -204,10 +204,58 @@ def _saying_what_is_filled() -> Iterator[None]:
         raise
 
 
-def _open(path: "str | os.PathLike[str]", into: object) -> "Store":
-    check_order(path, into, _USAGE)
-    check_state(into, "into")
-    return open_store(path)
+def _open_alike(
+    path: "str | os.PathLike[str]",
+    ranks: "Group",
+    into: Mapping[Any, Any],
+    options: Options,
+    step: int | None,
+    arguments: Arguments,
+) -> tuple[Chain, Target, list[bytes]]:
+    """Open one checkpoint on all ranks; once more when they found different ones.
+
+    A rebase may have replaced MANIFEST between the reads of two ranks.
+
+    Returns:
+        (the checkpoint with its bases, the target, what `describe_fit` returned on each rank).
+
+    Raises:
+        MismatchError: they found different ones again; the same text on every rank.
+        OptionError: the arguments differ between the ranks.
+    """
+    found: list[str] = []
+    for _ in range(OPENINGS):
+        with Phase(ranks) as prepared:
+            check_order(path, into, _USAGE)
+            check_state(into, "into")
+            store = open_store(path)
+            manifest = _read_manifest(store, options, step)
+            chain = open_chain(store, manifest)
+            target = worker.call_in_caller(functools.partial(bind, into, source_of(manifest)))
+            digests = [link.manifest.digest for link in chain]
+            what, shown = f"the load of {store.location}", _shown(chain)
+            first = encode_arguments(what, arguments, manifests=digests, shown=shown)
+            prepared.answer = first + describe_fit(manifest, target, cast=arguments["cast"])
+        firsts = [first_line(answer) for answer in prepared.answers]
+        check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
+        if all(first["manifests"] == digests for first in firsts):
+            return chain, target, [answer.split(b"\n", 1)[1] for answer in prepared.answers]
+        found = [first["shown"] for first in firsts]
+    raise MismatchError(
+        f"nothing was loaded: the ranks found different checkpoints. {camps(found)}. Give all "
+        "ranks the same checkpoint, or the same copy of it"
+    )
+
+
+def _shown(chain: Chain) -> str:
+    """Say which checkpoint a rank found."""
+    *bases, top = chain
+    header = top.manifest.table.header
+    digest = xxh3_128("".join(base.manifest.digest for base in bases).encode()).hex()[:8]
+    return (
+        f"{top.store.location} (step {header.step}, save {header.save_id[:8]}, MANIFEST "
+        f"{top.manifest.digest[:8]}{f', bases {digest}' if bases else ''})"
+    )
 
 
 def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manifest":

@@ -85,14 +85,18 @@ def restore_newest(
 
     Args:
         partial: nothing is noted in the run.
+
+    Raises:
+        MismatchError: the ranks see different copies of the run, or the state does not fit.
     """
-    gone = ""
+    gone, gone_steps = "", set[int]()
     for _ in range(TRIES):
         faults = []
         for step in reversed(agree_steps(run, ranks)):
             damage, gone = _try(run, step, into, ranks, options, partial=partial)
             if gone:
                 logger.info("step %d is gone; looking for the newest again", step)
+                gone_steps.add(step)
                 break
             if not damage:
                 return step
@@ -103,6 +107,11 @@ def restore_newest(
             if faults:
                 raise CorruptError(f"every checkpoint of {run.root} is damaged. {' '.join(faults)}")
             return None
+    if ranks.world_size > 1 and len(gone_steps) == 1:  # the coordinator goes on finding it
+        raise MismatchError(
+            f"nothing was restored: rank 0 finds step {gone_steps.pop()} in {run.root}, and "
+            f"another rank does not: {gone}. Give all ranks the same directory, or the same copy"
+        )
     raise NotCommittedError(
         f"{TRIES} times the newest step of {run.root} was gone before it was read; let the run "
         f"keep more of them. The last one: {gone}"

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__, worker
-from ._agreed import Agreed, Described, agree, first_line, request_for
+from ._agreed import Agreed, Described, agree, first_lines, request_for
+from ._alike import encode_arguments
 from ._handle import SaveHandle, hold_step, raise_untold, reserve, take_flight
 from ._links import begin_link, choose_base, encode_losses, end_link, join_losses
 from ._wanted import Wanted, check_background, check_order, check_state, check_wanted
@@ -71,15 +72,17 @@ def save(
     """Save a state as one committed checkpoint, durable when this returns, on every rank.
 
     Host memory is bounded by the pool, not by the state. All ranks of the group call it with the
-    same path; each distinct piece is written once, by one of the ranks that hold it.
+    same arguments; each distinct piece is written once, by one of the ranks that hold it.
 
     Args:
         state: a nested dict of tensors, DTensors, JSON-like values and anything with
             ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedulers, scalers.
         path: directory of the checkpoint; made when needed. It must not hold one already. ``~`` is
-            expanded; what is relative is so to the working directory of this call.
+            expanded; what is relative is so to the working directory of this call. All ranks give
+            the same absolute path, also where it is mounted in several places.
         step: recorded in the checkpoint.
-        metrics: numbers that judge the step, recorded too; the coordinator's count.
+        metrics: numbers that judge the step, recorded too; the coordinator's count. Other ranks
+            give the same names, or none.
         codec: how chunks are stored: "raw"; "lossless": every bit, in fewer bytes; "delta": the
             same, and of weights only what has changed since the checkpoint before, in the same
             directory; with loss "compact", "compact:tiny" to "compact:high", "excp". Or one of
@@ -88,6 +91,8 @@ def save(
             ``"alone"``: this process by itself, whatever process group there is.
 
     Raises:
+        OptionError: an invalid argument, or the ranks gave different ones; the text says which
+            rank gave what.
         StateError: the state cannot be saved as given; the text names the leaf.
         AlreadyCommittedError: there is a checkpoint at ``path``.
         StoreError: disk, network or permission; `NoSpaceError` when the disk is full.
@@ -127,7 +132,8 @@ def save_async(
             change a parameter in another way than by such a step makes the save fail.
         busy: when the save before is still in flight, on any rank: "wait" for it, "skip" this one
             (the handle says so), or "fail" with a BusyError.
-        deadline_s: seconds from here until a save that is not committed fails, on all ranks.
+        deadline_s: seconds from here until a save that is not committed fails, on all ranks; the
+            smallest of any rank counts.
 
     Returns:
         the save in flight: ``wait_staged()``, ``result()``, ``done()``, ``progress()``,
@@ -150,6 +156,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
     ledger, options = Ledger(), wanted.options
     with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
         mine = _describe(told, state, wanted, ranks, ledger)
+    first_lines(told)
     agreed, store = _agree(mine, told, ranks, ledger), mine.store
 
     def write() -> Written:
@@ -187,8 +194,10 @@ def start_save(
             mine = _describe(told, state, wanted, ranks, ledger, is_mine=is_mine)
             # A connection in use is not looked at: this save is not going to begin.
             meet = ranks.connect() if is_mine else ranks.background
-        handle = SaveHandle(mine.store.location, wanted.step, ledger, wanted.deadline_s)
-        if busy := [rank for rank, said in enumerate(told.answers) if first_line(said)["busy"]]:
+        firsts = first_lines(told)
+        deadline_s = min([wanted.deadline_s, *(first["deadline_s"] for first in firsts)])
+        handle = SaveHandle(mine.store.location, wanted.step, ledger, deadline_s)
+        if busy := [rank for rank, first in enumerate(firsts) if first["busy"]]:
             return handle.skip(busy, wanted.busy)
         agreed = _agree(mine, told, ranks, ledger)
         background = meet(agreed.files.header.save_id, handle.deadline)
@@ -243,16 +252,20 @@ def _describe(
             "writers": options.writers,
             "written_by": f"holdfast {__version__}",
             "world_size": ranks.world_size,
-            # Of each rank itself; what is above has to be the same, and the coordinator's counts.
+            "metrics": sorted(wanted.metrics or ()),  # of their values the coordinator's count
+            # Of each rank itself; what is above has to be the same.
             "pool_bytes": None if is_mine is None else options.pool_bytes,
         }
         request = request_for(leaves, compare=ranks.world_size > 1)
         held = known.held_by(ranks.rank, settings, request)
         before = known.find(held)
+        given = wanted.arguments(store.location, background=is_mine is not None)
+        what = f"the save of {store.location}"
+        asks = encode_arguments(what, given, deadline_s=wanted.deadline_s)  # the smallest counts
         if before is not None:
-            told.numbers = known.numbers(before, request, word, busy=busy)
-        first = json.dumps({"settings": settings, "word": word, "busy": busy}).encode()
-        told.tell = lambda: first + b"\n" + encode_request(request)
+            told.numbers = known.numbers(before, request, asks, word, busy=busy)
+        more = {"deadline_s": wanted.deadline_s, "settings": settings, "word": word, "busy": busy}
+        told.tell = lambda: encode_arguments(what, given, **more) + encode_request(request)
     return Described(store, leaves, request, held, before)
 
 

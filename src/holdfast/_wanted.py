@@ -4,12 +4,12 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._keep import Keep
 from ._schedule import is_positive
 from .codecs.base import Codec
-from .codecs.registry import find_codec
+from .codecs.registry import find_codec, show_codec
 from .errors import NoSpaceError, OptionError, StateError, shown
 from .options import Options
 
@@ -46,6 +46,17 @@ class Wanted:
     deadline_s: float = 1800.0
     free_bytes: Callable[[], int | None] | None = None
     check_last: Callable[[], None] = lambda: None
+
+    def arguments(self, place: str, *, background: bool) -> dict[str, Any]:
+        """Return what all ranks have to give alike, as values of JSON.
+
+        Args:
+            place: the absolute path.
+        """
+        call = "save_async" if background else "save"
+        codec = show_codec(find_codec(self.codec))
+        alike = {"call": call, "path": place, "step": self.step, "codec": codec}
+        return alike | ({"stage": self.stage, "busy": self.busy} if background else {})
 
 
 def check_wanted(wanted: Wanted) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from holdfast import _links, _load, _recode, _restore, _run, _save
+from holdfast._alike import first_line
 from holdfast._wanted import Wanted, check_room
 from holdfast.boxes import unflatten
 from holdfast.engine import chain as chains
@@ -152,7 +153,7 @@ class TinyAgreed:
 
 def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
     """Plan, on every rank alike."""
-    firsts = [_save.first_line(answer) for answer in told.answers]
+    firsts = [first_line(answer) for answer in told.answers]
     word, settings = firsts[0]["word"], firsts[0]["settings"]
     world_size, base = settings["world_size"], word["base"]
     check_room(mine.store.location, FILE_BYTES * world_size, word.get("free_bytes"))

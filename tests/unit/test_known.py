@@ -1,7 +1,7 @@
 """Plans used again: by all ranks or by none, and never where something that counts has changed."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,9 @@ def test_proofs_add_up_only_where_all_ranks_hold_the_same() -> None:
         plan = plan_save(requests, 9, 9, "rank")
         made = [known.know((), plan, {}, requests, rank, [b"all"]) for rank in range(ranks)]
         assert known.settled(sums(made, requests))
+        said = [chance.randbytes(9)] * (ranks - 1)
+        assert known.settled(sums(made, requests, [*said, said[0]]))
+        assert not known.settled(sums(made, requests, [*said, b"another"]))
         path = chance.choice(list(values))
         rank = chance.choice(holders[path])
         requests[rank].values.objects[path] = b'"another"'
@@ -229,6 +232,12 @@ def test_proofs_add_up_only_where_all_ranks_hold_the_same() -> None:
         assert not known.settled(sums([other, *made[1:]], requests))
 
 
-def sums(made: list[known.Known], requests: list[Request]) -> list[int]:
-    said = [known.numbers(k, r, {}, busy=False) for k, r in zip(made, requests, strict=True)]
+def sums(
+    made: list[known.Known], requests: list[Request], arguments: Sequence[bytes] = ()
+) -> list[int]:
+    given = arguments or [b""] * len(made)
+    said = [
+        known.numbers(k, r, a, {}, busy=False)
+        for k, r, a in zip(made, requests, given, strict=True)
+    ]
     return [sum(column) for column in zip(*(numbers or [] for numbers in said), strict=True)]

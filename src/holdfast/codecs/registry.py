@@ -45,6 +45,13 @@ def find_codec(codec: str | Codec) -> Codec | None:
     return _NAMED[codec]
 
 
+def show_codec(found: Codec | None) -> str:
+    """Return a codec as people write it: equal texts for equal codecs alone."""
+    if found is None:
+        return RAW
+    return next((name for name, codec in _NAMED.items() if codec == found), repr(found))
+
+
 def describe_codec(found: Codec | None) -> dict[str, Any]:
     """Return a codec's name and options as values of JSON, for the other ranks."""
     return {"name": RAW} if found is None else {"name": found.name} | found.describe()

@@ -54,6 +54,7 @@ class Manifest:
         based: whether each chunk refers to the base; empty: none does.
         tensor_order, tensor_first: shards ordered by tensor, and where those of each begin.
         size_bytes: of the MANIFEST itself, when it is unpacked.
+        digest: of the bytes of the MANIFEST itself: 32 hexadecimal digits.
         signed: what a trusted key has signed of it, where that was asked for.
     """
 
@@ -71,6 +72,7 @@ class Manifest:
     tensor_order: I64
     tensor_first: I64
     size_bytes: int = 0
+    digest: str = ""
     signed: Statement | None = None
 
     def shards_of(self, tensor: int) -> I64:
@@ -109,9 +111,9 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         VersionError: a newer holdfast wrote them.
     """
     try:
-        return replace(
-            check_table(decode_table(spec.MANIFEST_MAGIC, data)), size_bytes=unpacked_bytes(data)
-        )
+        manifest = check_table(decode_table(spec.MANIFEST_MAGIC, data))
+        size_bytes, digest = unpacked_bytes(data), xxh3_128(data).hex()
+        return replace(manifest, size_bytes=size_bytes, digest=digest)
     except HoldfastError as error:
         raise type(error)(f"{where} cannot be read: {error}") from error
 

@@ -45,7 +45,8 @@ class Known:
         settings: the coordinator's.
         answers: digest of what all ranks answered: that they hold the same plan.
         shared: values that other ranks hold too and that have to be equal.
-        factors: for each of those, and the answers: how often it counts; negative is 2^64 less.
+        factors: for each of those, the answers, and the arguments of a save: how often it counts;
+            negative is 2^64 less.
         keys: for each of those, two odd numbers.
     """
 
@@ -132,20 +133,22 @@ def know(
         if count[path] > 1 and path not in plan.forced
     )
     factors = [_factor(first[path] == rank, count[path]) for path in shared]
-    factors.append(_factor(rank == 0, len(requests)))
+    factors += [_factor(rank == 0, len(requests))] * 2
     names = [json.dumps(encode_path(path)).encode() for path in shared]
-    keys = _numbers([xxh3_128(name) for name in [*names, b"answers"]]) | np.uint64(1)
+    names += [b"answers", b"arguments"]
+    keys = _numbers([xxh3_128(name) for name in names]) | np.uint64(1)
     digest = xxh3_128(b"".join(map(xxh3_128, answers)))
     counts = np.array(factors, np.uint64)
     return Known(held, plan, plan.shards(rank), settings, digest, shared, counts, keys)
 
 
 def numbers(
-    known: Known, request: Request, word: Mapping[str, Any], *, busy: bool
+    known: Known, request: Request, arguments: bytes, word: Mapping[str, Any], *, busy: bool
 ) -> list[int] | None:
     """Return what this rank has to say, when it is short enough to be added up.
 
     Args:
+        arguments: of this save, which have to be the same on all ranks.
         word: of the coordinator; others have none.
     """
     text = json.dumps(word).encode() if word else b""
@@ -154,11 +157,11 @@ def numbers(
     padded = text.ljust(WORD_BYTES) if word else bytes(WORD_BYTES)
     parts = [padded[at : at + PART_BYTES] for at in range(0, WORD_BYTES, PART_BYTES)]
     said = [int.from_bytes(part, "little") for part in parts]
-    return [int(busy), *_prove(known, request), *said]
+    return [int(busy), *_prove(known, request, arguments), *said]
 
 
 def settled(sums: Sequence[int]) -> bool:
-    """Whether the ranks' numbers, added up, show that none is busy and that all hold the same."""
+    """Whether the ranks' numbers show that none is busy, and all hold and ask for the same."""
     busy, *proof = sums[: 1 + PROOFS]
     return not busy and all(number % (1 << PROOF_BITS) == 0 for number in proof)
 
@@ -170,10 +173,10 @@ def decode_word(sums: Sequence[int]) -> dict[str, Any]:
     return word
 
 
-def _prove(known: Known, request: Request) -> list[int]:
+def _prove(known: Known, request: Request, arguments: bytes) -> list[int]:
     found, texts = request.values.digests, request.values.objects
     digests = [found[path] if path in found else xxh3_128(texts[path]) for path in known.shared]
-    values = _numbers([*digests, known.answers])
+    values = _numbers([*digests, known.answers, xxh3_128(arguments)])
     proof = (values * known.keys * known.factors[:, None]).sum(axis=0, dtype=np.uint64)
     return [int(number) for number in proof & np.uint64((1 << PROOF_BITS) - 1)]
 
