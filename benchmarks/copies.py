@@ -3,9 +3,9 @@
     python benchmarks/copies.py
 
 From a tensor into a pool, warm memory, shuffled rounds: GB/s at the median, and the ratio to a
-plain copy by one thread, paired round by round, with its quartiles. A copy by the kernel is one call
-of `process_vm_writev`. Where that is forbidden it goes through a pipe; here a filter of seccomp
-forbids it to one thread, and to those that this one starts.
+plain copy by one thread, paired round by round, with its quartiles. A copy by the kernel is one
+call of `process_vm_writev`. Where that is forbidden it goes through a pipe; here a filter of
+seccomp forbids it to one thread, and to those that this one starts.
 """
 
 import argparse
