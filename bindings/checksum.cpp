@@ -23,6 +23,18 @@ nb::tuple to_tuple(const Digest& digest) {
   return nb::make_tuple(digest.xxh3_64, to_bytes(digest.xxh3_128));
 }
 
+std::vector<Piece> pieces_of(const Words& targets, const Words& sources, const Words& sizes) {
+  const std::size_t count = sizes.shape(0);
+  if (targets.shape(0) != count || sources.shape(0) != count) {
+    throw nb::value_error("targets, sources and sizes differ in number");
+  }
+  std::vector<Piece> pieces(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    pieces[i] = {memory_at(targets(i)), memory_at(sources(i)), sizes(i)};
+  }
+  return pieces;
+}
+
 }  // namespace
 
 void bind_checksum(nb::module_& module) {
@@ -78,24 +90,16 @@ void bind_checksum(nb::module_& module) {
       "target"_a, "source"_a, "size"_a);
   module.def(
       "copy_if_there",
-      [](std::uintptr_t target, std::uintptr_t source, std::size_t size) {
-        return copy_if_there(memory_at(target), memory_at(source), size);
+      [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
+        const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
+        return value_of(without_gil([&] { return copy_if_there(pieces, threads); }));
       },
-      "target"_a, "source"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
+      "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
   module.def(
       "copy_pieces",
       [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
-        const std::size_t count = sizes.shape(0);
-        if (targets.shape(0) != count || sources.shape(0) != count) {
-          throw nb::value_error("targets, sources and sizes differ in number");
-        }
-        without_gil([&] {
-          std::vector<Piece> pieces(count);
-          for (std::size_t i = 0; i < count; ++i) {
-            pieces[i] = {memory_at(targets(i)), memory_at(sources(i)), sizes(i)};
-          }
-          copy_pieces(pieces, threads);
-        });
+        const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
+        without_gil([&] { copy_pieces(pieces, threads); });
       },
       "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
   module.def(

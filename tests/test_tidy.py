@@ -205,6 +205,32 @@ def test_a_native_file_keeps_the_style(path: Path) -> None:
         assert "Python.h" not in text and "nanobind" not in text
 
 
+STATIC = re.compile(r"^\s+static (?!constexpr)[^()=;{]+[ &]\w+(\[\w*\])?\s*([={;]|\(\w+\);)")
+
+
+def statics_of(text: str) -> list[str]:
+    """Return statics of functions that are made when they are first met, under a hidden lock.
+
+    A child that another thread forks right then waits for that lock for ever.
+    """
+    lines = text.splitlines()
+    return [line.strip() for line in lines if STATIC.match(line) and "inline " not in line]
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_native_is_made_when_it_is_first_met(path: Path) -> None:
+    if "tests" not in path.parts:
+        assert statics_of(path.read_text()) == []
+
+
+def test_a_static_that_is_made_when_it_is_first_met_is_found() -> None:
+    assert statics_of("  static const std::vector<int> all = make();")
+    assert statics_of("  static std::mutex mutex;")
+    assert statics_of("  static auto& held = *new std::vector<Held>;")
+    assert not statics_of("  constinit static std::atomic<int> count = 0;")
+    assert not statics_of("  static Status system(int error, const std::string& what);")
+
+
 BROKEN = {
     "an import that points up": ("format/a.py", '"""A."""\nfrom ..engine.read import x\n'),
     "an import sideways": ("state/a.py", '"""A."""\nfrom ..plan.balance import assign\n'),

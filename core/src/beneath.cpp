@@ -35,7 +35,7 @@ constexpr int kPlace = O_PATH | O_DIRECTORY | O_CLOEXEC;
 }  // namespace
 
 int open_beneath(const std::string& root, const std::string& name, int flags) {
-  static std::atomic<bool> has_openat2{true};
+  constinit static std::atomic<bool> has_openat2{true};
   if (name.empty() || !has_openat2.load(std::memory_order_relaxed)) {
     return walk_beneath(root, name, flags);
   }

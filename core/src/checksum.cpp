@@ -12,12 +12,16 @@ namespace {
 std::vector<ChecksumKernel> supported() {
   std::vector<ChecksumKernel> kernels;
 #ifdef __x86_64__
+  __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f")) kernels.push_back(kAvx512Kernel);
   if (__builtin_cpu_supports("avx2")) kernels.push_back(kAvx2Kernel);
 #endif
   kernels.push_back(kBaselineKernel);
   return kernels;
 }
+
+// Made as the core is loaded: a child that was forked while they are made would wait for ever.
+const std::vector<ChecksumKernel> kernels = supported();
 
 const ChecksumKernel& best() {
   return checksum_kernels().front();
@@ -26,7 +30,6 @@ const ChecksumKernel& best() {
 }  // namespace
 
 std::span<const ChecksumKernel> checksum_kernels() {
-  static const std::vector<ChecksumKernel> kernels = supported();
   return kernels;
 }
 

@@ -11,6 +11,7 @@ namespace {
 std::vector<CodecKernel> supported() {
   std::vector<CodecKernel> kernels;
 #ifdef __x86_64__
+  __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
     kernels.push_back(kAvx512Codecs);
   }
@@ -20,10 +21,12 @@ std::vector<CodecKernel> supported() {
   return kernels;
 }
 
+// Made as the core is loaded: a child that was forked while they are made would wait for ever.
+const std::vector<CodecKernel> kernels = supported();
+
 }  // namespace
 
 std::span<const CodecKernel> codec_kernels() {
-  static const std::vector<CodecKernel> kernels = supported();
   return kernels;
 }
 

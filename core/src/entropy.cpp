@@ -186,7 +186,7 @@ bool decode_carefully(std::uint32_t& state, const std::uint8_t*& words, const st
     decode_one(state, words, table, symbol);
     return true;
   }
-  static const std::uint8_t kNoWord[2] = {};
+  static constexpr std::uint8_t kNoWord[2] = {};
   const std::uint8_t* none = kNoWord;
   decode_one(state, none, table, symbol);
   return none == kNoWord;

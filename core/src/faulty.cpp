@@ -18,11 +18,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "fork_lock.h"
 #include "holdfast/pool.h"
 #include "holdfast/vfs.h"
 
@@ -147,7 +147,7 @@ class FaultyVfs final : public Vfs {
   }
 
   std::map<std::string, std::uint64_t> calls() const override {
-    const std::lock_guard lock(mutex_);
+    const ForkLock lock;
     return calls_;
   }
 
@@ -156,7 +156,7 @@ class FaultyVfs final : public Vfs {
  private:
   // The rule for this call; a delay of nothing when none fires.
   Rule firing(const Call& call) {
-    const std::lock_guard lock(mutex_);
+    const ForkLock lock;
     ++calls_[std::string(name_of(call.operation))];
     const Rule* first = nullptr;
     for (Rule& rule : rules_) {  // all of them: each counts its calls
@@ -166,7 +166,6 @@ class FaultyVfs final : public Vfs {
   }
 
   std::shared_ptr<Vfs> base_;
-  mutable std::mutex mutex_;
   std::vector<Rule> rules_;
   std::map<std::string, std::uint64_t> calls_;
 };

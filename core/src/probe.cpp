@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 
+#include "fork_lock.h"
 #include "holdfast/queue.h"
 
 namespace holdfast {
@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::array<const char*, 3> kBackends = {"io_uring", "direct", "buffered"};
 constexpr std::size_t kProbeBytes = 4096;
+
+std::map<dev_t, std::string> known;  // under a ForkLock
 
 class Descriptor {
  public:
@@ -39,7 +41,7 @@ int open_unnamed(const std::string& directory, bool direct) {
   const int fd = ::open(directory.c_str(), flags | O_TMPFILE, 0600);
   if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;
   // File systems without O_TMPFILE (some NFS, FUSE, overlay): a name for a moment.
-  static std::atomic<unsigned> count = 0;
+  constinit static std::atomic<unsigned> count = 0;
   const std::string path =
       directory + "/.holdfast-probe-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
   const int named = ::open(path.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
@@ -98,15 +100,17 @@ Result<std::string> probe(const std::string& directory, std::shared_ptr<Vfs> vfs
                             "\": there are \"io_uring\", \"direct\" and \"buffered\"");
   }
   if (vfs == nullptr) vfs = Vfs::posix();
-  static std::mutex mutex;
-  static std::map<dev_t, std::string> known;
   struct stat info{};
   if (::stat(directory.c_str(), &info) != 0) return Status::system(errno, "probe " + directory);
-  const std::lock_guard lock(mutex);
   // What a faulty or recording Vfs finds is about itself, not about the device.
   if (vfs != Vfs::posix()) return find_backend(directory, vfs);
-  if (const auto found = known.find(info.st_dev); found != known.end()) return found->second;
+  {
+    const ForkLock lock;
+    if (const auto found = known.find(info.st_dev); found != known.end()) return found->second;
+  }
+  // Without the lock: a disk may hang. Two threads may find the same.
   Result<std::string> backend = find_backend(directory, vfs);
+  const ForkLock lock;
   if (backend.ok()) known[info.st_dev] = backend.value();
   return backend;
 }

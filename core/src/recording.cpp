@@ -1,8 +1,8 @@
 // The Vfs that logs. Queue writes appear when their completion is seen, so a log entry before a
 // "sync" entry was in the kernel's hands before that sync began.
-#include <mutex>
 #include <utility>
 
+#include "fork_lock.h"
 #include "holdfast/vfs.h"
 
 namespace holdfast {
@@ -24,7 +24,7 @@ bool changes_disk(Operation operation) {
 class RecordingVfs final : public Vfs {
  public:
   Admission admit(const Call& call) override {
-    const std::lock_guard lock(mutex_);
+    const ForkLock lock;
     ++calls_[std::string(name_of(call.operation))];
     // Forget the descriptor before the kernel may hand its number out again.
     if (call.operation == Operation::kClose) paths_.erase(call.fd);
@@ -33,7 +33,7 @@ class RecordingVfs final : public Vfs {
 
   std::int64_t settle(const Call& call, const Admission&, std::int64_t result) override {
     if (result < 0) return result;
-    const std::lock_guard lock(mutex_);
+    const ForkLock lock;
     std::string path(call.path);
     if (call.operation == Operation::kCreate || call.operation == Operation::kOpen) {
       paths_[static_cast<int>(result)] = path;
@@ -51,17 +51,16 @@ class RecordingVfs final : public Vfs {
   }
 
   std::map<std::string, std::uint64_t> calls() const override {
-    const std::lock_guard lock(mutex_);
+    const ForkLock lock;
     return calls_;
   }
 
   std::vector<TraceEntry> trace() const override {
-    const std::lock_guard lock(mutex_);
+    const ForkLock lock;
     return trace_;
   }
 
  private:
-  mutable std::mutex mutex_;
   std::map<std::string, std::uint64_t> calls_;
   std::map<int, std::string> paths_;
   std::vector<TraceEntry> trace_;

@@ -17,14 +17,15 @@ template <class T, class Tag>
 class Scratch {
  public:
   Scratch() {
-    if (const std::unique_lock lock(mutex(), std::try_to_lock); lock && !left().empty()) {
-      std::swap(held_, left().back());
-      left().pop_back();
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && left_ && !left_->empty()) {
+      std::swap(held_, left_->back());
+      left_->pop_back();
     }
   }
   ~Scratch() {
-    if (const std::unique_lock lock(mutex(), std::try_to_lock); lock && held_.count > 0) {
-      left().push_back(std::move(held_));
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && held_.count > 0) {
+      if (left_ == nullptr) left_ = new std::vector<Held>;
+      left_->push_back(std::move(held_));
     }
   }
   Scratch(const Scratch&) = delete;
@@ -56,16 +57,10 @@ class Scratch {
     return static_cast<T*>(::operator new(count * sizeof(T), kAlign));
   }
 
-  // Both outlive every thread. Nobody waits for the mutex: a child that was forked while it was
-  // locked would for ever.
-  static std::vector<Held>& left() {
-    static auto& held = *new std::vector<Held>;
-    return held;
-  }
-  static std::mutex& mutex() {
-    static auto& made = *new std::mutex;
-    return made;
-  }
+  // Both outlive every thread, and are there before any. Nobody waits for the mutex: a child that
+  // was forked while it was locked would for ever. That child shares nothing between its threads.
+  static inline constinit std::mutex mutex_;
+  static inline constinit std::vector<Held>* left_ = nullptr;
 
   Held held_;
 };

@@ -152,6 +152,9 @@ std::int64_t list_entries(const std::string& root, const std::string& name,
   return -error;
 }
 
+// Made as the core is loaded: a child that was forked while it is made would wait for ever.
+const std::shared_ptr<Vfs> posix_vfs = std::make_shared<Vfs>();
+
 }  // namespace
 
 std::string_view name_of(Operation operation) {
@@ -166,8 +169,7 @@ std::uint64_t bytes_after(int fd, std::uint64_t offset) {
 }
 
 std::shared_ptr<Vfs> Vfs::posix() {
-  static const auto shared = std::make_shared<Vfs>();
-  return shared;
+  return posix_vfs;
 }
 
 Admission Vfs::admit(const Call& call) {

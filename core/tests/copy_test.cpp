@@ -1,13 +1,19 @@
 #include "holdfast/copy.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -61,34 +67,136 @@ std::byte* map(std::size_t size) {
   return static_cast<std::byte*>(at);
 }
 
-TEST(memory_that_is_there_is_copied) {
-  const std::vector<std::byte> source = random_bytes(3 << 20, 5);
-  std::vector<std::byte> target(source.size());
-  CHECK(copy_if_there(target.data(), source.data(), source.size()));
-  CHECK(source == target);
+bool copied(std::byte* target, const std::byte* source, std::size_t size, std::size_t threads) {
+  const Piece piece{target, source, size};
+  auto missing = copy_if_there({&piece, 1}, threads);
+  CHECK(missing.ok());
+  return missing.value() == 1;
 }
 
-TEST(memory_that_was_taken_away_is_told_of) {
-  constexpr std::size_t kSize = 4 << 20;
-  std::vector<std::byte> target(kSize);
-  std::byte* source = map(kSize);
-  ::munmap(source + kSize / 2, kSize / 2);
-  for (int again = 0; again < 3; ++again) CHECK(!copy_if_there(target.data(), source, kSize));
-  CHECK(copy_if_there(target.data(), source, kSize / 2));
-  ::munmap(source, kSize / 2);
-}
-
-TEST(a_fault_elsewhere_ends_the_process_as_ever) {
+// Runs `body` in a child of fork(); returns how it ended.
+template <class Body>
+int status_of(Body body) {
   const pid_t child = ::fork();
   if (child == 0) {
-    std::byte* target = map(4096);
-    const std::vector<std::byte> source(4096);
-    ::munmap(target, 4096);
-    copy_if_there(target, source.data(), source.size());
-    ::_exit(0);
+    body();
+    ::_exit(check::failures == 0 ? 0 : 1);
   }
   int status = 0;
   CHECK_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+template <class Body>
+void in_child(Body body) {
+  const int status = status_of(body);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+// What a container does: from now on the call fails in this process.
+void forbid(unsigned call, unsigned error) {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(filter), filter};
+  CHECK_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  CHECK_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+void copies_what_is_there() {
+  for (const std::size_t threads : {1, 4}) {
+    for (const std::size_t size : {1, 4095, 4097, 65537, (4 << 20) + 1, 33 << 20}) {
+      const std::vector<std::byte> source = random_bytes(size + 9, 5);
+      std::vector<std::byte> target(size + 9, std::byte{0xAA});
+      CHECK(copied(target.data() + 1, source.data() + 3, size, threads));
+      const auto end = static_cast<std::ptrdiff_t>(size);
+      CHECK(std::equal(source.begin() + 3, source.begin() + 3 + end, target.begin() + 1));
+      CHECK(target[0] == std::byte{0xAA} && target[size + 1] == std::byte{0xAA});
+    }
+  }
+}
+
+void tells_of_what_is_not() {
+  constexpr std::size_t kSize = 32 << 20;
+  std::vector<std::byte> target(kSize);
+  std::byte* source = map(kSize);
+  const std::size_t end = kSize / 2 + 3 * 4096;  // within a block of any size
+  ::munmap(source + end, kSize - end);
+  for (const std::size_t threads : {1, 4}) {
+    CHECK(!copied(target.data(), source, kSize, threads));
+    CHECK(!copied(target.data(), source + end - 1, 2, threads));
+    CHECK(copied(target.data(), source, end, threads));
+  }
+  const std::vector<Piece> pieces = {{target.data(), source, 9},
+                                     {target.data() + 9, nullptr, 0},
+                                     {target.data() + 9, source + end - 5, 6},
+                                     {target.data() + 15, source, 4}};
+  auto missing = copy_if_there(pieces, 1);
+  CHECK(missing.ok());
+  CHECK_EQ(missing.value(), 2U);
+  ::munmap(source, end);
+}
+
+TEST(memory_that_is_there_is_copied) {
+  copies_what_is_there();
+  auto missing = copy_if_there({}, 4);
+  CHECK(missing.ok());
+  CHECK_EQ(missing.value(), 0U);
+}
+
+TEST(memory_that_was_taken_away_is_told_of) {
+  tells_of_what_is_not();
+}
+
+TEST(a_file_cut_shorter_under_its_mapping_is_told_of) {
+  const int fd = ::memfd_create("cut", MFD_CLOEXEC);
+  CHECK_EQ(::ftruncate(fd, 2 * 4096), 0);
+  void* at = ::mmap(nullptr, 2 * 4096, PROT_READ, MAP_SHARED, fd, 0);
+  CHECK_EQ(::ftruncate(fd, 4096), 0);
+  std::vector<std::byte> target(2 * 4096);
+  CHECK(!copied(target.data(), static_cast<std::byte*>(at), target.size(), 1));
+  CHECK(copied(target.data(), static_cast<std::byte*>(at), 4096, 1));
+  ::munmap(at, 2 * 4096);
+  ::close(fd);
+}
+
+TEST(where_the_call_is_forbidden_it_is_all_the_same) {
+  for (const unsigned error : {EPERM, ENOSYS}) {
+    in_child([error] {
+      forbid(SYS_process_vm_writev, error);
+      copies_what_is_there();
+      tells_of_what_is_not();
+    });
+  }
+}
+
+TEST(where_nothing_else_can_be_done_the_error_is_told) {
+  in_child([] {
+    forbid(SYS_process_vm_writev, EPERM);
+    forbid(SYS_pipe2, EMFILE);
+    std::byte bytes[2] = {};
+    const Piece piece{&bytes[0], &bytes[1], 1};
+    auto missing = copy_if_there({&piece, 1}, 1);
+    CHECK(!missing.ok());
+    CHECK_EQ(missing.status().error(), EMFILE);
+  });
+}
+
+TEST(no_handler_of_signals_is_touched_and_a_fault_ends_the_process_at_once) {
+  const int status = status_of([] {
+    struct sigaction handlers[2] = {};
+    ::signal(SIGSEGV, SIG_DFL);
+    ::sigaction(SIGSEGV, nullptr, &handlers[0]);
+    tells_of_what_is_not();
+    ::sigaction(SIGSEGV, nullptr, &handlers[1]);
+    if (handlers[0].sa_handler != handlers[1].sa_handler || check::failures > 0) ::_exit(1);
+    std::byte* gone = map(4096);
+    ::munmap(gone, 4096);
+    *const_cast<volatile std::byte*>(gone) = std::byte{1};
+  });
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 

@@ -37,8 +37,16 @@ def checksum(address: int, size: int, seed: int) -> int:
 def copy(target: int, source: int, size: int) -> None:
     """memcpy without the GIL; past the cache from 256 KiB on."""
 
-def copy_if_there(target: int, source: int, size: int) -> bool:
-    """`copy`; False when the source's memory was taken away (unmapped) before or meanwhile."""
+def copy_if_there(
+    targets: NDArray[np.uint64],
+    sources: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    threads: int,
+) -> int:
+    """`copy_pieces` from memory that may be taken away (unmapped) before or meanwhile.
+
+    Returns the number of a piece that is not there, or how many pieces there are: all is copied.
+    """
 
 def copy_pieces(
     targets: NDArray[np.uint64],

@@ -1,9 +1,11 @@
 // memcpy of many pieces by several threads: one core cannot fill the memory's bandwidth.
-// The caller owns all memory; pieces do not overlap. No errors: with fewer threads it takes longer.
+// The caller owns all memory; pieces do not overlap. Fewer threads than asked for take longer.
 #pragma once
 
 #include <cstddef>
 #include <span>
+
+#include "holdfast/status.h"
 
 namespace holdfast {
 
@@ -16,9 +18,10 @@ struct Piece {
 // Returns when everything is copied. `threads` counts the calling one.
 void copy_pieces(std::span<const Piece> pieces, std::size_t threads);
 
-// Copies from memory that its owner may take away meanwhile: false when the kernel says that a page
-// of `source` is not there (any more). What is copied then is of no use. A handler for SIGSEGV and
-// SIGBUS stands while this runs, and passes on what happens elsewhere.
-bool copy_if_there(std::byte* target, const std::byte* source, std::size_t size);
+// The same from memory that its owner may take away meanwhile. Returns the index of a piece of
+// whose source the kernel says that it is not there (any more), and then what is copied is of no
+// use; else the number of pieces. Holds no lock, installs no signal handler. Errors: system, where
+// process_vm_writev is forbidden and no pipe can be had either.
+Result<std::size_t> copy_if_there(std::span<const Piece> pieces, std::size_t threads);
 
 }  // namespace holdfast

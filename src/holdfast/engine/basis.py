@@ -3,7 +3,6 @@
 While a link is written they become its own, chunk by chunk. Knows shards and addresses; no files.
 """
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -121,31 +120,27 @@ class Basis:
 
 
 # By the directory of a run, and rank: ranks that are threads of one process keep each their own.
+# No lock, which a child of fork might inherit locked: each of these is one step of Python's.
 _kept: dict[tuple[str, int], Basis] = {}
-_lock = threading.Lock()
 
 
 def take_basis(run: str, rank: int, chunk_elements: int) -> Basis:
     """Take what is kept of the last checkpoint of a run; `keep_basis` gives it back."""
-    with _lock:
-        found = _kept.pop((run, rank), None)
+    found = _kept.pop((run, rank), None)
     return found if found and found.chunk_elements == chunk_elements else Basis(chunk_elements)
 
 
 def keep_basis(run: str, rank: int, basis: Basis) -> None:
     """Keep it for the next link."""
-    with _lock:
-        _kept[run, rank] = basis
+    _kept[run, rank] = basis
 
 
 def last_link(run: str, rank: int) -> str:
     """Return the location of the checkpoint that is kept; empty when there is none."""
-    with _lock:
-        found = _kept.get((run, rank))
+    found = _kept.get((run, rank))
     return found.location if found else ""
 
 
 def forget_bases() -> None:
     """Give all memory back; the next link of each run reads its base."""
-    with _lock:
-        _kept.clear()
+    _kept.clear()

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .._core import copy_and_hash_chunk, copy_if_there, copy_pieces, hash_chunk
@@ -19,6 +20,8 @@ from ..worker import Latch
 from .place import copy_elements
 from .workspace import bytes_at
 
+Words = npt.NDArray[np.uint64]
+Piece = tuple[int, int, int]  # target, source, bytes
 Part = tuple[torch.Tensor, Box]  # the elements of a box
 Sources = Mapping[Path, Sequence[Part]]  # what this rank holds of each tensor
 
@@ -200,8 +203,8 @@ class Staging:
             StateError: something was changed, or its memory freed, before it was copied.
         """
         try:
-            for item in filter(_on_host, self._rest):
-                copy_held(item, self._memory)
+            if held := [item for item in self._rest if _on_host(item)]:
+                copy_held(held, self._memory)
         finally:
             self._host_done.set()
             self._copies.wait()
@@ -244,20 +247,26 @@ def _threads() -> int:
     return min(torch.get_num_threads(), 8)
 
 
-def copy_held(item: Held, memory: torch.Tensor) -> None:
-    """Copy the elements of one shard while the computation goes on.
+def copy_held(held: Sequence[Held], memory: torch.Tensor) -> None:
+    """Copy elements in host memory while the computation goes on.
 
     Raises:
-        StateError: they were changed, or their memory was freed, before they were copied.
+        StateError: some were changed, or their memory was freed, before they were copied.
     """
-    _check_unchanged(item)
-    there = True
-    if _is_plain(item.elements):
-        for target, source, size in _pieces(item, memory.data_ptr()):
-            there = there and copy_if_there(target, source, size)
-    else:
-        _copy_chunks(item, memory, non_blocking=False)
-    _check_unchanged(item, there=there)
+    for item in held:
+        _check_unchanged(item)
+    plain = [item for item in held if _is_plain(item.elements)]
+    pieces = [_pieces(item, memory.data_ptr()) for item in plain]
+    owners = [item for item, own in zip(plain, pieces, strict=True) for _ in own]
+    missing = copy_if_there(*_columns(pieces), _threads())
+    if missing < len(owners):
+        _check_unchanged(owners[missing], there=False)
+    for item in held:
+        if not _is_plain(item.elements):
+            _check_unchanged(item)
+            _copy_chunks(item, memory, non_blocking=False)
+    for item in held:
+        _check_unchanged(item)
 
 
 def _check_unchanged(item: Held, *, there: bool = True) -> None:
@@ -276,15 +285,13 @@ def _check_unchanged(item: Held, *, there: bool = True) -> None:
 
 def copy_from_host(held: Iterable[Held], memory: torch.Tensor, threads: int) -> None:
     """Copy elements in host memory into the pool, unhashed; returns when that is done."""
-    pieces: list[tuple[int, int, int]] = []  # (target, source, bytes)
+    pieces = []
     for item in held:
         if _is_plain(item.elements):
-            pieces += _pieces(item, memory.data_ptr())
+            pieces.append(_pieces(item, memory.data_ptr()))
         else:
             _copy_chunks(item, memory, non_blocking=False)
-    if pieces:
-        table = np.array(pieces, np.uint64).T.copy()
-        copy_pieces(table[0], table[1], table[2], threads)
+    copy_pieces(*_columns(pieces), threads)
 
 
 class DeviceCopies:
@@ -338,9 +345,9 @@ def _is_plain(elements: torch.Tensor) -> bool:
     return elements.is_contiguous() and not (elements.is_conj() or elements.is_neg())
 
 
-def _pieces(item: Held, base: int) -> list[tuple[int, int, int]]:
+def _pieces(item: Held, base: int) -> list[Piece]:
     """Join chunks that follow each other in the pool as they do in the tensor."""
-    pieces: list[tuple[int, int, int]] = []
+    pieces: list[Piece] = []
     source = item.elements.data_ptr()
     for chunk, at in zip(item.chunks, item.offsets, strict=True):
         size = chunk.size_bytes
@@ -351,6 +358,12 @@ def _pieces(item: Held, base: int) -> list[tuple[int, int, int]]:
             pieces.append((base + at, source, size))
         source += size
     return pieces
+
+
+def _columns(pieces: Iterable[Sequence[Piece]]) -> tuple[Words, Words, Words]:
+    """Return targets, sources and sizes, as the core takes them."""
+    table = np.array([piece for own in pieces for piece in own], np.uint64).reshape(-1, 3).T.copy()
+    return table[0], table[1], table[2]
 
 
 def _copy_chunks(item: Held, memory: torch.Tensor, *, non_blocking: bool) -> None:

@@ -1,0 +1,213 @@
+"""Children that are forked at any moment of a save, as data loaders fork, save by themselves.
+
+Each child ends by a deadline, or it hangs: in a lock that a thread of its parent held.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import holdfast
+from holdfast.engine.basis import keep_basis, last_link, take_basis
+
+SECONDS = 60  # for a child; it needs a tenth of one
+FORKS = 30
+SMALL = holdfast.Options(pool_bytes=32 << 20)
+
+
+def state_of(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "step": seed}
+
+
+def saves_and_loads(
+    state: dict[str, Any], other: dict[str, Any], path: Path, **options: Any
+) -> None:
+    holdfast.save(state, path, options=SMALL, **options)
+    holdfast.load(path, into=other, options=SMALL)
+    saved = state["model"].state_dict()
+    assert all(
+        torch.equal(found, saved[name]) for name, found in other["model"].state_dict().items()
+    )
+
+
+def saves_lazily(state: dict[str, Any], path: Path) -> None:
+    holdfast.save_async(state, path, stage="lazy").result()
+    with holdfast.open(path) as checkpoint:
+        assert checkpoint.tensor("model.0.weight").equal(state["model"][0].weight)
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run it in a child; return its exit code, or -SIGKILL when it hangs."""
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    descriptor = os.pidfd_open(child)
+    ended, _, _ = select.select([descriptor], [], [], SECONDS)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture(autouse=True)
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A child waits for ever for a module that another thread was importing: that is Python's."""
+    path = tmp_path_factory.mktemp("first")
+    saves_lazily(state_of(1), path / "a")
+    saves_and_loads(state_of(3), state_of(4), path / "b")
+
+
+@contextmanager
+def saving_all_the_time(directory: Path) -> Iterator[None]:
+    """Save lazily in another thread, one save after the other."""
+    state, ended, failures = state_of(1), threading.Event(), []
+
+    def saves() -> None:
+        for number in range(1 << 20):
+            if ended.is_set():
+                return
+            try:
+                handle = holdfast.save_async(state, directory / f"{number}", stage="lazy")
+                state["optimizer"].step()
+                handle.result()
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    thread = threading.Thread(target=saves)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert failures == []
+
+
+def test_a_child_forked_during_lazy_saves_saves_and_loads(tmp_path: Path) -> None:
+    state, other = state_of(3), state_of(4)  # in a child torch's own locks may be held
+    with saving_all_the_time(tmp_path):
+        for number in range(FORKS):
+            assert forked(partial(saves_and_loads, state, other, tmp_path / f"child-{number}")) == 0
+
+
+def test_a_child_forked_during_lazy_saves_saves_lazily(tmp_path: Path) -> None:
+    state = state_of(5)
+    with saving_all_the_time(tmp_path):
+        for number in range(FORKS):
+            assert forked(partial(saves_lazily, state, tmp_path / f"child-{number}")) == 0
+
+
+@pytest.mark.parametrize("io", ["io_uring", "direct", "buffered"])
+def test_a_child_saves_beside_the_queue_of_its_parent(tmp_path: Path, io: Any) -> None:
+    options = holdfast.Options(pool_bytes=32 << 20, io=io)
+    holdfast.save({"w": torch.ones(1 << 20)}, tmp_path / "a", options=options)
+
+    def saves() -> None:
+        holdfast.save({"w": torch.ones(1 << 20)}, tmp_path / "b", options=options)
+
+    assert forked(saves) == 0
+    holdfast.save({"w": torch.ones(1 << 20)}, tmp_path / "c", options=options)  # it works on
+    for name in ("a", "b", "c"):
+        assert holdfast.open(tmp_path / name).verify() == []
+
+
+def test_a_child_forked_while_links_are_kept_saves_links(tmp_path: Path) -> None:
+    state, other, ended = state_of(3), state_of(4), threading.Event()
+
+    def keeps() -> None:
+        while not ended.is_set():
+            basis = take_basis("runs/a", 0, 1 << 20)
+            basis.settle("runs/a/1", "0" * 32)
+            keep_basis("runs/a", 0, basis)
+            last_link("runs/a", 0)
+
+    thread = threading.Thread(target=keeps)
+    thread.start()
+    try:
+        for number in range(FORKS):
+            saves = partial(saves_and_loads, state, other, tmp_path / f"{number}", codec="delta")
+            assert forked(saves) == 0
+    finally:
+        ended.set()
+        thread.join()
+
+
+IMPORTS = """
+import sys, threading
+import torch
+import holdfast
+
+class Note:
+    def find_spec(self, name, *_):
+        if threading.current_thread() is not threading.main_thread():
+            print(threading.current_thread().name, "imports", name)
+
+sys.meta_path.insert(0, Note())
+model = torch.nn.Linear(8, 8)
+state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+holdfast.save_async(state, sys.argv[1] + "/a", stage="lazy").result()
+holdfast.save_async(state, sys.argv[1] + "/b", codec="delta").result()
+"""
+
+
+def test_the_thread_of_a_save_imports_nothing(tmp_path: Path) -> None:
+    """A child that is forked while another thread imports a module can never import it."""
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == ""
+
+
+class Saved(Dataset[int]):
+    """Each sample is what a worker read from a checkpoint of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        path = self.directory / f"worker-{os.getpid()}-{index}"
+        holdfast.save({"n": torch.tensor([index])}, path, options=SMALL)
+        with holdfast.open(path) as checkpoint:
+            return int(checkpoint.tensor("n"))
+
+
+def test_workers_of_a_data_loader_start_at_any_moment_of_a_save(tmp_path: Path) -> None:
+    state = state_of(1)
+    for number in range(FORKS // 3):
+        handle = holdfast.save_async(state, tmp_path / f"{number}", stage="lazy")
+        for _ in range(number * 500):  # later and later in it
+            pass
+        loader = DataLoader(
+            Saved(tmp_path), num_workers=2, multiprocessing_context="fork", timeout=SECONDS
+        )
+        assert [int(batch) for batch in loader] == [0, 1]
+        handle.result()
+        state["optimizer"].step()
