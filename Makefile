@@ -63,9 +63,13 @@ damage: $(VENV)/.native
 mutations: $(VENV)/.native
 	$(BIN)/python -m tests.unit.mutations --trials 10000
 
+# The last plays episodes; PROCESS="--seed 4711" one of them again, with what happened in it.
+PROCESS ?= --episodes 10000 --seed 1 --processes 2
 process: $(VENV)/.native
 	$(BIN)/python tests/process/interrupts.py
 	$(BIN)/python tests/process/interrupts.py --real 3000
+	$(BIN)/python tests/process/campaign.py --plant
+	$(BIN)/python tests/process/campaign.py $(PROCESS)
 
 bench: $(VENV)/.native
 	$(BIN)/python benchmarks/save_load.py

@@ -1,7 +1,7 @@
 """Trains and saves in a process to which things happen; then judges all that it left.
 
     python tests/process/campaign.py --episodes 10000 --seed 1
-    python tests/process/campaign.py --seed 4711 --episodes 1      # one again, with its script
+    python tests/process/campaign.py --seed 4711                   # one again, with its script
     python tests/process/campaign.py --plant                       # are planted faults noticed?
 
 Each episode is a process of its own, forked from one that has imported all and has no threads. It
@@ -257,36 +257,41 @@ def _plants(names: list[str], options: argparse.Namespace, work: Path) -> int | 
 def main() -> int | None:
     """Play as asked; None in the process of an episode, which ends by itself."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--episodes", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1, help="of the first episode")
+    parser.add_argument("--episodes", type=int, help="default: 1000; with a seed, that one alone")
+    parser.add_argument("--seed", type=int, help="of the first episode; default: 1")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--plant", nargs="*", choices=plants.PLANTS, help="all by default")
     parser.add_argument("--root", type=Path, help="a directory; default: in memory")
     options = parser.parse_args()
+    options.episodes = options.episodes or (1 if options.seed is not None else 1000)
+    options.seed = 1 if options.seed is None else options.seed
     root = options.root or (MEMORY if MEMORY.is_dir() else None)
     work = Path(tempfile.mkdtemp(dir=root, prefix="holdfast-process-"))  # its end is not a child's
     torch.set_num_threads(1)  # threads do not survive a fork
-    _preload(work)
+    try:
+        _preload(work)
+        if options.plant is not None:
+            return _plants(options.plant or list(plants.PLANTS), options, work)
+        return _campaign(options, work)
+    finally:
+        if os.getpid() == plants.PARENT:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _campaign(options: argparse.Namespace, work: Path) -> int | None:
     started = time.monotonic()
-    if options.plant is not None:
-        status = _plants(options.plant or list(plants.PLANTS), options, work)
-    else:
-        seeds = range(options.seed, options.seed + options.episodes)
-        total = run(seeds, options.processes, work, None)
-        status = None
-        if total is not None:
-            status = int(bool(total.failing))
-            print(*(f"{count:8} {what}" for what, count in sorted(total.counts.items())), sep="\n")
-            seconds = time.monotonic() - started
-            print(
-                f"{options.episodes} episodes from seed {options.seed} in {seconds:.0f} s: "
-                f"{total.counts['acknowledged saves']} acknowledged saves, "
-                f"{len(total.failing)} episodes with faults",
-                flush=True,
-            )
-    if status is not None:
-        shutil.rmtree(work, ignore_errors=True)
-    return status
+    seeds = range(options.seed, options.seed + options.episodes)
+    total = run(seeds, options.processes, work, None)
+    if total is None:
+        return None
+    print(*(f"{count:8} {what}" for what, count in sorted(total.counts.items())), sep="\n")
+    print(
+        f"{options.episodes} episodes from seed {options.seed} in "
+        f"{time.monotonic() - started:.0f} s: {total.counts['acknowledged saves']} acknowledged "
+        f"saves, {len(total.failing)} episodes with faults",
+        flush=True,
+    )
+    return int(bool(total.failing))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for a run as a program
 
 import torch
+import torch._dynamo  # each optimizer imports it, and so would each child
 
 from process.batch import HANG_S, Said, start
 from process.verbs import VERBS

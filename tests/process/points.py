@@ -4,7 +4,7 @@ The interpreter looks for signals at a few instructions: as a function begins, a
 on a jump back. A watch marks a signal as come at an event of the tracer, in the calling thread,
 and the interpreter itself handles it where it looks next; so no point is invented, and none is
 left out. One run marks it at every event and notes each place where it is handled: these are the
-points, each known by the last event before it. Another run marks it at that event alone.
+points, each known by the last event before it. Another run marks it from that event on, once.
 """
 
 import _thread
@@ -64,7 +64,7 @@ class Watch:
     """Marks a signal as come at events of the calling thread, while it calls one function."""
 
     def __init__(self, at: int | None = None, kind: type[BaseException] = KeyboardInterrupt):
-        """``at``: the event; None: all of them, and nothing is raised."""
+        """``at``: the first event; None: all of them, and nothing is raised."""
         self.kind = kind
         self.at = at
         self.events = 0
@@ -91,7 +91,7 @@ class Watch:
 
         def event(frame: FrameType, what: str, argument: Any) -> Callable[..., Any]:
             watch.events += 1
-            if at is None or watch.events == at:
+            if at is None or watch.events >= at:
                 number.come  # noqa: B018
             return event
 
@@ -105,7 +105,7 @@ class Watch:
             elif not _is_traced(frame.f_back):
                 return None  # what is called by strangers is not ours to count
             watch.events += 1
-            if at is None or watch.events == at:
+            if at is None or watch.events >= at:
                 number.come  # noqa: B018
             return event
 

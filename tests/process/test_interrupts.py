@@ -29,10 +29,10 @@ def interrupts_in(said: str) -> list[int]:
 
 @pytest.mark.slow
 def test_an_interrupt_at_any_point_of_any_verb_breaks_nothing_that_follows() -> None:
-    assert min(interrupts_in(sweep("--sample", "60"))) >= 20
+    assert min(interrupts_in(sweep("--sample", "40"))) >= 20
 
 
 @pytest.mark.slow
 def test_a_signal_at_any_moment_of_any_verb_breaks_nothing_that_follows() -> None:
-    counts = interrupts_in(sweep("--real", "60"))
+    counts = interrupts_in(sweep("--real", "30"))
     assert len(counts) == VERBS and sum(counts) >= 100
