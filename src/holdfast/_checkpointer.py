@@ -196,8 +196,7 @@ class Checkpointer:
                 keep this one from being made. Older checkpoints are untouched.
         """
         self._check_usable(step)
-        if not self._alike.has_met:
-            worker.run(lambda: self._alike.check("step", step=step))
+        self._meet("step", step)
         self._signals.pass_on_served()
         self._signals.watch()
         if self._ranks.rank == COORDINATOR and not self._run.fence.has_entered:
@@ -227,14 +226,8 @@ class Checkpointer:
             HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
         """
         self._check_usable(step)
-        worker.run(lambda: self._save(step, state, metrics))
-
-    def _save(
-        self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, float] | None
-    ) -> None:
-        if not self._alike.has_met:
-            self._alike.check("save", step=step)
-        self._saver.save(step, state, metrics)
+        self._meet("save", step)
+        worker.run(lambda: self._saver.save(step, state, metrics))
 
     def wait(self) -> None:
         """Wait until the save in flight is durable, and what the policy lets go of is gone.
@@ -308,6 +301,10 @@ class Checkpointer:
                 self._run.retire(s)
         return later
 
+    def _meet(self, verb: str, step: int) -> None:
+        if not self._alike.has_met:
+            worker.run(lambda: self._alike.check(verb, step=step))
+
     def _agree(self, step: int) -> tuple[bool, bool]:
         """Return whether this is the last save, and whether one is due: the same on every rank."""
         due, here = self._schedule.due_at(step), self._ranks.rank == COORDINATOR
@@ -366,7 +363,10 @@ class Checkpointer:
     def _end(self) -> None:
         self._closed = True
         self._poll = None
-        self._release()
+        try:
+            self._release()
+        finally:
+            _release(self._signals, self._last)  # if an interrupt came before the end of it
 
     def _check_usable(self, step: int) -> None:
         """Check that this object can save this step."""

@@ -85,14 +85,17 @@ class SignalWatch:
                 self._pass_on(number)
 
     def close(self) -> None:
-        """Put the handlers of before back; pass on what nobody has served."""
+        """Put the handlers of before back; pass on what nobody has served.
+
+        An interrupt may come anywhere in it: call it again then.
+        """
         if self._closed:
             return
-        self._closed = True
         if threading.current_thread() is threading.main_thread():
             for number, before in self._before.items():
                 if signal.getsignal(number) == self._note:
                     signal.signal(number, before)
+        self._closed = True
         for number in list(self._came) if self.asked else ():
             logger.warning("%s came too late for a last save", signal.Signals(number).name)
             signal.raise_signal(number)

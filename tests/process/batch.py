@@ -26,7 +26,7 @@ from holdfast.errors import HoldfastError
 from .points import KINDS, Place, Watch, points_of
 from .states import OPTIONS, content_of, make_state
 from .strikes import Strike
-from .verbs import VERBS, WATCHED, Scene, descriptors, judge, prepare, said_of, threads
+from .verbs import SETTLE_S, VERBS, WATCHED, Scene, descriptors, judge, prepare, said_of, threads
 
 HANG_S = 10.0
 WARM_ROUNDS = 2  # after them, no pool is made, no module imported and no cache filled
@@ -97,8 +97,14 @@ class Batch:
         shutil.rmtree(scene.place, ignore_errors=True)
         return {"place": where, "faults": faults}
 
-    def left(self) -> Iterator[str]:
-        """Yield what this process has more than before."""
+    def left(self) -> list[str]:
+        """Say what this process has more than before, and still has after a while."""
+        end = time.monotonic() + SETTLE_S
+        while (more := list(self._more())) and time.monotonic() < end:
+            time.sleep(0.001)
+        return more
+
+    def _more(self) -> Iterator[str]:
         gc.collect()
         for what, was, now in (
             ("thread", self.threads, threads()),

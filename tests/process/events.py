@@ -42,12 +42,10 @@ def _fork(episode: Episode) -> None:
 
 
 def _child_asks(episode: Episode, handle: Any) -> None:
-    for name, ask in (("result", handle.result), ("wait_staged", handle.wait_staged)):
-        done, _ = episode.guard(name, ask)
+    for name in ("result", "wait_staged", "done", "progress", "cancel"):
+        done, _ = episode.guard(name, getattr(handle, name))
         if done:
             episode.fault(f"{name} of another process's save returns in a forked child")
-    handle.done()
-    handle.progress()
     repr(handle)
 
 

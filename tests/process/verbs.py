@@ -138,9 +138,19 @@ def prepare(verb: str, place: Path, old: Path, old_content: Content) -> tuple[Sc
 
 
 def threads() -> list[str]:
-    """Name the threads of this process: Python's, and how many the kernel counts."""
-    names = sorted(thread.name for thread in threading.enumerate())
-    return [*names, f"{len(os.listdir('/proc/self/task'))} of the kernel's"]
+    """Name the threads of this process: Python's, and those of the kernel that are not its own.
+
+    What io_uring runs in comes and goes as the kernel likes.
+    """
+    found = [thread.name for thread in threading.enumerate()]
+    for task in os.listdir("/proc/self/task"):
+        try:
+            name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+        except OSError:  # it has ended meanwhile
+            continue
+        if not name.startswith("iou-"):
+            found.append(f"{name} of the kernel's")
+    return sorted(found)
 
 
 def descriptors() -> list[str]:
