@@ -150,14 +150,18 @@ class _Job:
         """Let the body end, after an exception in the caller's thread; wait until it has."""
         if error is self.failure or os.getpid() != self._process:
             return
+        self.leave(error)
+        self._ended.wait()
+        for note in getattr(self.failure, "__notes__", ()):
+            error.add_note(note)
+
+    def leave(self, error: BaseException) -> None:
+        """Let the body end by itself: nobody answers it any more."""
         self.interrupt = error
         if self._take():
             self._end()
         if self._asked is not None:
             self._asked.fail(error)
-        self._ended.wait()
-        for note in getattr(self.failure, "__notes__", ()):
-            error.add_note(note)
 
     def ask(self, function: Callable[[], Result]) -> Result:
         """Have the caller's thread call a function; in the worker."""
@@ -263,9 +267,18 @@ def run(
         result: Result = job.serve()
         return result
     except BaseException as error:
-        job.stop(error)
-        if job.result is not None:
-            dropped(job.result)
+        try:
+            job.stop(error)
+        except BaseException as second:
+            job.leave(second)  # at whatever point the first was left
+            second.add_note(
+                "An interrupted call of holdfast may not have ended yet. The target of a load may "
+                "be partly filled, and still change; the next save or load waits for it"
+            )
+            raise
+        finally:
+            if job.result is not None:
+                dropped(job.result)
         raise
     finally:
         _here.serving = before

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import _handle
+from holdfast import _handle, worker
 from holdfast.engine import pool
 from holdfast.errors import BusyError, HoldfastError, OptionError
 from holdfast.options import SLOT_BYTES, Options
@@ -199,6 +199,25 @@ def test_an_interrupt_of_a_save_ends_it_and_leaves_nothing(tmp_path: Path) -> No
         signal.signal(signal.SIGALRM, before)
     assert not (tmp_path / "a").exists()
     holdfast.save({"w": torch.ones(9)}, tmp_path / "a")
+
+
+def test_a_second_interrupt_before_the_first_is_passed_on_leaves_no_save_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody answered the body any more; it waited for its hooks for ever, and all after it."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    state = {"w": torch.ones(3)}
+    with monkeypatch.context() as points:  # two at which a handler may raise
+        points.setattr(worker._Call, "make", interrupted)
+        points.setattr(worker._Job, "stop", interrupted)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            holdfast.save_async(state, tmp_path / "interrupted")
+    holdfast.save_async(state, tmp_path / "next", deadline_s=WITHIN_S).result()
+    assert list(tmp_path.iterdir()) == [tmp_path / "next"]
+    assert "may not have ended" in " ".join(raised.value.__notes__)
 
 
 def test_an_interrupted_load_says_that_its_target_is_partly_filled(tmp_path: Path) -> None:
