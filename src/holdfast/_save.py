@@ -128,8 +128,11 @@ def save_async(
         state, path, step, metrics, codec, group: as `save` takes them.
         stage: "eager": returns when the copy is made. "lazy": returns at once; parameters and
             optimizer state are copied during forward and backward, and the next ``step()`` of the
-            state's optimizers waits for that. Everything else is copied before it returns. To
-            change a parameter in another way than by such a step makes the save fail.
+            state's optimizers waits for that. Everything else is copied before it returns. A
+            parameter that changes in another way before its copy fails the save. A change that
+            torch counts is always seen. One that it does not count (through ``.data`` or NumPy) is
+            looked for in samples of tensors in host memory; on CUDA devices it is not seen.
+            docs/saving.md says how likely samples meet a change.
         busy: when the save before is still in flight, on any rank: "wait" for it, "skip" this one
             (the handle says so), or "fail" with a BusyError.
         deadline_s: seconds from here until a save that is not committed fails, on all ranks; the
