@@ -26,6 +26,7 @@ from .plan.requests import (
     request_of,
 )
 from .plan.save_plan import plan_save
+from .state.ambient import ordinary_torch
 from .state.tree import Leaves
 from .stores.local import LocalStore
 
@@ -80,6 +81,7 @@ class Agreed:
         return make_codec(self.made.settings["codec"])
 
 
+@ordinary_torch()
 def request_for(leaves: Leaves, *, compare: bool) -> Request:
     """Put together what this rank holds.
 

@@ -288,15 +288,16 @@ class Checkpoint:
         import torch
 
         from .engine.chain import read_chain
+        from .state.ambient import ordinary_torch
         from .state.tensors import TORCH_DTYPES
 
         header = self._manifest.table.header
-        result = {
-            path: torch.empty(
-                box.shape, dtype=TORCH_DTYPES[header.tensors[self._tensors[path]].dtype]
-            )
-            for path, box in parts.items()
-        }
+        dtypes = {path: TORCH_DTYPES[header.tensors[self._tensors[path]].dtype] for path in parts}
+        with ordinary_torch():
+            result = {
+                path: torch.empty(box.shape, dtype=dtypes[path], device="cpu")
+                for path, box in parts.items()
+            }
         wanted = {path: (self._tensors[path], [box]) for path, box in parts.items()}
         targets = {path: [(tensor, parts[path])] for path, tensor in result.items()}
         runs = plan_load(self._manifest, wanted, SLOT_BYTES)

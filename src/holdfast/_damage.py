@@ -158,12 +158,14 @@ def find_wrong(subject: Subject, known: Iterable[Damage], report: Report) -> lis
     from .engine.chain import open_readable
     from .engine.deep import check_digests
     from .engine.pool import lease
+    from .state.ambient import ordinary_torch
 
     names, chain = subject.names(), open_readable(subject.store, subject.manifest)
     lost = {part.tensor for damage in known for part in damage.lost}
     skipped = {path for path, name in names.items() if name in lost}
     found: dict[str, dict[str, list[Box]]] = {}
-    with lease(subject.store.vfs, subject.store.location, subject.options) as leased:
+    leasing = lease(subject.store.vfs, subject.store.location, subject.options)
+    with ordinary_torch(), leasing as leased:
         for shard, fault in check_digests(chain, leased, report, skipped):
             # One fault below may cost many shards: it is told once.
             held = found.setdefault(fault.args[0], {})

@@ -29,6 +29,7 @@ from .format.manifest import content_digest
 from .format.rows import Planned, encode_written
 from .layout import Box, Shard, batches, size_of
 from .options import SLOT_BYTES, STREAM_BYTES, Options
+from .state.ambient import ordinary_torch
 from .state.tensors import TORCH_DTYPES
 from .stores.local import LocalStore
 from .stores.url import open_store
@@ -37,6 +38,7 @@ AHEAD_BYTES = 256 << 20  # of shards read at once, if no single one is larger
 Report = Callable[[int], None]  # called with the bytes of elements done since the last call
 
 
+@ordinary_torch()
 def recompress(
     source: "str | os.PathLike[str]",
     target: "str | os.PathLike[str]",
@@ -75,6 +77,7 @@ def recompress(
     end_link(writing, made.basis)
 
 
+@ordinary_torch()
 def rebase(
     path: "str | os.PathLike[str]",
     *,
@@ -190,7 +193,9 @@ class _Source:
 
     def _read(self, number: int) -> dict[Shard, torch.Tensor]:
         ahead = next(batches(self._shards[number:], lambda shard: shard.size_bytes, AHEAD_BYTES))
-        parts = {shard: torch.empty(shard.size_bytes, dtype=torch.uint8) for shard in ahead}
+        parts = {
+            shard: torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu") for shard in ahead
+        }
         store = self._chain[-1].store
         with lease(store.vfs, store.location, self._options) as leased:
             read_parts(self._chain, leased, parts)

@@ -37,6 +37,7 @@ from .plan.requests import (
     encode_request,
 )
 from .plan.save_plan import decode_objects, encode_objects
+from .state.ambient import ordinary_torch
 from .state.steps import changed_by_steps, hold_steps
 from .state.tree import Leaves, flatten
 from .stores.url import open_store
@@ -246,6 +247,7 @@ def _describe(
     return Described(store, leaves, request, held, before)
 
 
+@ordinary_torch()
 def _agree(mine: Described, told: BriefPhase, ranks: "Group", ledger: Ledger) -> Agreed:
     """Plan, on every rank alike."""
     with ledger.timed("plan"):
@@ -254,6 +256,7 @@ def _agree(mine: Described, told: BriefPhase, ranks: "Group", ledger: Ledger) ->
     return agreed
 
 
+@ordinary_torch()
 def _stage(
     agreed: Agreed, rank: int, leaves: Leaves, handle: SaveHandle, wanted: Wanted
 ) -> Callable[[], Written]:
@@ -286,6 +289,7 @@ def _stage(
     return write
 
 
+@ordinary_torch()
 def _finish(
     agreed: Agreed,
     ranks: "Group",

@@ -25,6 +25,7 @@ from .format import spec
 from .format.names import dotted
 from .layout import Box, Shard, chunks_of, size_of
 from .options import Options
+from .state.ambient import ordinary_torch
 from .stores.local import LocalStore
 from .stores.url import open_store
 
@@ -84,6 +85,7 @@ class Trials:
     trials: tuple[Trial, ...]
 
 
+@ordinary_torch()
 def try_codecs(
     path: "str | os.PathLike[str]",
     base: "str | os.PathLike[str] | None" = None,
@@ -230,7 +232,10 @@ class _Sources:
         return _Held([*here.values(), *there.values()], chunks, len(unit) == 1)
 
     def _read(self, chain: Chain, shards: Sequence[Shard]) -> dict[Shard, torch.Tensor]:
-        parts = {shard: torch.empty(shard.size_bytes, dtype=torch.uint8) for shard in shards}
+        parts = {
+            shard: torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
+            for shard in shards
+        }
         store = chain[-1].store
         with lease(store.vfs, store.location, self._options) as leased:
             read_parts(chain, leased, parts)
