@@ -177,7 +177,7 @@ def load_from(
         tensors=len(targets),
         missing=missing,
         unexpected=unexpected,
-        bytes_needed=sum(data.nbytes for leaf in target.tensors.values() for data, _ in leaf.parts),
+        bytes_needed=target.size_bytes(),
         bytes_read=done.read_bytes,
         bytes_sent=done.sent_bytes,
     )

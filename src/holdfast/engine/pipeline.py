@@ -25,6 +25,7 @@ from ..format.names import dotted
 from ..format.table import Table
 from ..layout import Box, Path, Shard, chunk_count, chunks_of
 from ..plan.runs import Run
+from ..state.ambient import ordinary_torch
 from ..stores.base import Store
 from .ahead import Decoder, SlotThreads, encode_ahead, is_raw
 from .basis import Basis
@@ -303,6 +304,7 @@ class Done:
             raise self.damage
 
 
+@ordinary_torch()
 def read_shards(
     store: Store,
     lease: Lease,

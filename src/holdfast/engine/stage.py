@@ -85,7 +85,7 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
     held = _elements_of(chunks[0].shard, source, box)
     if held.device.type == "cpu" and _is_plain(held):
         return held
-    memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8)
+    memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8, device="cpu")
     at = 0
     for chunk in chunks:
         _copy_elements(held, chunk, memory[at : at + chunk.size_bytes])

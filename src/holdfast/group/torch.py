@@ -95,7 +95,7 @@ class TorchGroup:
                 f"the process group has backends for {backends} and none for the CPU, and there is "
                 "no CUDA device here; make it by init_process_group('cpu:gloo,cuda:nccl')"
             )
-        self._device = torch.device("cpu" if on_cpu else "cuda")
+        self._device = "cpu" if on_cpu else "cuda"  # no call of torch, which a mode would see
         self._stream: torch.cuda.Stream | None = None
 
     def all_gather(self, data: bytes) -> list[bytes]:
@@ -128,7 +128,7 @@ class TorchGroup:
     @property
     def sends(self) -> bool:
         """Whether the process group has a backend for the CPU."""
-        on_cpu = self._device.type == "cpu"
+        on_cpu = self._device == "cpu"
         if not on_cpu:
             _log_once(
                 "the process group has no backend for the CPU, so each rank reads all that it "
@@ -212,7 +212,7 @@ class TorchGroup:
 
     def _beside_training(self) -> contextlib.AbstractContextManager[object]:
         """Wait for nothing that training has queued on a CUDA device."""
-        if self._device.type != "cuda":
+        if self._device != "cuda":
             return contextlib.nullcontext()
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -230,7 +230,7 @@ class TorchGroup:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _padded(self, data: bytes, size: int) -> torch.Tensor:
-        padded = torch.zeros(size, dtype=torch.uint8)
+        padded = torch.zeros(size, dtype=torch.uint8, device="cpu")
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return padded.to(self._device)
 

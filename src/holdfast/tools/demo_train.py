@@ -86,7 +86,9 @@ def read_text() -> Tensor:
 def read_batch(text: Tensor, step: int, rank: int, world_size: int) -> Tensor:
     """Return this rank's sequences of a step, one byte longer than the context; a pure function."""
     draw = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=draw)[rank::world_size]
+    starts = torch.randint(
+        len(text) - CONTEXT, (BATCH,), generator=draw, dtype=torch.int64, device="cpu"
+    )[rank::world_size]
     return torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
 
 
