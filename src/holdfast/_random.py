@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from .errors import MismatchError, OptionError, StateError, shown
-from .group.base import COORDINATOR
-from .group.torch import find_group
+from .group.base import COORDINATOR, find_group
 from .state.ambient import ordinary_torch
 
 logger = logging.getLogger("holdfast")

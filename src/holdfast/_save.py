@@ -31,8 +31,7 @@ from .engine.write import lay_out
 from .format.rows import Planned, encode_written
 from .format.table import Table
 from .format.values import encode_value
-from .group.base import COORDINATOR, BriefPhase, Outcome, Phase
-from .group.torch import find_group
+from .group.base import COORDINATOR, BriefPhase, Outcome, Phase, find_group
 from .options import Options, options_of
 from .plan import known
 from .plan.requests import (
@@ -347,7 +346,7 @@ def _finish(
 
             def check() -> None:
                 check_last()  # on a slow disk it may take until the deadline
-                ledger.check()
+                ledger.check_deadline()
 
             commit(store, header, planned, [written for *_, written in told], check)
             records = [json.loads(record) for record, *_ in told]

@@ -100,7 +100,7 @@ class _Job:
     """One call of a verb: its body, in a worker, and the thread that waits for it."""
 
     def __init__(self, body: Callable[[], Any]) -> None:
-        self.place = (threading.get_ident(), len(_here.serving))
+        self.place = (threading.get_ident(), len(here.serving))
         self.is_daemon = threading.current_thread().daemon
         self.interrupt: BaseException | None = None
         self.result: Any = None
@@ -185,13 +185,13 @@ class _Job:
         """Run the body, in the worker."""
         if not self._take():
             return
-        _here.job = self
+        here.job, here.place = self, self.place
         try:
             with self._streams():
                 self.result = self._context.run(self._body)
         except BaseException as error:
             self.failure = error
-        _here.job = None
+        here.job = here.place = None
         self._end()
 
     def _take(self) -> bool:
@@ -213,14 +213,16 @@ class _Here(threading.local):
 
     Attributes:
         job: whose body it runs.
+        place: of that job.
         serving: those that it waits for, the innermost last.
     """
 
     job: _Job | None = None
+    place: tuple[int, int] | None = None
     serving: tuple[_Job, ...] = ()
 
 
-_here = _Here()
+here = _Here()
 _jobs: set[_Job] = set()  # whose body has not ended
 _inbox: SimpleQueue[_Job] = SimpleQueue()
 _idle = 0  # workers that wait for a job
@@ -253,11 +255,11 @@ def run(
     Raises:
         HoldfastError: a daemon thread calls while Python ends, which would cut it off anywhere.
     """
-    if _here.job is not None:
+    if here.job is not None:
         return body()
-    job, before = _Job(body), _here.serving
+    job, before = _Job(body), here.serving
     try:
-        _here.serving = (*before, job)
+        here.serving = (*before, job)
         if not job.begin():
             return body()
         result: Result = job.serve()
@@ -268,13 +270,13 @@ def run(
             dropped(job.result)
         raise
     finally:
-        _here.serving = before
+        here.serving = before
         job.failure = None  # it holds this frame
 
 
 def call_in_caller(function: Callable[[], Result]) -> Result:
     """Call a function in the thread that called the verb: what is the user's belongs there."""
-    return function() if _here.job is None else _here.job.ask(function)
+    return function() if here.job is None else here.job.ask(function)
 
 
 def check() -> None:
@@ -283,15 +285,13 @@ def check() -> None:
     Raises:
         CancelledError: an exception, such as a KeyboardInterrupt, has come there.
     """
-    if _here.job is not None:
-        _here.job.check()
+    if here.job is not None:
+        here.job.check()
 
 
 def place() -> tuple[int, int]:
     """Return the thread that called the verb, and in how many other calls of verbs it is."""
-    if _here.job is not None:
-        return _here.job.place
-    return threading.get_ident(), len(_here.serving)
+    return here.place or (threading.get_ident(), len(here.serving))
 
 
 def start(target: Callable[[], object], name: str) -> threading.Thread | None:
@@ -370,9 +370,9 @@ def _cuda_streams() -> Callable[[], contextlib.AbstractContextManager[object]]:
 
 
 def _forget() -> None:
-    """In a forked child, where no other thread is."""
-    global _inbox, _idle, _count
-    _inbox, _idle, _count = SimpleQueue(), 0, threading.Lock()
+    """In a forked child, where no other thread is, and nobody waits for what this one was at."""
+    global here, _inbox, _idle, _count
+    here, _inbox, _idle, _count = _Here(), SimpleQueue(), 0, threading.Lock()
     _jobs.clear()
 
 

@@ -104,6 +104,14 @@ class Ledger:
         worker.check()
         if self._is_cancelled:
             raise CancelledError("the save was cancelled; nothing was committed")
+        self.check_deadline()
+
+    def check_deadline(self) -> None:
+        """Check that the save's deadline has not passed.
+
+        Raises:
+            StoreError: it has.
+        """
         if time.monotonic() > self._deadline:
             done, total = self.written_bytes / 1e9, self.total_bytes / 1e9
             raise StoreError(

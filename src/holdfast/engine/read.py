@@ -69,7 +69,8 @@ class DataFileReader:
         free, flying, coming = deque(slots or range(pool.slots)), dict[int, Run](), iter(runs)
         landed: dict[int, tuple[int, int]] = {}
         while True:
-            worker.check()
+            if worker.here.job is not None and worker.here.job.interrupt is not None:
+                worker.check()
             while free and (not flying or is_clear(free[0])):
                 if (run := next(coming, None)) is None:
                     break

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from ..errors import OptionError, PeerError
 from .barrier import StoreGroup
-from .base import COORDINATOR, Group, SingleGroup, lost_peer
+from .base import COORDINATOR, Group, lost_peer
 
 logger = logging.getLogger("holdfast")
 
@@ -36,48 +35,6 @@ def _wait(work: Any) -> None:
     """
     _last[:] = [work]
     work.wait()
-
-
-def find_group(group: "Group | dist.ProcessGroup | str | None", *, writing: bool = False) -> Group:
-    """Return the given group, the default process group where there is one, or a group of one.
-
-    ``"alone"`` is this process by itself, whatever process group there is.
-
-    Args:
-        writing: refuse to go alone where a launcher says that there are others.
-
-    Raises:
-        OptionError: ``group`` is neither a process group nor a holdfast group, or cannot be used.
-    """
-    if isinstance(group, dist.ProcessGroup):
-        return TorchGroup(group)
-    if group == "alone":
-        return SingleGroup()
-    if group is None:
-        if dist.is_available() and dist.is_initialized():
-            return TorchGroup(None)
-        if writing:
-            _check_alone()
-        return SingleGroup()
-    if not hasattr(group, "all_gather"):
-        kind = type(group).__name__
-        raise OptionError(
-            f"group is a {kind}; expected a process group of torch.distributed, 'alone' for this "
-            "process by itself, or None for the default process group"
-        )
-    return group  # type: ignore[return-value]
-
-
-def _check_alone() -> None:
-    """Check that no launcher (torchrun) started this process as one of several."""
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and size.isdecimal() and int(size) > 1:
-        raise OptionError(
-            f"this is rank {rank} of {size} (RANK and WORLD_SIZE in the environment), but there is "
-            "no process group: each rank would save over the others. Call "
-            'torch.distributed.init_process_group first, or give group="alone" and a path of its '
-            "own to each rank"
-        )
 
 
 class TorchGroup:
