@@ -7,8 +7,9 @@ of a state, through `call_in_caller`.
 
 Invariants:
   1. An exception in the waiting thread reaches the body as a CancelledError, at its next `check`.
-     The caller goes on with its exception when the body has ended. A second exception ends that
-     wait; the body still ends by itself.
+     The caller goes on with its exception when the body has ended. A body that a dead disk or a
+     lost rank holds is waited for no longer than `STOP_S`, or until a second exception; it ends by
+     itself, and fills no target any more.
   2. What the two threads share is safe at every point where a handler may raise. No Condition, no
      Event: their own frames may be interrupted, and keep their lock.
   3. A worker has none of the caller's modes of torch, but its CUDA streams.
@@ -36,6 +37,7 @@ from .errors import CancelledError, HoldfastError
 logger = logging.getLogger("holdfast")
 
 SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word of another's end
+STOP_S = 10.0  # for the end of a body whose caller was interrupted
 LAST_WORD_S = 10.0  # for what a daemon thread is at when Python ends
 
 Result = TypeVar("Result")
@@ -155,7 +157,11 @@ class _Job:
             self._end()
         if self._asked is not None:
             self._asked.fail(error)
-        self._ended.wait()
+        if not self._ended.wait(STOP_S):
+            error.add_note(
+                "The call of holdfast that this interrupted is held up, by a disk or another rank. "
+                "It ends when it can; what it saves is whole, or not there"
+            )
         for note in getattr(self.failure, "__notes__", ()):
             error.add_note(note)
 
@@ -343,8 +349,8 @@ def _end() -> None:
     for wait in _waits:
         wait()
     until = time.monotonic() + LAST_WORD_S
-    for job in [job for job in list(_jobs) if job.is_daemon]:
-        job.interrupt = SystemExit()
+    for job in [job for job in list(_jobs) if job.is_daemon or job.interrupt is not None]:
+        job.interrupt = job.interrupt or SystemExit()
         job.wait(max(0.0, until - time.monotonic()))
     _ended.set()
 
@@ -354,15 +360,15 @@ def _cuda_streams() -> Callable[[], contextlib.AbstractContextManager[object]]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return contextlib.nullcontext
-    cuda, here = torch.cuda, torch.cuda.current_device()
-    streams = {device: cuda.current_stream(device) for device in range(cuda.device_count())}
+    cuda, device = torch.cuda, torch.cuda.current_device()
+    streams = {number: cuda.current_stream(number) for number in range(cuda.device_count())}
     # To enter a stream makes a context on its device, which takes memory there.
-    own = [s for d, s in streams.items() if d != here and s != cuda.default_stream(d)]
+    own = [s for n, s in streams.items() if n != device and s != cuda.default_stream(n)]
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for stream in (*own, streams[here]):
+            for stream in (*own, streams[device]):
                 stack.enter_context(cuda.stream(stream))
             yield
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import _handle
+from holdfast import _handle, worker
 from holdfast.engine import pool
 from holdfast.errors import BusyError, HoldfastError, OptionError
 from holdfast.options import SLOT_BYTES, Options
@@ -199,6 +199,28 @@ def test_an_interrupt_of_a_save_ends_it_and_leaves_nothing(tmp_path: Path) -> No
         signal.signal(signal.SIGALRM, before)
     assert not (tmp_path / "a").exists()
     holdfast.save({"w": torch.ones(9)}, tmp_path / "a")
+
+
+def test_an_interrupt_is_not_held_up_by_a_disk_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("the alarm")
+
+    monkeypatch.setattr(worker, "STOP_S", 0.2)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with faulty(Fault("write", nth=1, action="delay", argument=3000)):
+            started = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(TimeoutError, match="the alarm") as raised:
+                holdfast.save({"w": torch.ones(1000)}, tmp_path / "a")
+            assert time.monotonic() - started < 2
+            assert "held up" in str(raised.value.__notes__)
+            holdfast.save({"w": torch.ones(9)}, tmp_path / "b")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert saved(tmp_path / "b")["w"].all() and not (tmp_path / "a" / "MANIFEST").exists()
 
 
 def test_an_interrupted_load_says_that_its_target_is_partly_filled(tmp_path: Path) -> None:
