@@ -5,7 +5,8 @@
 From a tensor into a pool, warm memory, shuffled rounds: GB/s at the median, and the ratio to a
 plain copy by one thread, paired round by round, with its quartiles. A copy by the kernel is one
 call of `process_vm_writev`. Where that is forbidden it goes through a pipe; here a filter of
-seccomp forbids it to one thread, and to those that this one starts.
+seccomp forbids it to one thread, and to those that this one starts. Then whole lazy saves, with the
+plain copy in the place of the kernel's.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import errno
 import gc
 import platform
 import random
+import shutil
 import struct
 import time
 from collections.abc import Callable
@@ -27,7 +29,9 @@ from machine import describe
 from ratios import quartiles
 from save_load import OUT
 
+import holdfast
 from holdfast._core import Pool, copy_if_there, copy_pieces
+from holdfast.engine import stage
 
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20, "1 GiB": 1 << 30}
 PLAIN = "plain, 1 thread"
@@ -63,6 +67,48 @@ def main() -> None:
                     seconds[way].append(taken)
         cells = [_cell(seconds[way], seconds[PLAIN], size) for way in ways]
         print(f"| {name} | " + " | ".join(cells) + " |")
+    del source, pool
+    _saves(options.rounds, order)
+
+
+def _saves(rounds: int, order: random.Random) -> None:
+    """Measure whole lazy saves of 1 GiB of AdamW, with each way of copying."""
+    weights = [torch.nn.Parameter(torch.randn(1 << 19)) for _ in range(171)]
+    optimizer = torch.optim.AdamW(weights)
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    optimizer.zero_grad()
+    state = {"weights": dict(enumerate(weights)), "optimizer": optimizer}
+    ways: dict[str, Any] = {
+        PLAIN: lambda *table: copy_pieces(*table[:3], 1) or len(table[0]),
+        "kernel, 1": lambda *table: copy_if_there(*table[:3], 1),
+        "kernel, 2": lambda *table: copy_if_there(*table[:3], 2),
+    }
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for number in range(rounds + 2):
+        for way in order.sample(list(ways), len(ways)):
+            shutil.rmtree(OUT / "copies", ignore_errors=True)
+            gc.collect()
+            stage.copy_if_there = ways[way]
+            started = time.perf_counter()
+            handle = holdfast.save_async(state, OUT / "copies", stage="lazy")
+            handle.wait_staged()
+            staged = time.perf_counter() - started
+            handle.result()
+            if number > 1:
+                seconds[way].append((staged, time.perf_counter() - started))
+    shutil.rmtree(OUT / "copies")
+    print("\n| | until staged s | ratio | until committed s | ratio |\n|---|---|---|---|---|")
+    for way, found in seconds.items():
+        cells = []
+        for mine, base in zip(
+            zip(*found, strict=True), zip(*seconds[PLAIN], strict=True), strict=True
+        ):
+            paired = [one / other for one, other in zip(mine, base, strict=True)]
+            low, high = quartiles(paired)
+            cells.append(f"{median(mine):.3f} | {median(paired):.2f} ({low:.2f} to {high:.2f})")
+        print(f"| {way} | " + " | ".join(cells) + " |")
 
 
 def _ways() -> dict[str, Copy]:

@@ -1,11 +1,14 @@
 #include "holdfast/checksum.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
+#include <span>
 #include <vector>
 
 #include "bindings.h"
 #include "holdfast/copy.h"
+#include "holdfast/samples.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,6 +36,17 @@ std::vector<Piece> pieces_of(const Words& targets, const Words& sources, const W
     pieces[i] = {memory_at(targets(i)), memory_at(sources(i)), sizes(i)};
   }
   return pieces;
+}
+
+std::vector<Bytes> parts_of(const Words& addresses, const Words& sizes, const Words& counts) {
+  std::size_t needed = 0;
+  for (std::size_t i = 0; i < counts.shape(0); ++i) needed += counts(i);
+  if (addresses.shape(0) != needed || sizes.shape(0) != needed) {
+    throw nb::value_error("addresses and sizes are not as many as the counts say");
+  }
+  std::vector<Bytes> parts(needed);
+  for (std::size_t i = 0; i < needed; ++i) parts[i] = {memory_at(addresses(i)), sizes(i)};
+  return parts;
 }
 
 }  // namespace
@@ -102,6 +116,29 @@ void bind_checksum(nb::module_& module) {
         without_gil([&] { copy_pieces(pieces, threads); });
       },
       "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
+  module.def(
+      "hash_spread",
+      [](const Words& addresses, const Words& sizes, const Words& counts, std::uint64_t seed) {
+        const std::vector<Bytes> parts = parts_of(addresses, sizes, counts);
+        std::vector<std::uint64_t> hashes(counts.shape(0));
+        without_gil([&] {
+          const Bytes* part = parts.data();
+          for (std::size_t i = 0; i < hashes.size(); part += counts(i++)) {
+            hashes[i] = hash_spread(std::span(part, counts(i)), seed);
+          }
+        });
+        return nb::bytes(hashes.data(), hashes.size() * sizeof(std::uint64_t));
+      },
+      "addresses"_a, "sizes"_a, "counts"_a, "seed"_a);
+  module.def(
+      "hash_spread_strided",
+      [](std::uintptr_t address, std::size_t element_bytes, const std::vector<std::int64_t>& shape,
+         const std::vector<std::int64_t>& strides, std::uint64_t seed) {
+        return without_gil([&] {
+          return hash_spread(Strided{memory_at(address), element_bytes, shape, strides}, seed);
+        });
+      },
+      "address"_a, "element_bytes"_a, "shape"_a, "strides"_a, "seed"_a);
   module.def(
       "is_zero",
       [](std::uintptr_t address, std::size_t size) { return is_zero(memory_at(address), size); },

@@ -1,4 +1,8 @@
-"""What tests of all folders start from: new paths that cost no disk, and one thread for torch."""
+"""What tests of all folders start from: new paths that cost no disk, and one thread for torch.
+
+``pytest --ambient meta tests/unit/test_shards.py`` runs tests with the public verbs called under a
+setting of torch that the program might have: `ambients`.
+"""
 
 import itertools
 import shutil
@@ -9,9 +13,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from ambients import AMBIENTS, put_under
 from holdfast.engine.basis import forget_bases
 
 MEMORY = Path("/dev/shm")  # where it exists, an fsync takes no time
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "call the public verbs under this setting; several times: under each"
+    parser.addoption("--ambient", action="append", default=[], choices=AMBIENTS, help=text)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if ambients := metafunc.config.getoption("--ambient"):
+        metafunc.parametrize("_ambient", ambients, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _ambient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hasattr(request, "param"):
+        put_under(request.param, monkeypatch.setattr)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,7 +66,7 @@ CORRIDOR, PUBLIC, EDGE = 5, 6, 7
 TORCH_ROOMS = {"state", "integrations", "tools"}
 TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/pipeline.py"}
 TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/chain.py", "engine/deep.py"}
-TORCH_FILES |= {"engine/workspace.py"}
+TORCH_FILES |= {"engine/workspace.py", "engine/samples.py"}
 TORCH_FILES |= {"group/torch.py", "_checkpoint.py", "_save.py", "_load.py", "_checkpointer.py"}
 TORCH_FILES |= {"_random.py", "_data.py", "_recode.py", "_trial.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
@@ -86,6 +86,10 @@ PICKLERS = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
 PICKLE_FILES = {"integrations/dcp/stock.py"}  # an Unpickler that calls a short list of classes only
 DCP = "torch.distributed.checkpoint"  # its import costs every program that does not use it
 DCP_ROOMS = {"integrations", "tools"}
+# What makes tensors where, and of the dtype, that the program has set for its own: `torch.` these.
+FACTORIES = {"arange", "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye"}
+FACTORIES |= {"full", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm"}
+FACTORIES |= {"range", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"}
 VAGUE = re.compile(r"\b(utils?|helpers?|manager|misc|ckpt|blob)\b", re.IGNORECASE)
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
@@ -178,6 +182,27 @@ def word_faults(name: str, text: str, tree: ast.Module) -> Iterator[str]:
             yield f"{name}:{number}: unfinished: {line.strip()}"
 
 
+def factory_faults(name: str, tree: ast.Module) -> Iterator[str]:
+    """A tensor follows torch.set_default_device and _dtype unless both are named.
+
+    What is `_like` another has its device; frombuffer and from_numpy share memory of the host.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            for alias in node.names:
+                if alias.name in FACTORIES or alias.name.endswith("_like"):
+                    yield f"{name}:{node.lineno}: imports {alias.name}; call it as torch's"
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        factory, owner = node.func.attr, getattr(node.func.value, "id", "")
+        wanted = {"device", "dtype"} if factory in FACTORIES else set()
+        wanted |= {"dtype"} if factory.endswith("_like") else set()
+        missing = wanted - {keyword.arg for keyword in node.keywords}
+        if owner == "torch" and missing:
+            names = " and ".join(f"{word}=" for word in sorted(missing))
+            yield f"{name}:{node.lineno}: torch.{factory} without {names}"
+
+
 def faults_of(name: str, text: str) -> list[str]:
     """Every fault of one module; ``name`` is its path under src/holdfast/."""
     tree = ast.parse(text)
@@ -186,6 +211,7 @@ def faults_of(name: str, text: str) -> list[str]:
         *dcp_faults(name, tree),
         *size_faults(name, text, tree),
         *word_faults(name, text, tree),
+        *factory_faults(name, tree),
     ]
 
 
@@ -248,6 +274,15 @@ BROKEN = {
     "a long function": ("layout.py", '"""A."""\ndef f():\n' + "    x = 1\n" * 61),
     "a long line": ("layout.py", '"""A."""\nx = "' + "x" * 100 + '"\n'),
     "an error that is not ours": ("layout.py", '"""A."""\nraise ValueError("no")\n'),
+    "a tensor on the default device": (
+        "state/a.py",
+        '"""A."""\nimport torch\nx = torch.empty(3, dtype=torch.uint8)\n',
+    ),
+    "a tensor of the default dtype": (
+        "state/a.py",
+        '"""A."""\nimport torch\nx = torch.zeros_like(y)\n',
+    ),
+    "a factory by its bare name": ("state/a.py", '"""A."""\nfrom torch import empty\n'),
     "no docstring": ("layout.py", "x = 1\n"),
     "a vague name": ("format/utils.py", '"""A."""\n'),
     "unfinished work": ("layout.py", '"""A."""\nx = 1  # ' + "TO" + "DO: more\n"),

@@ -1,11 +1,12 @@
 """The walk of one byte stays straight: a budget on the rooms one save and one load pass through.
 
 A *room* is a source file that acts: holds, moves, waits. Pure rooms (layout, options, errors, the
-format, codecs, plans, the fit, what is wanted and agreed: the same answer for the same arguments,
-and nobody called back) are the language the walk is told in, and are not counted. A *re-entry* is a
-call from one room into another that was entered before; the conductors (`_save`, `_load`,
-`engine/pipeline`), whose work is to call the rooms in turn, make none. *Depth* is how many rooms
-are nested. All threads are counted, each from its own first room.
+format, codecs, plans, the fit, what is wanted and agreed, which memory tensors have, torch without
+its modes: the same answer for the same arguments, and nobody called back) are the language the walk
+is told in, and are not counted. A *re-entry* is a call from one room into another that was entered
+before; the conductors (`_save`, `_load`, `worker`, `engine/pipeline`), whose work is to call the
+rooms in turn, make none. *Depth* is how many rooms are nested. All threads are counted, each from
+its own first room.
 """
 
 import sys
@@ -23,9 +24,10 @@ from holdfast import worker
 
 ROOT = Path(holdfast.__file__).parent
 ROOMS_MAX, REENTRIES_MAX, DEPTH_MAX = 14, 15, 7
-PURE = ("layout", "boxes", "options", "errors", "__init__", "_fit", "_wanted", "_agreed")
+PURE = ("layout", "boxes", "options", "errors", "__init__", "_fit", "_wanted", "_agreed", "_alike")
 PURE += ("stores/url", "format/", "codecs/", "plan/")
-CONDUCTORS = ("_save.py", "_load.py", "engine/pipeline.py")
+PURE += ("state/ambient", "state/memory", "state/overlap")
+CONDUCTORS = ("_save.py", "_load.py", "worker.py", "engine/pipeline.py")
 
 
 def walk(action: Callable[[], object]) -> tuple[list[str], list[tuple[str, str]], int]:

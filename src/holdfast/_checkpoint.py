@@ -303,10 +303,9 @@ class Checkpoint:
         from .state.tensors import TORCH_DTYPES
 
         header = self._manifest.table.header
+        dtypes = {path: TORCH_DTYPES[header.tensors[self._tensors[path]].dtype] for path in parts}
         result = {
-            path: torch.empty(
-                box.shape, dtype=TORCH_DTYPES[header.tensors[self._tensors[path]].dtype]
-            )
+            path: torch.empty(box.shape, dtype=dtypes[path], device="cpu")
             for path, box in parts.items()
         }
         wanted = {path: (self._tensors[path], [box]) for path, box in parts.items()}

@@ -22,8 +22,7 @@ from ._schedule import Every, Schedule
 from ._signals import SignalWatch
 from ._wanted import Wanted, check_run
 from .errors import OptionError, PeerError, writable
-from .group.base import COORDINATOR, Phase, Poll, SingleGroup
-from .group.torch import find_group
+from .group.base import COORDINATOR, Phase, Poll, SingleGroup, find_group
 from .options import Options, options_of
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ and EFBIG) with `.errno` set, an `OSError` as its cause, and the operation, path
 text; an argument that cannot be raises `OptionError`, a pool that does not fit `MemoryError`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,24 @@ def copy_pieces(
     threads: int,
 ) -> None:
     """`copy` of each piece (addresses, bytes), by ``threads`` threads, this one among them."""
+
+def hash_spread(
+    addresses: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    counts: NDArray[np.uint64],
+    seed: int,
+) -> bytes:
+    """XXH3-64 of samples of each item, 8 bytes for each, in the machine's order of bytes.
+
+    An item is ``counts[i]`` parts (addresses, bytes) that follow each other; where they are cut
+    makes no difference. Up to 4 KiB all bytes are hashed; of more, 3 runs of 128 bytes and one more
+    for each MiB, at places that follow from the item's size and the seed.
+    """
+
+def hash_spread_strided(
+    address: int, element_bytes: int, shape: Sequence[int], strides: Sequence[int], seed: int
+) -> int:
+    """The same number for elements in any strides (in elements), read in row-major order."""
 
 def is_zero(address: int, size: int) -> bool:
     """Whether all ``size`` bytes are zero."""

@@ -12,7 +12,6 @@ from .format.names import display_names, dotted
 from .layout import Box, Path, Tensor
 from .state.source import Source
 from .state.target import Target
-from .state.tensors import is_expanded
 
 _REPAIRED_ADVICE = (
     "Load another step; or take what there is, strict=False: what the report's .missing names "
@@ -139,8 +138,6 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
         fits = wanted.dtype == stored.dtype or (cast and converts(stored.dtype, wanted.dtype))
         if wanted.shape != stored.shape or not fits:
             faults.append(f"{names[path]} is {_form(stored)} there and {_form(wanted)} here")
-        if any(data.numel() and is_expanded(data) for data, _ in leaf.parts):
-            faults.append(f"{names[path]} is an expanded tensor here, which cannot be filled")
     return faults
 
 

@@ -15,7 +15,7 @@ from ._alike import Arguments, camps, check_alike, encode_arguments, first_line
 from ._core import xxh3_128
 from ._fit import check_fit, describe_fit, source_of, wanted_of
 from ._wanted import check_order, check_state
-from .engine.chain import Chain, open_chain, read_chain
+from .engine.chain import Chain, Link, open_chain, read_chain
 from .engine.check import check_files, check_names, file_share, read_manifest
 from .engine.exchange import Exchange
 from .engine.pipeline import Done, read_shards
@@ -24,8 +24,7 @@ from .engine.read import still_there
 from .engine.trust import check_of
 from .errors import CorruptError, MismatchError
 from .format.names import misnamed, step_name
-from .group.base import COORDINATOR, Phase, sends
-from .group.torch import find_group
+from .group.base import COORDINATOR, Phase, find_group, sends
 from .options import SLOT_BYTES, Options, options_of
 from .plan.load_plan import find_chunks
 from .plan.share_plan import encode_rows, share_out
@@ -177,7 +176,7 @@ def load_from(
         tensors=len(targets),
         missing=missing,
         unexpected=unexpected,
-        bytes_needed=sum(data.nbytes for leaf in target.tensors.values() for data, _ in leaf.parts),
+        bytes_needed=target.size_bytes(),
         bytes_read=done.read_bytes,
         bytes_sent=done.sent_bytes,
     )
@@ -230,7 +229,8 @@ def _open_alike(
             check_state(into, "into")
             store = open_store(path)
             manifest = _read_manifest(store, options, step)
-            chain = open_chain(store, manifest)
+            alone = (Link(store, manifest),)
+            chain = open_chain(store, manifest) if len(manifest.based) else alone
             target = worker.call_in_caller(functools.partial(bind, into, source_of(manifest)))
             digests = [link.manifest.digest for link in chain]
             what, shown = f"the load of {store.location}", _shown(chain)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from .errors import MismatchError, OptionError, StateError, shown
-from .group.base import COORDINATOR
-from .group.torch import find_group
+from .group.base import COORDINATOR, find_group
+from .state.ambient import ordinary_torch
 
 logger = logging.getLogger("holdfast")
 
@@ -50,11 +50,13 @@ class RandomState:
         """
         self._place = checked_place(rank, world_size)
 
+    @ordinary_torch()
     def state_dict(self) -> dict[str, Any]:
         """Return the states of this rank's generators, by its rank."""
         rank, world_size = self._place or place_of_group()
         return {"world_size": world_size, "ranks": {str(rank): _capture()}}
 
+    @ordinary_torch()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore this rank's generators from the states of all ranks.
 
@@ -124,7 +126,11 @@ def _capture() -> dict[str, Any]:
     key = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
     position = numpy_state["state"]["pos"]
     result: dict[str, Any] = {
-        "python": {"state": torch.tensor(numbers), "version": version, "gauss": gauss},
+        "python": {
+            "state": torch.tensor(numbers, dtype=torch.int64, device="cpu"),
+            "version": version,
+            "gauss": gauss,
+        },
         "numpy": {
             "state": key,
             "position": position,

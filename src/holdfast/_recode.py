@@ -193,7 +193,9 @@ class _Source:
 
     def _read(self, number: int) -> dict[Shard, torch.Tensor]:
         ahead = next(batches(self._shards[number:], lambda shard: shard.size_bytes, AHEAD_BYTES))
-        parts = {shard: torch.empty(shard.size_bytes, dtype=torch.uint8) for shard in ahead}
+        parts = {
+            shard: torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu") for shard in ahead
+        }
         store = self._chain[-1].store
         with lease(store.vfs, store.location, self._options) as leased:
             read_parts(self._chain, leased, parts)

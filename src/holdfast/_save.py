@@ -31,8 +31,7 @@ from .engine.write import lay_out
 from .format.rows import Planned, encode_written
 from .format.table import Table
 from .format.values import encode_value
-from .group.base import COORDINATOR, BriefPhase, Outcome, Phase
-from .group.torch import find_group
+from .group.base import COORDINATOR, BriefPhase, Outcome, Phase, find_group
 from .options import Options, options_of
 from .plan import known
 from .plan.requests import (
@@ -128,8 +127,11 @@ def save_async(
         state, path, step, metrics, codec, group: as `save` takes them.
         stage: "eager": returns when the copy is made. "lazy": returns at once; parameters and
             optimizer state are copied during forward and backward, and the next ``step()`` of the
-            state's optimizers waits for that. Everything else is copied before it returns. To
-            change a parameter in another way than by such a step makes the save fail.
+            state's optimizers waits for that. Everything else is copied before it returns. A
+            parameter that changes in another way before its copy fails the save. A change that
+            torch counts is always seen. One that it does not count (through ``.data`` or NumPy) is
+            looked for in samples of tensors in host memory; on CUDA devices it is not seen.
+            docs/saving.md says how likely samples meet a change.
         busy: when the save before is still in flight, on any rank: "wait" for it, "skip" this one
             (the handle says so), or "fail" with a BusyError.
         deadline_s: seconds from here until a save that is not committed fails, on all ranks; the
@@ -344,7 +346,7 @@ def _finish(
 
             def check() -> None:
                 check_last()  # on a slow disk it may take until the deadline
-                ledger.check()
+                ledger.check_deadline()
 
             commit(store, header, planned, [written for *_, written in told], check)
             records = [json.loads(record) for record, *_ in told]

@@ -238,7 +238,10 @@ class _Sources:
         return _Held([*here.values(), *there.values()], chunks, len(unit) == 1)
 
     def _read(self, chain: Chain, shards: Sequence[Shard]) -> dict[Shard, torch.Tensor]:
-        parts = {shard: torch.empty(shard.size_bytes, dtype=torch.uint8) for shard in shards}
+        parts = {
+            shard: torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
+            for shard in shards
+        }
         store = chain[-1].store
         with lease(store.vfs, store.location, self._options) as leased:
             read_parts(chain, leased, parts)

@@ -7,8 +7,9 @@ of a state, through `call_in_caller`.
 
 Invariants:
   1. An exception in the waiting thread reaches the body as a CancelledError, at its next `check`.
-     The caller goes on with its exception when the body has ended. A second exception ends that
-     wait; the body still ends by itself.
+     The caller goes on with its exception when the body has ended. A body that a dead disk or a
+     lost rank holds is waited for no longer than `STOP_S`, or until a second exception; it ends by
+     itself, and fills no target any more.
   2. What the two threads share is safe at every point where a handler may raise. No Condition, no
      Event: their own frames may be interrupted, and keep their lock.
   3. A worker has none of the caller's modes of torch, but its CUDA streams.
@@ -36,7 +37,12 @@ from .errors import CancelledError, HoldfastError
 logger = logging.getLogger("holdfast")
 
 SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word of another's end
+STOP_S = 10.0  # for the end of a body whose caller was interrupted
 LAST_WORD_S = 10.0  # for what a daemon thread is at when Python ends
+HELD_UP = (
+    "The interrupted call of holdfast is held up, by a disk, a rank or a second interrupt. It "
+    "ends when it can: what it saves is whole, or not there; what it loads may be filled in part"
+)
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -100,7 +106,7 @@ class _Job:
     """One call of a verb: its body, in a worker, and the thread that waits for it."""
 
     def __init__(self, body: Callable[[], Any]) -> None:
-        self.place = (threading.get_ident(), len(_here.serving))
+        self.place = (threading.get_ident(), len(here.serving))
         self.is_daemon = threading.current_thread().daemon
         self.interrupt: BaseException | None = None
         self.result: Any = None
@@ -112,7 +118,7 @@ class _Job:
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._asked: _Call[Any] | None = None
         self._ended = Latch()
-        self._turn = [None]  # who takes it out runs the body, or drops it
+        self._turn = iter([True])  # who takes it out runs the body, or drops it
 
     def begin(self) -> bool:
         """Have a worker begin; return False when none can be had.
@@ -151,7 +157,8 @@ class _Job:
         if error is self.failure or os.getpid() != self._process:
             return
         self.leave(error)
-        self._ended.wait()
+        if not self._ended.wait(STOP_S):
+            error.add_note(HELD_UP)
         for note in getattr(self.failure, "__notes__", ()):
             error.add_note(note)
 
@@ -189,22 +196,18 @@ class _Job:
         """Run the body, in the worker."""
         if not self._take():
             return
-        _here.job = self
+        here.job, here.place = self, self.place
         try:
             with self._streams():
                 self.result = self._context.run(self._body)
         except BaseException as error:
             self.failure = error
-        _here.job = None
+        here.job = here.place = None
         self._end()
 
     def _take(self) -> bool:
         """Return whether the body is the asker's to run, or to drop: that of the first who asks."""
-        try:
-            self._turn.pop()
-        except IndexError:
-            return False
-        return True
+        return next(self._turn, False)
 
     def _end(self) -> None:
         _jobs.discard(self)
@@ -217,14 +220,16 @@ class _Here(threading.local):
 
     Attributes:
         job: whose body it runs.
+        place: of that job.
         serving: those that it waits for, the innermost last.
     """
 
     job: _Job | None = None
+    place: tuple[int, int] | None = None
     serving: tuple[_Job, ...] = ()
 
 
-_here = _Here()
+here = _Here()
 _jobs: set[_Job] = set()  # whose body has not ended
 _inbox: SimpleQueue[_Job] = SimpleQueue()
 _idle = 0  # workers that wait for a job
@@ -257,11 +262,11 @@ def run(
     Raises:
         HoldfastError: a daemon thread calls while Python ends, which would cut it off anywhere.
     """
-    if _here.job is not None:
+    if here.job is not None:
         return body()
-    job, before = _Job(body), _here.serving
+    job, before = _Job(body), here.serving
     try:
-        _here.serving = (*before, job)
+        here.serving = (*before, job)
         if not job.begin():
             return body()
         result: Result = job.serve()
@@ -270,24 +275,20 @@ def run(
         try:
             job.stop(error)
         except BaseException as second:
-            job.leave(second)  # at whatever point the first was left
-            second.add_note(
-                "An interrupted call of holdfast may not have ended yet. The target of a load may "
-                "be partly filled, and still change; the next save or load waits for it"
-            )
+            job.leave(second)  # the first may not have come so far
+            second.add_note(HELD_UP)
             raise
-        finally:
-            if job.result is not None:
-                dropped(job.result)
+        if job.result is not None:
+            dropped(job.result)
         raise
     finally:
-        _here.serving = before
+        here.serving = before
         job.failure = None  # it holds this frame
 
 
 def call_in_caller(function: Callable[[], Result]) -> Result:
     """Call a function in the thread that called the verb: what is the user's belongs there."""
-    return function() if _here.job is None else _here.job.ask(function)
+    return function() if here.job is None else here.job.ask(function)
 
 
 def check() -> None:
@@ -296,15 +297,13 @@ def check() -> None:
     Raises:
         CancelledError: an exception, such as a KeyboardInterrupt, has come there.
     """
-    if _here.job is not None:
-        _here.job.check()
+    if here.job is not None:
+        here.job.check()
 
 
 def place() -> tuple[int, int]:
     """Return the thread that called the verb, and in how many other calls of verbs it is."""
-    if _here.job is not None:
-        return _here.job.place
-    return threading.get_ident(), len(_here.serving)
+    return here.place or (threading.get_ident(), len(here.serving))
 
 
 def start(target: Callable[[], object], name: str) -> threading.Thread | None:
@@ -356,8 +355,8 @@ def _end() -> None:
     for wait in _waits:
         wait()
     until = time.monotonic() + LAST_WORD_S
-    for job in [job for job in list(_jobs) if job.is_daemon]:
-        job.interrupt = SystemExit()
+    for job in [job for job in list(_jobs) if job.is_daemon or job.interrupt is not None]:
+        job.interrupt = job.interrupt or SystemExit()
         job.wait(max(0.0, until - time.monotonic()))
     _ended.set()
 
@@ -367,15 +366,15 @@ def _cuda_streams() -> Callable[[], contextlib.AbstractContextManager[object]]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return contextlib.nullcontext
-    cuda, here = torch.cuda, torch.cuda.current_device()
-    streams = {device: cuda.current_stream(device) for device in range(cuda.device_count())}
+    cuda, device = torch.cuda, torch.cuda.current_device()
+    streams = {number: cuda.current_stream(number) for number in range(cuda.device_count())}
     # To enter a stream makes a context on its device, which takes memory there.
-    own = [s for d, s in streams.items() if d != here and s != cuda.default_stream(d)]
+    own = [s for n, s in streams.items() if n != device and s != cuda.default_stream(n)]
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for stream in (*own, streams[here]):
+            for stream in (*own, streams[device]):
                 stack.enter_context(cuda.stream(stream))
             yield
 
@@ -383,9 +382,9 @@ def _cuda_streams() -> Callable[[], contextlib.AbstractContextManager[object]]:
 
 
 def _forget() -> None:
-    """In a forked child, where no other thread is."""
-    global _inbox, _idle, _count
-    _inbox, _idle, _count = SimpleQueue(), 0, threading.Lock()
+    """In a forked child, where no other thread is, and nobody waits for what this one was at."""
+    global here, _inbox, _idle, _count
+    here, _inbox, _idle, _count = _Here(), SimpleQueue(), 0, threading.Lock()
     _jobs.clear()
 
 

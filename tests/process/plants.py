@@ -123,20 +123,20 @@ PLANTS: dict[str, Plant] = {
     ),
     "a verb runs in the thread that calls it": Plant(
         [("holdfast.worker", "run", _right_here)],
-        "hang|(file|descriptor|thread) left|a later|raises",
+        r"\bhang|(file|descriptor|thread) left|a later|broke",
         ("save", "injected"),
     ),
     "Python ends without a wait": Plant(
         [("holdfast.worker", "_waits", lambda _: [])],
-        "last-.* was acknowledged, and is not there|ended with -",
+        "last-.* was acknowledged, and is not there|ended with -6, not",
         (exits.FLIGHT, "return", "sys.exit", "unhandled"),
     ),
     "a daemon thread is not stopped at the end": Plant(
-        [("holdfast.worker", "_jobs", _empty)], "ended with -", ("daemon saves", exits.WHOLE)
+        [("holdfast.worker", "_jobs", _empty)], "ended with -6, not", ("daemon saves", exits.WHOLE)
     ),
     "a relative path is one of the working directory": Plant(
         [("holdfast.stores.url", "absolute", lambda _: lambda path, *_: os.fspath(path))],
-        "not there|nowhere|file left|deleted working directory|Error",
+        "FileNotFoundError|deleted working directory|is not there",
         ("move",),
     ),
     "an interrupted load says nothing of its target": Plant(
@@ -144,9 +144,27 @@ PLANTS: dict[str, Plant] = {
         "does not say so",
         ("load", "injected", "struck"),
     ),
+    "a lazy copy is judged without samples": Plant(
+        [("holdfast.engine.stage", "Staging._compare", _nothing)],
+        "other bits than were saved: changed",
+        ("numpy", "data"),
+    ),
+    "torch's modes reach what holdfast computes": Plant(
+        [
+            ("holdfast.state.ambient", "_disable_current_modes", _no_context),
+            ("holdfast.state.ambient", "temporarily_clear_interpreter_stack", _no_context),
+        ],
+        "ended with -11|raises|fails|other bits",
+        ("fake", "func.vmap", "dispatch"),
+    ),
+    "targets may share bytes": Plant(
+        [("holdfast.state.target", "find_overlaps", lambda _: lambda targets: [])],
+        "overlapping targets are filled",
+        ("overlap",),
+    ),
     "a thread waits for an Event": Plant(
         [("holdfast.worker", "Latch", lambda _: threading.Event)],
-        "hang|a later",
+        r"\bhang|a later",
         ("save_async", "Checkpointer", "injected in waits"),
     ),
 }

@@ -201,23 +201,26 @@ def test_an_interrupt_of_a_save_ends_it_and_leaves_nothing(tmp_path: Path) -> No
     holdfast.save({"w": torch.ones(9)}, tmp_path / "a")
 
 
-def test_a_second_interrupt_before_the_first_is_passed_on_leaves_no_save_that_waits(
+def test_an_interrupt_is_not_held_up_by_a_disk_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody answered the body any more; it waited for its hooks for ever, and all after it."""
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("the alarm")
 
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    state = {"w": torch.ones(3)}
-    with monkeypatch.context() as points:  # two at which a handler may raise
-        points.setattr(worker._Call, "make", interrupted)
-        points.setattr(worker._Job, "stop", interrupted)
-        with pytest.raises(KeyboardInterrupt) as raised:
-            holdfast.save_async(state, tmp_path / "interrupted")
-    holdfast.save_async(state, tmp_path / "next", deadline_s=WITHIN_S).result()
-    assert list(tmp_path.iterdir()) == [tmp_path / "next"]
-    assert "may not have ended" in " ".join(raised.value.__notes__)
+    monkeypatch.setattr(worker, "STOP_S", 0.2)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with faulty(Fault("write", nth=1, action="delay", argument=3000)):
+            started = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(TimeoutError, match="the alarm") as raised:
+                holdfast.save({"w": torch.ones(1000)}, tmp_path / "a")
+            assert time.monotonic() - started < 2
+            assert "held up" in str(raised.value.__notes__)
+            holdfast.save({"w": torch.ones(9)}, tmp_path / "b")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert saved(tmp_path / "b")["w"].all() and not (tmp_path / "a" / "MANIFEST").exists()
 
 
 def test_an_interrupted_load_says_that_its_target_is_partly_filled(tmp_path: Path) -> None:

@@ -61,7 +61,11 @@ class Basis:
         for shard in shards:
             kept = before.get(shard)
             if kept is None or (kept.memory is None) == keeps(shard):
-                room = torch.empty(shard.size_bytes, dtype=torch.uint8) if keeps(shard) else None
+                room = (
+                    torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
+                    if keeps(shard)
+                    else None
+                )
                 kept = _Kept([], room)
             if not is_kept:
                 kept.is_filled = False

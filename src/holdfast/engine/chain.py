@@ -18,6 +18,7 @@ from ..layout import Box, Path, Shard, batches, boxes_of_range
 from ..options import SLOT_BYTES, Keys
 from ..plan.load_plan import plan_load
 from ..plan.runs import ChunkRead, Run
+from ..state.ambient import ordinary_torch
 from ..state.tensors import TORCH_DTYPES
 from ..stores.base import Store
 from .check import read_manifest
@@ -122,6 +123,7 @@ def _check_tensors(manifest: Manifest, below: Manifest, base: Base) -> None:
                 raise CorruptError(f"its base, {base.name}, has no {name} of its dtype and shape")
 
 
+@ordinary_torch()
 def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources) -> Done:
     """Read runs of the newest checkpoint of a chain, as `read_shards` does."""
     with still_there(chain[-1].store):

@@ -38,7 +38,7 @@ def _check(
     chain: Chain, lease: Lease, batch: dict[int, Shard]
 ) -> Iterator[tuple[Shard, CorruptError]]:
     table = chain[-1].manifest.table
-    parts = {s: torch.empty(s.size_bytes, dtype=torch.uint8) for s in batch.values()}
+    parts = {s: torch.empty(s.size_bytes, dtype=torch.uint8, device="cpu") for s in batch.values()}
     try:
         read_parts(chain, lease, parts)
     except CorruptError as error:

@@ -25,6 +25,7 @@ from ..format.names import dotted
 from ..format.table import Table
 from ..layout import Box, Path, Shard, chunk_count, chunks_of
 from ..plan.runs import Run
+from ..state.ambient import ordinary_torch
 from ..stores.base import Store
 from .ahead import Decoder, SlotThreads, encode_ahead, is_raw
 from .basis import Basis
@@ -103,6 +104,14 @@ class Ledger:
         worker.check()
         if self._is_cancelled:
             raise CancelledError("the save was cancelled; nothing was committed")
+        self.check_deadline()
+
+    def check_deadline(self) -> None:
+        """Check that the save's deadline has not passed.
+
+        Raises:
+            StoreError: it has.
+        """
         if time.monotonic() > self._deadline:
             done, total = self.written_bytes / 1e9, self.total_bytes / 1e9
             raise StoreError(
@@ -303,6 +312,7 @@ class Done:
             raise self.damage
 
 
+@ordinary_torch()
 def read_shards(
     store: Store,
     lease: Lease,

@@ -37,6 +37,10 @@ def copy_elements(
     source: torch.Tensor, target: torch.Tensor, *, non_blocking: bool = False
 ) -> None:
     """Copy a tensor's elements into another of its shape, converted where the dtypes differ."""
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        with torch.inference_mode():  # nowhere else may one be changed
+            copy_elements(source, target, non_blocking=non_blocking)
+        return
     bits = _BITS.get(source.element_size())
     views = source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg()
     if bits is None or views or source.dtype != target.dtype:

@@ -86,7 +86,7 @@ class _Shared(_Queued):
         Raises:
             HoldfastError: this very thread holds it, so waiting would be for ever.
         """
-        place = worker.place()
+        place = worker.here.place or worker.place()
         while not self.lock.acquire(timeout=worker.SLICE_S):
             worker.check()
             if self.owner[0] == place[0] and self.owner[1] < place[1]:

@@ -69,7 +69,6 @@ class DataFileReader:
         free, flying, coming = deque(slots or range(pool.slots)), dict[int, Run](), iter(runs)
         landed: dict[int, tuple[int, int]] = {}
         while True:
-            worker.check()
             while free and (not flying or is_clear(free[0])):
                 if (run := next(coming, None)) is None:
                     break
@@ -87,6 +86,8 @@ class DataFileReader:
             slot = next(iter(landed)) if first is None else first
             (done, code), run = landed.pop(slot), flying.pop(slot)
             self._check_read(run, done, code)
+            if worker.here.job is not None and worker.here.job.interrupt is not None:
+                worker.check()  # nothing more is placed for a caller that has gone on
             yield run, slot
             free.append(slot)
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from .._core import copy_and_hash_chunk, copy_if_there, copy_pieces, hash_chunk
@@ -18,10 +16,9 @@ from ..format.names import dotted
 from ..layout import Box, Chunk, Path, Shard, boxes_of_range, chunks_of, size_of
 from ..worker import Latch
 from .place import copy_elements
+from .samples import Piece, Samples, columns
 from .workspace import bytes_at
 
-Words = npt.NDArray[np.uint64]
-Piece = tuple[int, int, int]  # target, source, bytes
 Part = tuple[torch.Tensor, Box]  # the elements of a box
 Sources = Mapping[Path, Sequence[Part]]  # what this rank holds of each tensor
 
@@ -88,7 +85,7 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
     held = _elements_of(chunks[0].shard, source, box)
     if held.device.type == "cpu" and _is_plain(held):
         return held
-    memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8)
+    memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8, device="cpu")
     at = 0
     for chunk in chunks:
         _copy_elements(held, chunk, memory[at : at + chunk.size_bytes])
@@ -185,6 +182,8 @@ class Staging:
             devices.wait()
         self.copied_bytes = size_of(item.shard for item in now)
         self._rest = rest
+        self._sampled = [item for item in rest if _on_host(item)]
+        self._samples = Samples([item.elements for item in self._sampled])
         self._copies = DeviceCopies([item for item in rest if not _on_host(item)], memory)
         self._host_done = Latch()
         self._lock = threading.Lock()
@@ -211,6 +210,7 @@ class Staging:
         self._judge(last=False)
         if self._fault is not None:
             raise self._fault
+        self._compare()
 
     def close(self) -> None:
         """Let go of the sources, a while after `finish`.
@@ -221,6 +221,14 @@ class Staging:
         self._judge(last=True)
         if self._fault is not None:
             raise self._fault
+
+    def _compare(self) -> None:
+        """Check that the copies are of the moment when the save was asked for, as far as seen."""
+        pieces = [_pieces(item, self._memory.data_ptr()) for item in self._sampled]
+        for i in self._samples.differing(pieces):
+            if not _is_lazy(self._sampled[i].elements):
+                raise _changed(self._sampled[i])
+        self._sampled = []
 
     def _judge(self, *, last: bool) -> None:
         """Check what has been copied, unless it was judged for the last time already.
@@ -239,7 +247,7 @@ class Staging:
 
 
 def _on_host(item: Held) -> bool:
-    return item.elements.device.type == "cpu"
+    return item.elements.is_cpu
 
 
 def _threads() -> int:
@@ -258,7 +266,7 @@ def copy_held(held: Sequence[Held], memory: torch.Tensor) -> None:
     plain = [item for item in held if _is_plain(item.elements)]
     pieces = [_pieces(item, memory.data_ptr()) for item in plain]
     owners = [item for item, own in zip(plain, pieces, strict=True) for _ in own]
-    missing = copy_if_there(*_columns(pieces), _threads())
+    missing = copy_if_there(*columns(pieces), _threads())
     if missing < len(owners):
         _check_unchanged(owners[missing], there=False)
     for item in held:
@@ -277,10 +285,15 @@ def _check_unchanged(item: Held, *, there: bool = True) -> None:
             'wait_staged() before that, or save with stage="eager"'
         )
     if item.version is not None and item.elements._version != item.version:
-        raise StateError(
-            f"{name} was changed before it was staged, outside of optimizer.step: the checkpoint "
-            'would be of no one moment. Call wait_staged() before that, or save with stage="eager"'
-        )
+        raise _changed(item)
+
+
+def _changed(item: Held) -> StateError:
+    return StateError(
+        f"{dotted(item.shard.tensor.path)} was changed before it was staged, outside of "
+        "optimizer.step: the checkpoint would be of no one moment. Call wait_staged() before that, "
+        'or save with stage="eager"'
+    )
 
 
 def copy_from_host(held: Iterable[Held], memory: torch.Tensor, threads: int) -> None:
@@ -291,7 +304,7 @@ def copy_from_host(held: Iterable[Held], memory: torch.Tensor, threads: int) -> 
             pieces.append(_pieces(item, memory.data_ptr()))
         else:
             _copy_chunks(item, memory, non_blocking=False)
-    copy_pieces(*_columns(pieces), threads)
+    copy_pieces(*columns(pieces), threads)
 
 
 class DeviceCopies:
@@ -342,7 +355,12 @@ _side_streams: dict[torch.device, "torch.cuda.Stream"] = {}
 
 def _is_plain(elements: torch.Tensor) -> bool:
     """Whether the bytes in memory are those of the elements in row-major order."""
-    return elements.is_contiguous() and not (elements.is_conj() or elements.is_neg())
+    return elements.is_contiguous() and not _is_lazy(elements)
+
+
+def _is_lazy(elements: torch.Tensor) -> bool:
+    """Whether the elements are other than what is in memory (Tensor.conj, Tensor.negative)."""
+    return elements.is_conj() or elements.is_neg()
 
 
 def _pieces(item: Held, base: int) -> list[Piece]:
@@ -358,12 +376,6 @@ def _pieces(item: Held, base: int) -> list[Piece]:
             pieces.append((base + at, source, size))
         source += size
     return pieces
-
-
-def _columns(pieces: Iterable[Sequence[Piece]]) -> tuple[Words, Words, Words]:
-    """Return targets, sources and sizes, as the core takes them."""
-    table = np.array([piece for own in pieces for piece in own], np.uint64).reshape(-1, 3).T.copy()
-    return table[0], table[1], table[2]
 
 
 def _copy_chunks(item: Held, memory: torch.Tensor, *, non_blocking: bool) -> None:

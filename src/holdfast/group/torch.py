@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from ..errors import OptionError, PeerError
 from .barrier import StoreGroup
-from .base import COORDINATOR, Group, SingleGroup, lost_peer
+from .base import COORDINATOR, Group, lost_peer
 
 logger = logging.getLogger("holdfast")
 
@@ -38,48 +37,6 @@ def _wait(work: Any) -> None:
     work.wait()
 
 
-def find_group(group: "Group | dist.ProcessGroup | str | None", *, writing: bool = False) -> Group:
-    """Return the given group, the default process group where there is one, or a group of one.
-
-    ``"alone"`` is this process by itself, whatever process group there is.
-
-    Args:
-        writing: refuse to go alone where a launcher says that there are others.
-
-    Raises:
-        OptionError: ``group`` is neither a process group nor a holdfast group, or cannot be used.
-    """
-    if isinstance(group, dist.ProcessGroup):
-        return TorchGroup(group)
-    if group == "alone":
-        return SingleGroup()
-    if group is None:
-        if dist.is_available() and dist.is_initialized():
-            return TorchGroup(None)
-        if writing:
-            _check_alone()
-        return SingleGroup()
-    if not hasattr(group, "all_gather"):
-        kind = type(group).__name__
-        raise OptionError(
-            f"group is a {kind}; expected a process group of torch.distributed, 'alone' for this "
-            "process by itself, or None for the default process group"
-        )
-    return group  # type: ignore[return-value]
-
-
-def _check_alone() -> None:
-    """Check that no launcher (torchrun) started this process as one of several."""
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and size.isdecimal() and int(size) > 1:
-        raise OptionError(
-            f"this is rank {rank} of {size} (RANK and WORLD_SIZE in the environment), but there is "
-            "no process group: each rank would save over the others. Call "
-            'torch.distributed.init_process_group first, or give group="alone" and a path of its '
-            "own to each rank"
-        )
-
-
 class TorchGroup:
     """See `holdfast.group.base.Group`; the coordinator is rank 0 of the process group."""
 
@@ -95,7 +52,7 @@ class TorchGroup:
                 f"the process group has backends for {backends} and none for the CPU, and there is "
                 "no CUDA device here; make it by init_process_group('cpu:gloo,cuda:nccl')"
             )
-        self._device = torch.device("cpu" if on_cpu else "cuda")
+        self._device = "cpu" if on_cpu else "cuda"  # no call of torch, which a mode would see
         self._stream: torch.cuda.Stream | None = None
 
     def all_gather(self, data: bytes) -> list[bytes]:
@@ -128,7 +85,7 @@ class TorchGroup:
     @property
     def sends(self) -> bool:
         """Whether the process group has a backend for the CPU."""
-        on_cpu = self._device.type == "cpu"
+        on_cpu = self._device == "cpu"
         if not on_cpu:
             _log_once(
                 "the process group has no backend for the CPU, so each rank reads all that it "
@@ -212,7 +169,7 @@ class TorchGroup:
 
     def _beside_training(self) -> contextlib.AbstractContextManager[object]:
         """Wait for nothing that training has queued on a CUDA device."""
-        if self._device.type != "cuda":
+        if self._device != "cuda":
             return contextlib.nullcontext()
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -230,7 +187,7 @@ class TorchGroup:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _padded(self, data: bytes, size: int) -> torch.Tensor:
-        padded = torch.zeros(size, dtype=torch.uint8)
+        padded = torch.zeros(size, dtype=torch.uint8, device="cpu")
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return padded.to(self._device)
 

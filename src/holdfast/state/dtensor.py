@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, placement_types
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import HELD_BOXES_MAX, Box, Path, whole
+from .memory import own_memory
 
 _Step = tuple[int | None, int, int]  # split factor of a strided one, ranks, which of them
 
@@ -17,14 +18,14 @@ def local_part(value: DTensor, path: Path) -> tuple[torch.Tensor, tuple[Box, ...
     """Return the local part, the boxes of the global tensor in it, and where it has each.
 
     Raises:
-        StateError: its elements are not final, or nothing tells where they belong.
+        StateError: its elements are not final or in no memory, or nothing tells where they belong.
     """
     if any(isinstance(placement, Partial) for placement in value.placements):
         raise StateError(
             f"{dotted(path)} is a DTensor with a pending reduction ({value.placements}); "
             "redistribute it to Shard or Replicate first"
         )
-    data = value.to_local().detach()
+    data = own_memory(value.to_local(), path)
     here = whole(data.shape)
     if value.numel() and not data.numel():
         return data, (here,), (here,)
@@ -76,7 +77,7 @@ def _runs(length: int, steps: tuple[_Step, ...]) -> tuple[tuple[int, int, int], 
 
     They are split by torch itself, as their tensor was.
     """
-    rows = torch.arange(length)
+    rows = torch.arange(length, dtype=torch.int64, device="cpu")
     for factor, ranks, rank in steps:
         kind: placement_types.Shard | placement_types._StridedShard = placement_types.Shard(0)
         if factor is not None:

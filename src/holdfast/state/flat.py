@@ -15,6 +15,7 @@ from torch import nn
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path, Shape
+from .ambient import ordinary_torch
 from .shard import Shard
 from .wrappers import canonical_name, flat_wrappers
 
@@ -62,6 +63,7 @@ class Held:
     shard: Shard
 
 
+@ordinary_torch()
 def held_flat(module: nn.Module, path: Path) -> list[Held]:
     """List the parameters that a module holds in flat ones; those of NO_SHARD need none of this.
 
@@ -106,29 +108,29 @@ def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def local_state(module: nn.Module) -> dict[str, Any]:
+def local_state(module: nn.Module, *, keep_vars: bool) -> dict[str, Any]:
     """Return ``state_dict()`` of a module with FSDP1 in it, without what its hooks gather.
 
     What FSDP1 manages is in it as the pieces that the rank holds, or not at all.
     """
     found: dict[str, Any] = {}
-    _collect(module, "", found)
+    _collect(module, "", found, keep_vars)
     return {key: value for key, value in found.items() if key.split(".")[-1] != _FLAT}
 
 
-def _collect(part: nn.Module, prefix: str, found: dict[str, Any]) -> None:
+def _collect(part: nn.Module, prefix: str, found: dict[str, Any], keep_vars: bool) -> None:
     """Do as ``nn.Module.state_dict``."""
     wrappers = [wrapper for _, wrapper in flat_wrappers(part)]
     if not wrappers:
-        found.update(part.state_dict(prefix=prefix))
+        found.update(part.state_dict(prefix=prefix, keep_vars=keep_vars))
         return
     hooked = part not in wrappers  # those of FSDP1 gather
     for before in part._state_dict_pre_hooks.values() if hooked else ():
-        before(part, prefix, False)
-    part._save_to_state_dict(found, prefix, False)
+        before(part, prefix, keep_vars)
+    part._save_to_state_dict(found, prefix, keep_vars)
     for name, child in part._modules.items():
         if child is not None:
-            _collect(child, f"{prefix}{name}.", found)
+            _collect(child, f"{prefix}{name}.", found, keep_vars)
     for after in part._state_dict_hooks.values() if hooked else ():
         after(part, found, prefix, {})
 
@@ -143,9 +145,14 @@ def finish_flat(module: nn.Module, values: dict[str, Any]) -> None:
         owner, _, name = key.rpartition(".")
         if name == "_extra_state":
             module.get_submodule(owner).set_extra_state(value)
+    _forget_gathered(module)
+
+
+@ordinary_torch()
+def _forget_gathered(module: nn.Module) -> None:
+    """Let the next forward gather anew, and not use what an earlier one has gathered."""
     for _, part in flat_wrappers(module):
         handle = getattr(part, "_handle", None)
-        # What an earlier forward has gathered would be used once more.
         if (
             handle is not None
             and handle.uses_sharded_strategy

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
+from .ambient import has_modes, ordinary_torch
 from .flat import Run, finish_flat, held_flat, local_state
 from .wrappers import canonical_name, flat_wrappers, show_shards, unwrap
 
@@ -61,13 +62,23 @@ class Listed:
 def module_state(module: nn.Module, path: Path) -> dict[str, tuple[str, Any]]:
     """Return ``state_dict()`` by canonical name: {canonical: (own key, value)}.
 
+    Torch's own detaches every parameter, and a mode of the thread would see that, refuse it, or
+    return something else: then the parameters themselves are returned.
+
     Raises:
         StateError: two keys have the same canonical name, or a flat parameter has no names.
     """
     inner = unwrap(module)
     is_flat = any(True for _ in flat_wrappers(inner))
     result: dict[str, tuple[str, Any]] = {}
-    for key, value in (local_state(inner) if is_flat else inner.state_dict()).items():
+    keep_vars = has_modes()
+    if is_flat:
+        state = local_state(inner, keep_vars=keep_vars)
+    elif keep_vars and getattr(inner.state_dict, "__func__", None) is nn.Module.state_dict:
+        state = inner.state_dict(keep_vars=True)
+    else:
+        state = inner.state_dict()
+    for key, value in state.items():
         name = canonical_name(key)
         if name in result:
             raise StateError(f"{dotted(path)} has both {result[name][0]!r} and {key!r}")
@@ -82,10 +93,11 @@ def load_module_state(module: nn.Module, values: dict[str, Any]) -> None:
     inner = unwrap(module)
     if any(True for _ in flat_wrappers(inner)):
         finish_flat(inner, values)
-    elif _needs_loading(inner, values):
+    elif needs_loading(inner, values):
         inner.load_state_dict(_with_versions(inner, values))
 
 
+@ordinary_torch()
 def parameter_names(modules: dict[Path, nn.Module]) -> dict[Path, ParameterNames]:
     """Name the parameters of each module, canonically."""
     result: dict[Path, ParameterNames] = {}
@@ -144,7 +156,8 @@ def group_tensors(group: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {key: value for key, value in group.items() if isinstance(value, torch.Tensor)}
 
 
-def _needs_loading(module: nn.Module, values: dict[str, Any]) -> bool:
+@ordinary_torch()
+def needs_loading(module: nn.Module, values: dict[str, Any]) -> bool:
     """Whether something other than the parameters' own memory has to change."""
     own = {_memory(tensor) for tensor in _tensors_of(module)}
     in_place = all(isinstance(v, torch.Tensor) and _memory(v) in own for v in values.values())

@@ -3,7 +3,7 @@
 Knows one optimizer at a time; no names of other things, no files, no other ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,22 @@ def is_named(rests: list[Path]) -> bool:
     return bool(groups) and not is_numbered(groups)
 
 
+def other_kind(here: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> str | None:
+    """Tell another kind of optimizer from another version of the same, which only has more.
+
+    Args:
+        here, saved: what a group has here, and the options that one had there.
+    """
+    plain = {key for key, value in here.items() if not isinstance(value, torch.Tensor)}
+    own, others = plain - {"params", "param_names"} - set(saved), set(saved) - set(here)
+    if not (own and others):
+        return None
+    return (
+        f"{dotted(path)} was saved with {', '.join(sorted(others))} and has "
+        f"{', '.join(sorted(own))} here: another kind of optimizer"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterState:
     """What the state of one parameter has to be like.
@@ -121,15 +137,26 @@ class ParameterState:
         if self._is_counter(leaf, wanted):
             return torch.empty((), dtype=dtype, device=self._counter_device())
         if tuple(self.parameter.shape) == wanted.shape:
-            return torch.empty_like(self.parameter.detach(), dtype=dtype)
+            return _empty_like(self.parameter, dtype)
         return torch.empty(wanted.shape, dtype=dtype, device=self._device())
 
     def may_keep(self, leaf: Path, wanted: Tensor, tensor: torch.Tensor) -> bool:
         """Whether the optimizer can step with state that lies where ``tensor`` does."""
         return leaf[-1] != "step" or wanted.shape != () or tensor.device == self._counter_device()
 
-    def fault(self, leaf: Path, wanted: Tensor, current: Any) -> str | None:
+    def faults(
+        self, wanted: Mapping[Path, Tensor], current: Mapping[Path, Callable[[], Any]]
+    ) -> list[str]:
         """Say what is wrong with state that no step could be taken with.
+
+        Args:
+            wanted, current: what is there by path, and what gives what is here.
+        """
+        found = (self._fault(leaf, form, current[leaf]()) for leaf, form in wanted.items())
+        return [fault for fault in found if fault]
+
+    def _fault(self, leaf: Path, wanted: Tensor, current: Any) -> str | None:
+        """Say what is wrong with one tensor.
 
         Shapes may differ (factors of Adafactor and Shampoo; low-rank moments of a parameter that
         has the same shape there), except where the checkpoint's parameter was another.
@@ -193,7 +220,7 @@ def new_numbered(optimizer: Optimizer, leaf: Path, rest: Path, wanted: Tensor) -
         listed = [listed[number]]
     alike = [p for p in listed if isinstance(p, DTensor) and tuple(p.shape) == wanted.shape]
     if not alike:
-        return torch.empty(wanted.shape, dtype=dtype)
+        return torch.empty(wanted.shape, dtype=dtype, device="cpu")
     if any(
         (p.device_mesh, p.placements) != (alike[0].device_mesh, alike[0].placements) for p in alike
     ):
@@ -202,7 +229,13 @@ def new_numbered(optimizer: Optimizer, leaf: Path, rest: Path, wanted: Tensor) -
             "several ways, and its name does not tell which it belongs to; take one step before "
             "the load, so that the optimizer has this state, or name it by parameter"
         )
-    return torch.empty_like(alike[0].detach(), dtype=dtype)
+    return _empty_like(alike[0], dtype)
+
+
+def _empty_like(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor of the same kind: outside of torch's own hooks a subclass would be lost."""
+    made, kind = torch.empty_like(parameter.detach(), dtype=dtype), type(parameter)
+    return made if kind is torch.nn.Parameter or isinstance(made, kind) else made.as_subclass(kind)
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

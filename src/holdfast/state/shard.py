@@ -100,9 +100,8 @@ def check_shard(shard: Shard, path: Path) -> None:
         )
 
 
-def parts_of(shard: Shard) -> Iterator[tuple[torch.Tensor, Box]]:
-    """Cut what a checked shard holds into boxes, and views of its data."""
-    data = shard.data.detach()
+def parts_of(shard: Shard, data: torch.Tensor) -> Iterator[tuple[torch.Tensor, Box]]:
+    """Cut what a checked shard holds into boxes, and views of its data, which is detached."""
     if not data.numel():
         return
     if shard.offset is not None:

@@ -22,3 +22,7 @@ class Source:
                 for n in range(len(known) + 1):
                     self._below.setdefault(known[:n], []).append(known)
         return self._below.get(path, [])
+
+    def values_below(self, path: Path) -> dict[Path, Any]:
+        """Return the objects whose paths begin with ``path``, by the rest of their paths."""
+        return {p[len(path) :]: self.objects[p] for p in self.below(path) if p in self.objects}

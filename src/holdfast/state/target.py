@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.optim import Optimizer
 
 from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
+from .ambient import computes_nothing, fake_load, ordinary_torch
 from .flat_optimizer import Wanted, bind_flat
 from .modules import (
     ParameterNames,
-    group_options,
     group_tensors,
     load_module_state,
     module_state,
+    needs_loading,
     optimizer_names,
     parameter_names,
 )
@@ -35,16 +35,19 @@ from .optimizers import (
     is_numbered,
     keeps_protocol,
     new_numbered,
+    other_kind,
     own_state,
     owned_by,
 )
-from .shard import TENSORS, Shard
+from .overlap import find_overlaps
+from .shard import Shard
 from .source import Source
-from .tensors import TORCH_DTYPES, LocalTensor, Part, is_expanded, local_tensor
-from .tree import find_modules, holds_tensors, open_node, plain_key, rebuild, tuple_like
+from .tensors import TORCH_DTYPES, LocalTensor, Part, fits, local_tensor
+from .tree import find_modules, holds_tensors, look_up, open_node, plain_key, rebuild, tuple_like
 
 Setter = Callable[[Any], None]
 Maker = Callable[[Path, Path, Tensor], torch.Tensor]  # whole path, path below the object, form
+MayKeep = Callable[[Path, Tensor, torch.Tensor], bool]
 
 _EXTRA_STATE = "_extra_state"  # what get_extra_state() returns, in a module's state_dict
 
@@ -72,6 +75,11 @@ class Target:
         """Return what this process holds of each tensor."""
         return {path: leaf.parts for path, leaf in self.tensors.items()}
 
+    @ordinary_torch()
+    def size_bytes(self) -> int:
+        """Return the bytes of all elements that this process holds."""
+        return sum(data.nbytes for leaf in self.tensors.values() for data, _ in leaf.parts)
+
     def finish(self) -> None:
         """Put everything that is not a tensor in place; call it once all tensors are filled."""
         for action in self.actions:
@@ -88,7 +96,12 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
         StateError: the target holds something that no checkpoint could.
     """
     target = Target()
-    _Bind(target, source, parameter_names(dict(find_modules(into)))).visit(into, (), _no_setter)
+    walk = _Bind(target, source, parameter_names(dict(find_modules(into))))
+    walk.visit(into, (), _no_setter)
+    with ordinary_torch():
+        for take in walk.later:
+            take()
+        target.conflicts += find_overlaps(target.tensors)
     return target
 
 
@@ -97,13 +110,19 @@ def _no_setter(value: Any) -> None:
 
 
 class _Bind:
-    """One pass over a target."""
+    """One pass over a target.
+
+    It calls users' hooks, with the modes that their user has set, and touches no tensor itself:
+    ``later`` does that, behind it.
+    """
 
     def __init__(self, target: Target, source: Source, names: dict[Path, ParameterNames]) -> None:
         self.target = target
         self.source = source
         self.names = names
         self.memories: dict[object, tuple[Path, Tensor]] = {}
+        self.later: list[Callable[[], None]] = []
+        self.fakes = computes_nothing()
 
     def visit(self, value: Any, path: Path, setter: Setter) -> None:
         """Bind one node; ``setter`` replaces it in its parent."""
@@ -135,6 +154,9 @@ class _Bind:
             (self.target.values if is_value else self.target.missing).append(path)
             return
         self.target.used.add(path)
+        self.later.append(partial(self._take, value, path))
+
+    def _take(self, value: torch.Tensor | Shard, path: Path) -> None:
         local, wanted = local_tensor(value, path), self.source.tensors[path]
         other, known = self._claim(local, path, wanted)
         if known is not wanted:
@@ -160,12 +182,11 @@ class _Bind:
 
     def _grown(self, path: Path, setter: Setter, like: object) -> None:
         """Give an empty dict the values of one that grew; tensors would have nowhere to go."""
-        rests = [leaf[len(path) :] for leaf in self.source.below(path)]
         values = {
-            rest: self.source.objects[(*path, *rest)]
-            for rest in rests
+            rest: value
+            for rest, value in self.source.values_below(path).items()
             # What is in a list is there because a tensor is in it too.
-            if (*path, *rest) in self.source.objects and not any(isinstance(k, tuple) for k in rest)
+            if not any(isinstance(key, tuple) for key in rest)
         }
         if not values:
             self.target.missing.append(path)
@@ -181,6 +202,8 @@ class _Bind:
                 self._extra_state(item, (*path, name), values, own_key)
                 continue
             self.visit(item, (*path, name), _item_setter(values, own_key, _no_setter, values))
+        if self.fakes and needs_loading(module, values):
+            raise fake_load(path)
         self.target.actions.append(lambda: load_module_state(module, values))
 
     def _extra_state(self, current: Any, path: Path, values: dict[str, Any], key: str) -> None:
@@ -198,6 +221,8 @@ class _Bind:
         if not found:
             self.target.missing.append(path)
             return
+        if self.fakes and any(leaf in self.source.tensors for leaf in found):
+            raise fake_load(path)
         current = own_state(value, path)
         make: Maker = _new_plain
         if isinstance(value, Optimizer):
@@ -217,12 +242,13 @@ class _Bind:
         path: Path,
         current: Any,
         make: Maker,
-        may_keep: Callable[[Path, Tensor, torch.Tensor], bool] = lambda *_: True,
+        may_keep: MayKeep = lambda *_: True,
     ) -> dict[Path, Any]:
         """Take everything below ``path``; tensors go into those of ``current`` where they fit.
 
         Returns:
-            By the rest of the path: objects, and the tensors that are going to be filled.
+            By the rest of the path: objects, and the tensors that are going to be filled, which
+            are there when `bind` returns.
         """
         result: dict[Path, Any] = {}
         for leaf in found:
@@ -230,18 +256,31 @@ class _Bind:
             rest = leaf[len(path) :]
             if leaf in self.source.objects:
                 result[rest] = self.source.objects[leaf]
-                continue
-            wanted = self.source.tensors[leaf]
-            tensor = _look_up(current, rest)
-            kept = _fits(tensor, wanted) and may_keep(leaf, wanted, tensor)
-            local = local_tensor(tensor, leaf) if kept else None
-            # Memory that is shared here and was not shared there cannot hold both.
-            if local is None or self._claim(local, leaf, wanted)[1] is not wanted:
-                tensor = make(leaf, rest, wanted)
-                local = local_tensor(tensor, leaf)
-            self.target.tensors[leaf] = local
-            result[rest] = tensor
+            else:
+                result[rest] = None  # its place in the order
+                now = partial(look_up, current, rest)
+                self.later.append(partial(self._fill, result, leaf, rest, now, make, may_keep))
         return result
+
+    def _fill(
+        self,
+        result: dict[Path, Any],
+        leaf: Path,
+        rest: Path,
+        now: Callable[[], Any],
+        make: Maker,
+        may_keep: MayKeep,
+    ) -> None:
+        tensor, wanted = now(), self.source.tensors[leaf]
+        local = None
+        if fits(tensor, wanted) and may_keep(leaf, wanted, tensor):
+            local = local_tensor(tensor, leaf)
+        # Memory that is shared here and was not shared there cannot hold both.
+        if local is None or self._claim(local, leaf, wanted)[1] is not wanted:
+            tensor = make(leaf, rest, wanted)
+            local = local_tensor(tensor, leaf)
+        self.target.tensors[leaf] = local
+        result[rest] = tensor
 
     def _any_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         """Let the checkpoint say whether names or numbers, where this optimizer takes both."""
@@ -259,14 +298,19 @@ class _Bind:
         for entry in listed:
             name, group = entry.name, entry.group
             options = (*path, "param_groups", name)
-            saved = self._options(options)
-            if saved is None:
+            # They are one value; or several, where they were in a plain dict.
+            parts = self.source.values_below(options)
+            self.target.used.update((*options, *rest) for rest in parts)
+            saved = rebuild(parts) if parts else None
+            if not isinstance(saved, dict):
                 self.target.missing.append(options)
                 if not self.source.below((*path, "state", name)):
                     continue  # else the options alone were lost, and stay as they are
+                saved = {}
             else:
                 if group not in groups:
-                    self._same_kind(optimizer.param_groups[group], saved, path)
+                    fault = other_kind(optimizer.param_groups[group], saved, path)
+                    self.target.conflicts += [fault] if fault else []
                 known = groups.setdefault(group, saved)
                 # Compared as encoded, so that NaN equals itself.
                 if known != saved and encode_value(known, options) != encode_value(saved, options):
@@ -278,7 +322,7 @@ class _Bind:
                 self.visit(tensor, (*path, "param_group_tensors", name, key), _no_setter)
             if id(entry.tensor) not in owned:
                 continue  # another rank has its state
-            after = {**optimizer.param_groups[group], **(saved or {})}
+            after = {**optimizer.param_groups[group], **saved}
             stored = self.source.tensors.get(entry.origin or ())
             form = ParameterState(entry.tensor, after, stored)
             if entry.run is None:
@@ -287,32 +331,15 @@ class _Bind:
                 wanted = Wanted(entry.run, (*path, "state", name), form)
                 flat.setdefault(id(entry.tensor), []).append(wanted)
         for pieces in flat.values():
-            self._flat_state(optimizer, pieces)
+            self.later.append(partial(self._flat_state, optimizer, pieces))
         if not listed and path in self.source.objects:
             self.target.used.add(path)
-        self.target.actions.append(lambda: _set_groups(optimizer, groups))
+        for index, chosen in groups.items():
+            self.target.actions.append(partial(optimizer.param_groups[index].update, chosen))
         state = holder(optimizer).state
         listed_ids = {id(entry.tensor) for entry in listed}
         strays = [key for key in state if id(key) not in listed_ids]
         self.target.actions += [partial(state.pop, key) for key in strays]
-
-    def _options(self, path: Path) -> dict[str, Any] | None:
-        """Take the options of a parameter: one value; several, where they were in a plain dict."""
-        found = {p[len(path) :]: p for p in self.source.below(path) if p in self.source.objects}
-        if not found:
-            return None
-        self.target.used.update(found.values())
-        saved = rebuild({rest: self.source.objects[p] for rest, p in found.items()})
-        return saved if isinstance(saved, dict) else None
-
-    def _same_kind(self, here: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
-        """Tell another kind of optimizer from another version of the same, which only has more."""
-        own, others = set(group_options(here)) - set(saved), set(saved) - set(here)
-        if own and others:
-            self.target.conflicts.append(
-                f"{dotted(path)} was saved with {', '.join(sorted(others))} and has "
-                f"{', '.join(sorted(own))} here: another kind of optimizer"
-            )
 
     def _parameter_state(self, optimizer: Optimizer, form: ParameterState, path: Path) -> None:
         """Bind the state of one parameter; what the checkpoint lacks (a frozen one) is dropped."""
@@ -321,11 +348,9 @@ class _Bind:
             self.target.actions.append(lambda: state.pop(parameter, None))
             return
         current = state.get(parameter, {})
-        for leaf in found:
-            if leaf in self.source.tensors:
-                now = _look_up(current, leaf[len(path) :])
-                fault = form.fault(leaf, self.source.tensors[leaf], now)
-                self.target.conflicts += [fault] if fault else []
+        tensors = {leaf: self.source.tensors[leaf] for leaf in found if leaf in self.source.tensors}
+        nows = {leaf: partial(look_up, current, leaf[len(path) :]) for leaf in tensors}
+        self.later.append(lambda: self.target.conflicts.extend(form.faults(tensors, nows)))
         make: Maker = lambda leaf, _, wanted: form.make(leaf, wanted)  # noqa: E731
         filled = self._filled(found, path, current, make, form.may_keep)
 
@@ -343,8 +368,10 @@ class _Bind:
         self.target.conflicts += flat.conflicts
 
         def put() -> None:
+            with ordinary_torch():
+                values = flat.joined()
             state.pop(parameter, None)
-            if values := flat.joined():
+            if values:
                 state[parameter] = values
 
         self.target.actions.append(put)
@@ -362,30 +389,5 @@ def _item_setter(items: Any, key: Any, parent_setter: Setter, parent: Any) -> Se
     return replace
 
 
-def _look_up(value: Any, path: Path) -> Any:
-    for key in path:
-        place = key[1] if isinstance(key, tuple) else key
-        try:
-            value = value[place]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
-def _fits(tensor: Any, wanted: Tensor) -> bool:
-    if not isinstance(tensor, TENSORS) or tuple(tensor.shape) != wanted.shape:
-        return False
-    dtype = TORCH_DTYPES[wanted.dtype]
-    if isinstance(tensor, ShardedTensor):
-        return tensor.metadata().tensor_properties.dtype == dtype
-    data = tensor.data if isinstance(tensor, Shard) else tensor
-    return data.dtype == dtype and not is_expanded(data)
-
-
 def _new_plain(_leaf: Path, _rest: Path, wanted: Tensor) -> torch.Tensor:
-    return torch.empty(wanted.shape, dtype=TORCH_DTYPES[wanted.dtype])
-
-
-def _set_groups(optimizer: Optimizer, groups: dict[int, dict[str, Any]]) -> None:
-    for index, options in groups.items():
-        optimizer.param_groups[index].update(options)
+    return torch.empty(wanted.shape, dtype=TORCH_DTYPES[wanted.dtype], device="cpu")

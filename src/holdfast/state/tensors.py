@@ -6,19 +6,19 @@ Knows no names but the path it is given.
 import functools
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.spec import DIMENSIONS_MAX
 from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
 from .dtensor import local_part
-from .shard import Shard, check_shard, parts_of
+from .memory import check_dense, own_memory, spread
+from .shard import TENSORS, Shard, check_shard, parts_of
 
 DTYPE_NAMES = {
     **{torch.bool: "bool", torch.float64: "f64", torch.float32: "f32"},
@@ -84,7 +84,7 @@ class LocalTensor:
             return hash_chunk(address, size, 0)[1]
         # Single bytes as integers: some of those dtypes cannot be copied otherwise.
         data = data.view(torch.uint8) if item == 1 else data
-        elements = torch.empty(data.shape, dtype=data.dtype).copy_(data)
+        elements = torch.empty(data.shape, dtype=data.dtype, device="cpu").copy_(data)
         return xxh3_128(elements.reshape(-1).view(torch.uint8).numpy())
 
 
@@ -94,8 +94,10 @@ def _samples(data: torch.Tensor) -> torch.Tensor:
         # Integers of the same size: some of the other dtypes cannot be indexed.
         data = data.view(_INTEGERS[data.element_size()])
     run = SAMPLE_BYTES // data.element_size()
-    starts = torch.arange(SAMPLES, device=data.device) * (data.numel() - run) // (SAMPLES - 1)
-    positions = (starts[:, None] + torch.arange(run, device=data.device)).reshape(-1)
+    starts = torch.arange(SAMPLES, dtype=torch.int64, device=data.device)
+    starts = starts * (data.numel() - run) // (SAMPLES - 1)
+    within = torch.arange(run, dtype=torch.int64, device=data.device)
+    positions = (starts[:, None] + within).reshape(-1)
     if data.is_contiguous():
         found = data.reshape(-1)[positions]
     else:  # by coordinates, so that no copy of the whole is needed
@@ -104,40 +106,37 @@ def _samples(data: torch.Tensor) -> torch.Tensor:
 
 
 def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
-    """Describe a tensor, a DTensor, a ShardedTensor or a `Shard`.
+    """Describe a tensor, a DTensor, a ShardedTensor or a `Shard`; call it in `ordinary_torch`.
 
     Raises:
         StateError: it has no plain elements to save (sparse, quantized, nested, meta, partial …),
-            or does not lie in its tensor.
+            no memory of its own (fake, wrapped), or does not lie in its tensor.
     """
     if isinstance(value, Shard):
         return _given_shard(value, path)
     if isinstance(value, ShardedTensor):
         return _sharded_tensor(value, path)
-    _check_dense(value, path)
+    check_dense(value, path)
     dtype, shape = _dtype_name(value.dtype, path), tuple(value.shape)
     if isinstance(value, DTensor):
         data, boxes, places = local_part(value, path)
-        _check_memory(data, path)
         tensor = _tensor(path, dtype, shape)
         parts = tuple((data[at.slices()], box) for box, at in zip(boxes, places, strict=True))
         parts = ((data, boxes[0]),) if len(boxes) == 1 else parts
         tie = _tie_key(data, tensor, (boxes, value.device_mesh))
         return LocalTensor(tensor, data, parts, tie, plain=False)
-    data = value.detach()
-    _check_memory(data, path)
+    data = own_memory(value, path)
     tensor, box = _tensor(path, dtype, shape), whole(shape)
     return LocalTensor(tensor, data, ((data, box),), _tie_key(data, tensor, box), plain=True)
 
 
 def _given_shard(value: Shard, path: Path) -> LocalTensor:
     check_shard(value, path)
-    _check_dense(value.data, path)
-    data = value.data.detach()
-    _check_memory(data, path)
+    check_dense(value.data, path)
+    data = own_memory(value.data, path)
     tensor = _tensor(path, _dtype_name(data.dtype, path), tuple(map(operator.index, value.shape)))
     tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
-    return LocalTensor(tensor, data, tuple(parts_of(value)), tie, plain=False)
+    return LocalTensor(tensor, data, tuple(parts_of(value, data)), tie, plain=False)
 
 
 def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
@@ -147,9 +146,8 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     tensor = _tensor(path, dtype, tuple(form.size))
     parts = []
     for shard in value.local_shards():
-        _check_dense(shard.tensor, path)
-        data = shard.tensor.detach()
-        _check_memory(data, path)
+        check_dense(shard.tensor, path)
+        data = own_memory(shard.tensor, path)
         parts.append((data, Box(tuple(shard.metadata.shard_offsets), tuple(data.shape))))
     if len(parts) > HELD_BOXES_MAX:
         raise StateError(
@@ -158,18 +156,9 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
         )
     keys = tuple(_tie_key(data, tensor, box) for data, box in parts)
     tie = keys if keys and None not in keys else None
-    data = parts[0][0] if len(parts) == 1 else torch.empty(0, dtype=TORCH_DTYPES[dtype])
+    none = torch.empty(0, dtype=TORCH_DTYPES[dtype], device="cpu")
+    data = parts[0][0] if len(parts) == 1 else none
     return LocalTensor(tensor, data, tuple(parts), tie, plain=False)
-
-
-def _check_memory(data: torch.Tensor, path: Path) -> None:
-    """Check that the elements are in memory, and nowhere else."""
-    if type(data) is not torch.Tensor and hasattr(data, "__tensor_flatten__"):
-        kind = type(data).__name__
-        raise StateError(
-            f"{dotted(path)} is a {kind}, which wraps other tensors; save those instead"
-        )
-    _check_storage(data, path)
 
 
 @functools.lru_cache(maxsize=1 << 16)  # most are those of the save before
@@ -195,42 +184,15 @@ def _dtype_name(dtype: torch.dtype, path: Path) -> str:
     return DTYPE_NAMES[dtype]
 
 
-def _check_dense(value: torch.Tensor, path: Path) -> None:
-    """Check that a tensor has elements one can count: some kinds do not even have a shape."""
-    fault = ""
-    if isinstance(value, UninitializedTensorMixin):
-        fault = "belongs to a lazy module; run the module once to give it a shape"
-    elif value.layout != torch.strided or value.is_nested:
-        kind = "nested" if value.is_nested else str(value.layout)
-        fault = f"has layout {kind}; make it dense, or save its parts"
-    elif value.is_meta:
-        fault = "is on the meta device and has no elements; materialize it first"
-    elif value.ndim > DIMENSIONS_MAX:
-        fault = f"has {value.ndim} dimensions; at most {DIMENSIONS_MAX}"
-    if fault:
-        raise StateError(f"{dotted(path)} {fault}")
-
-
-def is_expanded(data: torch.Tensor) -> bool:
-    """Whether several elements are one place in memory, which nothing can fill."""
-    strides = zip(data.shape, data.stride(), strict=True)
-    return any(n > 1 and step == 0 for n, step in strides)
-
-
-def _check_storage(data: torch.Tensor, path: Path) -> None:
-    """Check that the elements are there: frameworks free the storage of a tensor they keep."""
-    if not data.numel():
-        return
-    last = data.numel() - 1
-    if not data.is_contiguous():
-        last = sum((n - 1) * s for n, s in zip(data.shape, data.stride(), strict=True))
-    end = data.storage_offset() + last + 1
-    needed, held = end * data.element_size(), data.untyped_storage().nbytes()
-    if held < needed:
-        raise StateError(
-            f"{dotted(path)} needs {needed} bytes of its storage, which holds {held}: its memory "
-            "was freed (resize_(0)); give it back before the checkpoint, or leave the tensor out"
-        )
+def fits(tensor: Any, wanted: Tensor) -> bool:
+    """Whether something that stands in a state can be filled as it is."""
+    if not isinstance(tensor, TENSORS) or tuple(tensor.shape) != wanted.shape:
+        return False
+    dtype = TORCH_DTYPES[wanted.dtype]
+    if isinstance(tensor, ShardedTensor):
+        return tensor.metadata().tensor_properties.dtype == dtype
+    data = tensor.data if isinstance(tensor, Shard) else tensor
+    return data.dtype == dtype and (data.is_contiguous() or not spread(data)[1])
 
 
 def _tie_key(data: torch.Tensor, tensor: Tensor, where: object) -> TieKey | None:

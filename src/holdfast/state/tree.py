@@ -16,6 +16,7 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import encode_path, encode_value
 from ..layout import Key, Path
+from .ambient import ordinary_torch
 from .flat_optimizer import state_of_run
 from .modules import (
     ParameterNames,
@@ -71,8 +72,13 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
         StateError: a leaf that cannot be saved; the text names its path.
     """
     leaves = Leaves()
-    _Walk(leaves, parameter_names(dict(find_modules(state)))).visit(state, ())
+    walk = _Walk(leaves, parameter_names(dict(find_modules(state))))
+    walk.visit(state, ())
     leaves.objects.pop((), None)  # an empty state is a state
+    with ordinary_torch():
+        for path, value in walk.found.items():
+            leaves.tensors[path] = local_tensor(value, path)
+            leaves.mesh = leaves.mesh or mesh_of(value)
     return leaves
 
 
@@ -176,11 +182,15 @@ def holds_tensors(value: object) -> bool:
 
 
 class _Walk:
-    """One pass over a state; ``names`` are the parameters' names that optimizers use."""
+    """One pass over a state; ``names`` are the parameters' names that optimizers use.
+
+    It calls users' hooks, with the modes that their user has set, and touches no tensor itself.
+    """
 
     def __init__(self, leaves: Leaves, names: dict[Path, ParameterNames]) -> None:
         self.leaves = leaves
         self.names = names
+        self.found: dict[Path, torch.Tensor | Shard] = {}
         self.depth = 0
         self.exact = False  # whether within an optimizer's state
         self.checked: dict[int, Any] = {}  # values by their ids, held so that these stay theirs
@@ -208,10 +218,9 @@ class _Walk:
     def _tensor(self, value: torch.Tensor | Shard, path: Path) -> None:
         encode_path(path)
         self._claim(path)
-        self.leaves.tensors[path] = local_tensor(value, path)
+        self.found[path] = value
         if self.exact:
             self.leaves.exact.add(path)
-        self.leaves.mesh = self.leaves.mesh or mesh_of(value)
 
     def _object(self, value: Any, path: Path) -> None:
         if path:
@@ -223,7 +232,7 @@ class _Walk:
         self.leaves.objects[path] = value
 
     def _claim(self, path: Path) -> None:
-        if path in self.leaves.tensors or path in self.leaves.objects:
+        if path in self.found or path in self.leaves.objects:
             raise StateError(f"two leaves of the state have the path {dotted(path)}")
 
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
@@ -232,16 +241,19 @@ class _Walk:
         groups, held = optimizer.param_groups, holder(optimizer).state
         # One dict for all parameters of a group: what is done with a value is done once.
         options, tensors = [*map(group_options, groups)], [*map(group_tensors, groups)]
+        with ordinary_torch():
+            runs = {
+                entry.name: state_of_run(state, entry.run, (*path, "state", entry.name))
+                for entry in listed
+                if entry.run is not None and (state := held.get(entry.tensor))
+            }
         for entry in listed:
             self._object(options[entry.group], (*path, "param_groups", entry.name))
             for key, value in tensors[entry.group].items():
                 self.visit(value, (*path, "param_group_tensors", entry.name, key))
-            state, below = held.get(entry.tensor), (*path, "state", entry.name)
-            if state and entry.run is not None:
-                state = state_of_run(state, entry.run, below)
-            if state:
+            if state := runs.get(entry.name, held.get(entry.tensor)):
                 self.exact = True
-                self.visit(state, below)
+                self.visit(state, (*path, "state", entry.name))
                 self.exact = False
         if not listed:
             self._object({}, path)
@@ -300,3 +312,14 @@ def tuple_like(like: object, items: list[Any]) -> tuple[Any, ...]:
     fits = isinstance(like, tuple) and len(like) == len(items)
     result: tuple[Any, ...] = (getattr(like, "_make", tuple) if fits else tuple)(items)
     return result
+
+
+def look_up(value: Any, path: Path) -> Any:
+    """Return what is at a path in nested containers, None where nothing is."""
+    for key in path:
+        place = key[1] if isinstance(key, tuple) else key
+        try:
+            value = value[place]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value

@@ -205,7 +205,7 @@ def make_state(size_bytes: int) -> State:
     state = {}
     for start in range(0, size_bytes, TENSOR_BYTES):
         elements = min(TENSOR_BYTES, size_bytes - start) // 8
-        values = torch.empty(elements, dtype=torch.int64).random_()
+        values = torch.empty(elements, dtype=torch.int64, device="cpu").random_()
         state[f"weight-{start // TENSOR_BYTES}"] = values.view(torch.float32)
     return state
 

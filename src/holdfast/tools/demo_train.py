@@ -85,9 +85,9 @@ def read_text() -> Tensor:
 
 def read_batch(text: Tensor, step: int, rank: int, world_size: int) -> Tensor:
     """Return this rank's sequences of a step, one byte longer than the context; a pure function."""
-    draw = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=draw)[rank::world_size]
-    return torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
+    draw, end = torch.Generator().manual_seed(step), len(text) - CONTEXT
+    starts = torch.randint(end, (BATCH,), generator=draw, dtype=torch.int64, device="cpu").tolist()
+    return torch.stack([text[i : i + CONTEXT + 1] for i in starts[rank::world_size]]).long()
 
 
 def train_step(model: GPT, optimizer: torch.optim.AdamW, tokens: Tensor) -> float:

@@ -240,7 +240,7 @@ def _read(
         if item.tensor_data is None:
             continue
         chunk, index = item.tensor_data.chunk, contents.tensors[item.index.fqn]
-        tensor = torch.empty(chunk.sizes, dtype=item.tensor_data.properties.dtype)
+        tensor = torch.empty(chunk.sizes, dtype=item.tensor_data.properties.dtype, device="cpu")
         found[item.index] = tensor
         if tensor.numel():
             box = Box(tuple(chunk.offsets), tuple(chunk.sizes))

@@ -21,6 +21,8 @@ from ...format.manifest import Manifest
 from ...layout import Box, Path
 from ...options import SLOT_BYTES, Options, options_of
 from ...plan.load_plan import plan_load
+from ...state.ambient import ordinary_torch
+from ...state.memory import own_memory
 from ...state.tensors import DTYPE_NAMES, Part
 from ...stores.url import open_store
 from .names import PICKLED, Contents, describe, is_pickled
@@ -101,6 +103,7 @@ class HoldfastReader(Placed, StorageReader):
 
         Raises:
             MismatchError: shapes or dtypes differ, all of them listed; nothing was changed.
+            StateError: a tensor has no memory of its own; nothing was changed.
             OptionError: a value was saved as a pickle, and ``pickled`` was not asked for.
             CorruptError: a check failed; what was filled before it is named in ``.filled``.
             StoreError: the disk or the network failed.
@@ -115,7 +118,9 @@ class HoldfastReader(Placed, StorageReader):
             if item.type == LoadItemType.BYTE_IO
         ]
         tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
-        resolved = [planner.resolve_tensor(item).detach() for item in tensors]
+        given = [(planner.resolve_tensor(item), (item.storage_index.fqn,)) for item in tensors]
+        with ordinary_torch():
+            resolved = [own_memory(tensor, path) for tensor, path in given]
         targets, wanted = self._match(tensors, resolved, manifest, contents)
         runs, store = plan_load(manifest, wanted, SLOT_BYTES), open_store(load.path)
         with lease(store.vfs, store.location, self._options) as leased:

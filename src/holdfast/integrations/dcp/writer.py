@@ -32,6 +32,7 @@ from ...format.rows import encode_written
 from ...layout import Box, Path, Shard, size_of
 from ...options import Options, options_of
 from ...plan.requests import encode_object
+from ...state.ambient import ordinary_torch
 from ...state.tensors import local_tensor
 from ...stores.local import LocalStore
 from ...stores.url import open_store
@@ -242,7 +243,8 @@ def _elements(item: WriteItem, shard: Shard, planner: SavePlanner) -> tuple[torc
     box = Box(tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes))
     if not isinstance(found, torch.Tensor):
         raise StateError(f"the planner has no tensor for {item.index.fqn}, which it planned")
-    held = local_tensor(found.detach(), shard.tensor.path)
+    with ordinary_torch():
+        held = local_tensor(found, shard.tensor.path)
     dtype, shape = held.tensor.dtype, tuple(held.data.shape)
     if (dtype, shape) != (shard.tensor.dtype, box.shape):
         raise StateError(
