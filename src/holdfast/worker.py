@@ -6,7 +6,7 @@ without an answer. So the calling thread only waits, and calls what belongs to t
 of a state, through `call_in_caller`.
 
 Invariants:
-  1. An exception in the waiting thread reaches the body as a CancelledError, at its next `check`.
+  1. An exception in the waiting thread reaches the body as an Interrupted, at its next `check`.
      The caller goes on with its exception when the body has ended. A body that a dead disk or a
      lost rank holds is waited for no longer than `STOP_S`, or until a second exception; it ends by
      itself, and fills no target any more.
@@ -40,8 +40,17 @@ SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word 
 STOP_S = 10.0  # for the end of a body whose caller was interrupted
 LAST_WORD_S = 10.0  # for what a daemon thread is at when Python ends
 
+_ENDING = "Python is ending, and would end"
+
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+
+
+class Interrupted(BaseException):
+    """The caller of this body goes on with an exception of its own; never seen outside of a body.
+
+    No HoldfastError: who goes on behind one of those ends with this.
+    """
 
 
 class Latch:
@@ -105,6 +114,7 @@ class _Job:
         self.place = (threading.get_ident(), len(here.serving))
         self.is_daemon = threading.current_thread().daemon
         self.interrupt: BaseException | None = None
+        self._is_left = False  # nobody serves any more
         self.result: Any = None
         self.failure: BaseException | None = None
         self._body = body
@@ -130,8 +140,8 @@ class _Job:
         self._end()
         if self.is_daemon and _ending.is_set():
             raise HoldfastError(
-                "Python is ending, and would end this daemon thread anywhere in the call; save and "
-                "load before the main thread ends, or in a thread that is no daemon"
+                f"{_ENDING} this daemon thread anywhere in the call; save and load before the main "
+                "thread ends, or in a thread that is no daemon"
             )
         return False
 
@@ -144,6 +154,8 @@ class _Job:
                     "this process was forked by a hook of the state, within a call of holdfast "
                     "that goes on in its parent; let the child exec, or end by os._exit"
                 )
+        if isinstance(self.failure, Interrupted):  # by the end of Python
+            raise CancelledError(f"{_ENDING} a daemon thread anywhere; this call was stopped")
         if self.failure is not None:
             raise self.failure
         return self.result
@@ -152,7 +164,7 @@ class _Job:
         """Let the body end, after an exception in the caller's thread; wait until it has."""
         if error is self.failure or os.getpid() != self._process:
             return
-        self.interrupt = error
+        self.interrupt, self._is_left = error, True
         if self._take():
             self._end()
         if self._asked is not None:
@@ -170,18 +182,18 @@ class _Job:
         call = _Call(function)
         self._asked = call
         self._calls.put(call)
-        self.check()  # whoever stopped it before has not seen this call
-        call.answered.wait()
+        if not self._is_left:  # else whoever stopped it has not seen this call
+            call.answered.wait()
+        self.check()
         self._asked = None
         if call.failure is not None:
             raise call.failure
         return call.result
 
     def check(self) -> None:
-        """Raise a CancelledError when the caller was interrupted."""
+        """Raise an Interrupted when the caller was interrupted."""
         if self.interrupt is not None:
-            kind = type(self.interrupt).__name__
-            raise CancelledError(f"the call was interrupted by {kind}, where it was called")
+            raise Interrupted(f"{type(self.interrupt).__name__} came where the call was made")
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the body has ended."""
@@ -289,7 +301,7 @@ def check() -> None:
     """Check that the caller still waits for this body.
 
     Raises:
-        CancelledError: an exception, such as a KeyboardInterrupt, has come there.
+        Interrupted: an exception, such as a KeyboardInterrupt, has come there.
     """
     if here.job is not None:
         here.job.check()
