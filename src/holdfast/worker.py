@@ -39,6 +39,10 @@ logger = logging.getLogger("holdfast")
 SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word of another's end
 STOP_S = 10.0  # for the end of a body whose caller was interrupted
 LAST_WORD_S = 10.0  # for what a daemon thread is at when Python ends
+HELD_UP = (
+    "The interrupted call of holdfast is held up, by a disk, a rank or a second interrupt. It "
+    "ends when it can: what it saves is whole, or not there; what it loads may be filled in part"
+)
 
 _ENDING = "Python is ending, and would end"
 
@@ -124,7 +128,7 @@ class _Job:
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._asked: _Call[Any] | None = None
         self._ended = Latch()
-        self._turn = [None]  # who takes it out runs the body, or drops it
+        self._turn = iter([True])  # who takes it out runs the body, or drops it
 
     def begin(self) -> bool:
         """Have a worker begin; return False when none can be had.
@@ -164,18 +168,19 @@ class _Job:
         """Let the body end, after an exception in the caller's thread; wait until it has."""
         if error is self.failure or os.getpid() != self._process:
             return
+        self.leave(error)
+        if not self._ended.wait(STOP_S):
+            error.add_note(HELD_UP)
+        for note in getattr(self.failure, "__notes__", ()):
+            error.add_note(note)
+
+    def leave(self, error: BaseException) -> None:
+        """Let the body end by itself: nobody answers it any more."""
         self.interrupt, self._is_left = error, True
         if self._take():
             self._end()
         if self._asked is not None:
             self._asked.fail(error)
-        if not self._ended.wait(STOP_S):
-            error.add_note(
-                "The call of holdfast that this interrupted is held up, by a disk or another rank. "
-                "It ends when it can; what it saves is whole, or not there"
-            )
-        for note in getattr(self.failure, "__notes__", ()):
-            error.add_note(note)
 
     def ask(self, function: Callable[[], Result]) -> Result:
         """Have the caller's thread call a function; in the worker."""
@@ -214,11 +219,7 @@ class _Job:
 
     def _take(self) -> bool:
         """Return whether the body is the asker's to run, or to drop: that of the first who asks."""
-        try:
-            self._turn.pop()
-        except IndexError:
-            return False
-        return True
+        return next(self._turn, False)
 
     def _end(self) -> None:
         _jobs.discard(self)
@@ -283,7 +284,12 @@ def run(
         result: Result = job.serve()
         return result
     except BaseException as error:
-        job.stop(error)
+        try:
+            job.stop(error)
+        except BaseException as second:
+            job.leave(second)  # the first may not have come so far
+            second.add_note(HELD_UP)
+            raise
         if job.result is not None:
             dropped(job.result)
         raise

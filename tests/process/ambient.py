@@ -22,12 +22,13 @@ import holdfast
 from holdfast.testing import Fault, faulty
 
 from .episode import Call, Episode
-from .points import KINDS, Watch
+from .points import AGAIN_MAX, KINDS, WAITS, Watch
 from .states import OPTIONS
 from .strikes import Strike
 
 Around = Callable[[Episode, Call], Any]
 EVENTS_MAX = 30_000  # of the tracer, in a save of a small state
+WAIT_EVENTS_MAX = 1500  # of those in the frames that wait
 STRIKE_S = 0.01
 HANDLED_S = 0.01
 
@@ -152,12 +153,27 @@ def _with_faulthandler() -> Iterator[None]:
 
 
 def _injected(episode: Episode, call: Call) -> Any:
-    kind = episode.rng.choice(KINDS)
-    return _interrupted(episode, Watch(episode.rng.randrange(1, EVENTS_MAX), kind), call)
+    # Few events come in the thread that waits, many in the hooks of the state.
+    at = int(EVENTS_MAX ** episode.rng.random())
+    return _interrupted(episode, Watch(at, episode.rng.choice(KINDS)), call)
+
+
+def _injected_in_waits(episode: Episode, call: Call) -> Any:
+    at = episode.rng.randrange(1, WAIT_EVENTS_MAX)
+    return _interrupted(episode, Watch(at, episode.rng.choice(KINDS), within=WAITS), call)
+
+
+def _injected_twice(episode: Episode, call: Call) -> Any:
+    at, again = int(EVENTS_MAX ** episode.rng.random()), episode.rng.randrange(1, AGAIN_MAX)
+    return _interrupted(episode, Watch(at, episode.rng.choice(KINDS), again=again), call)
 
 
 def _struck(episode: Episode, call: Call) -> Any:
     return _interrupted(episode, Strike(episode.rng, STRIKE_S), call)
+
+
+def _struck_twice(episode: Episode, call: Call) -> Any:
+    return _interrupted(episode, Strike(episode.rng, STRIKE_S, twice=True), call)
 
 
 def _interrupted(episode: Episode, watch: Watch | Strike, call: Call) -> Any:
@@ -202,7 +218,14 @@ def _handled(episode: Episode, call: Call) -> Any:
 
 
 # At most one of the first: they come in the middle of the call, whatever surrounds it.
-SUDDEN: dict[str, Around] = {"injected": _injected, "struck": _struck, "handled": _handled}
+SUDDEN: dict[str, Around] = {
+    "injected": _injected,
+    "injected in waits": _injected_in_waits,
+    "injected twice": _injected_twice,
+    "struck": _struck,
+    "struck twice": _struck_twice,
+    "handled": _handled,
+}
 AROUND: dict[str, Around] = {
     "meta": _within(lambda: torch.device("meta")),
     "doubles": _within(_doubles),
@@ -227,7 +250,8 @@ def choose(episode: Episode) -> tuple[str, Callable[[Call], Any]]:
     """Choose what surrounds a call; return its name, and what calls it so."""
     rng = episode.rng
     names = rng.sample(list(AROUND), rng.choice([0, 1, 1, 2]))
-    sudden = rng.choice([*SUDDEN, None])
+    names = [name for name in AROUND if name in episode.only] or names
+    sudden = episode.pick([*SUDDEN, None])
     arounds = [AROUND[name] for name in names] + ([SUDDEN[sudden]] if sudden else [])
 
     def call_within(call: Call) -> Any:

@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 import holdfast
 from holdfast.errors import HoldfastError
 
-from .points import KINDS, Place, Watch, points_of
+from .points import AGAIN_MAX, KINDS, Place, Watch, points_of
 from .states import OPTIONS, content_of, make_state
 from .strikes import Strike
 from .verbs import SETTLE_S, VERBS, WATCHED, Scene, descriptors, judge, prepare, said_of, threads
@@ -85,6 +87,10 @@ class Batch:
         finally:
             sys.unraisablehook = before
         faults = []
+        if isinstance(watch, Strike) and watch.met_training:
+            torch.set_grad_enabled(True)  # torch's own no_grad, when interrupted, leaves it off
+        if not torch.is_grad_enabled():
+            faults.append("mode left: autograd is off")
         if watch.hit is not None:
             if error is None and not any(isinstance(each.exc_value, watch.kind) for each in lost):
                 faults.append("swallowed: the call returned as if nothing had come")
@@ -116,7 +122,16 @@ class Batch:
             yield "handler left: of a signal that was watched for"
 
 
-def play(verb: str, numbers: list[int], work: Path, seed: str, *, real: bool, out: TextIO) -> None:
+def play(
+    verb: str,
+    numbers: list[int],
+    work: Path,
+    seed: str,
+    *,
+    real: bool,
+    twice: bool,
+    out: TextIO,
+) -> None:
     """Interrupt at these points, or at random moments with these numbers, until the first fault."""
 
     def say(**what: Any) -> None:
@@ -134,10 +149,12 @@ def play(verb: str, numbers: list[int], work: Path, seed: str, *, real: bool, ou
     for number in numbers:
         faulthandler.dump_traceback_later(HANG_S, exit=True, file=trace)
         say(at=number)
+        rng = random.Random(f"{seed} {verb} {number}")
         if real:
-            watch: Watch | Strike = Strike(random.Random(f"{seed} {verb} {number}"), longest_s)
+            watch: Watch | Strike = Strike(rng, longest_s, twice=twice)
         elif number < len(points):
-            watch = Watch(points[number][0], KINDS[number % len(KINDS)])
+            again = rng.randrange(1, AGAIN_MAX) if twice else None
+            watch = Watch(points[number][0], KINDS[number % len(KINDS)], again=again)
         else:
             continue
         result = batch.interrupt(watch)
@@ -147,7 +164,9 @@ def play(verb: str, numbers: list[int], work: Path, seed: str, *, real: bool, ou
     say(ended=True)
 
 
-def start(verb: str, numbers: list[int], work: Path, seed: str, *, real: bool) -> tuple[int, int]:
+def start(
+    verb: str, numbers: list[int], work: Path, seed: str, *, real: bool, twice: bool = False
+) -> tuple[int, int]:
     """Fork a child that plays; return its process, and the descriptor that it tells through."""
     reading, writing = os.pipe()
     process = os.fork()
@@ -162,7 +181,7 @@ def start(verb: str, numbers: list[int], work: Path, seed: str, *, real: bool) -
         os.close(errors)
         with os.fdopen(writing, "w") as out:
             try:
-                play(verb, numbers, work, seed, real=real, out=out)
+                play(verb, numbers, work, seed, real=real, twice=twice, out=out)
                 status = 0
             except BaseException as error:
                 out.write(json.dumps({"broken": f"{type(error).__name__}: {error}"}) + "\n")

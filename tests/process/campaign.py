@@ -25,6 +25,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for a run as a program
@@ -41,7 +42,7 @@ WHOLE_ENDS = 0.2  # the others leave out what takes longest: that torch is torn 
 PLANT_EPISODES = 300  # a planted fault has to show by then
 
 
-def _play(seed: int, place: Path, writing: int) -> None:
+def _play(seed: int, place: Path, writing: int, only: Collection[str]) -> None:
     """Be the process of an episode; what this raises ends it."""
     errors = os.open(place / ".stderr", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 2)
@@ -51,16 +52,16 @@ def _play(seed: int, place: Path, writing: int) -> None:
     gc.freeze()
     gc.enable()
     os.chdir(place)
-    episode = Episode(seed, place, writing)
+    episode = Episode(seed, place, writing, only)
     try:
         ending = training.play(episode)
     except Exception as error:
         episode.say(broken=exits.told(error))
         raise
-    if episode.rng.random() < 0.5:
+    if episode.has(0.5, [exits.FLIGHT]):
         exits.fly(episode)
     os.chdir("/")
-    is_whole = episode.rng.random() < WHOLE_ENDS
+    is_whole = episode.has(WHOLE_ENDS, [exits.WHOLE])
     episode.say(at=time.monotonic())
     ending.begin(episode)
     if not is_whole:
@@ -87,7 +88,7 @@ def _watch(process: int, reading: int) -> tuple[bytes, int, float]:
     return told, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), stood_by_s
 
 
-def episode_of(seed: int, work: Path) -> oracle.Played | None:
+def episode_of(seed: int, work: Path, only: Collection[str]) -> oracle.Played | None:
     """Play and judge one; return None in its own process, which then ends as the episode says."""
     place = work / f"episode-{seed}"
     place.mkdir()
@@ -95,7 +96,7 @@ def episode_of(seed: int, work: Path) -> oracle.Played | None:
     process = os.fork()
     if process == 0:
         os.close(reading)
-        _play(seed, place, writing)
+        _play(seed, place, writing, only)
         return None
     os.close(writing)
     told, status, stood_by_s = _watch(process, reading)
@@ -152,7 +153,7 @@ def _preload(work: Path) -> None:
     assert len(os.listdir("/proc/self/task")) == 1
 
 
-def _lane(seeds: range, work: Path, plant: str | None, writing: int) -> bool:
+def _lane(seeds: range, work: Path, plant: str | None, only: Collection[str], writing: int) -> bool:
     """Play some episodes, and tell of each; return False in the process of an episode."""
     gc.collect()
     gc.freeze()  # what all share is not copied by the collector of each
@@ -160,7 +161,7 @@ def _lane(seeds: range, work: Path, plant: str | None, writing: int) -> bool:
     if plant is not None:
         plants.plant(plant)
     for seed in seeds:
-        played = episode_of(seed, work)
+        played = episode_of(seed, work, only)
         if played is None:
             return False
         counts = collections.Counter(_counted(played))
@@ -204,11 +205,17 @@ class Total:
 
 
 def run(
-    seeds: range, lanes: int, work: Path, plant: str | None, *, stops: bool = False
+    seeds: range, lanes: int, work: Path, plant: str | None, only: Collection[str]
 ) -> Total | None:
-    """Play all; return what was seen, or None in the process of an episode."""
-    only = plants.PLANTS[plant].shows if plant else ""
-    total = Total(shows_all=len(seeds) == 1, only=only)
+    """Play all; return what was seen, or None in the process of an episode.
+
+    Args:
+        plant: this one, until it is noticed.
+        only: what has to happen, in place of what the plant is noticed by.
+    """
+    planted = plants.PLANTS[plant] if plant else None
+    total = Total(shows_all=len(seeds) == 1, only=planted.shows if planted else "")
+    only = only or (planted.only if planted else ())
     readings: dict[int, int] = {}
     for lane in range(min(lanes, len(seeds))):
         reading, writing = os.pipe()
@@ -216,7 +223,7 @@ def run(
         if process == 0:
             os.close(reading)
             os.setpgid(0, 0)  # its episodes end with it
-            if _lane(seeds[lane::lanes], work, plant, writing):
+            if _lane(seeds[lane::lanes], work, plant, only, writing):
                 os._exit(0)
             return None
         os.close(writing)
@@ -228,7 +235,7 @@ def run(
             *lines, parts[reading] = (parts[reading] + part).split(b"\n")
             for line in lines:
                 total.add(json.loads(line))
-            if not part or (stops and total.failing):
+            if not part or (planted and total.failing):
                 if part:
                     os.killpg(readings[reading], signal.SIGKILL)
                 os.waitpid(readings.pop(reading), 0)
@@ -242,7 +249,7 @@ def _plants(names: list[str], options: argparse.Namespace, work: Path) -> int | 
         seeds = range(options.seed, options.seed + PLANT_EPISODES)
         place = work / f"plant-{names.index(name)}"
         place.mkdir()
-        total = run(seeds, 1, place, name, stops=True)
+        total = run(seeds, 1, place, name, options.only)
         if total is None:
             return None
         for seed, faults in total.failing.items():
@@ -261,6 +268,7 @@ def main() -> int | None:
     parser.add_argument("--seed", type=int, help="of the first episode; default: 1")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--plant", nargs="*", choices=plants.PLANTS, help="all by default")
+    parser.add_argument("--only", nargs="*", default=[], choices=plants.NAMES, metavar="NAME")
     parser.add_argument("--root", type=Path, help="a directory; default: in memory")
     options = parser.parse_args()
     options.episodes = options.episodes or (1 if options.seed is not None else 1000)
@@ -281,7 +289,7 @@ def main() -> int | None:
 def _campaign(options: argparse.Namespace, work: Path) -> int | None:
     started = time.monotonic()
     seeds = range(options.seed, options.seed + options.episodes)
-    total = run(seeds, options.processes, work, None)
+    total = run(seeds, options.processes, work, None, options.only)
     if total is None:
         return None
     print(*(f"{count:8} {what}" for what, count in sorted(total.counts.items())), sep="\n")

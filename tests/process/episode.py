@@ -13,9 +13,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import holdfast
 from holdfast.errors import HoldfastError
@@ -23,9 +23,10 @@ from holdfast.errors import HoldfastError
 from .dumps import DUMP, DUMP_S, frames
 from .points import KINDS
 from .states import OPTIONS, State, content_of, digest_of, make_state
-from .verbs import LATER_S, SETTLE_S, WATCHED, descriptors, said_of, threads
+from .verbs import LATER_S, SETTLE_S, WATCHED, descriptors, said_of, says_filled, threads
 
 Call = Callable[[], Any]
+Name = TypeVar("Name")
 CHILD_S = 15.0  # a forked child that lives longer hangs
 LIMITED = (MemoryError, RuntimeError)  # torch's own, where memory or descriptors are short
 
@@ -40,11 +41,12 @@ class Episode:
     Attributes:
         acknowledged: checkpoints that are durable, with width and digest.
         interrupted, limited: whether such a thing has happened, so that its errors may come.
+        only: names of what has to happen, where there is a choice.
     """
 
-    def __init__(self, seed: int, place: Path, descriptor: int) -> None:
+    def __init__(self, seed: int, place: Path, descriptor: int, only: Collection[str] = ()) -> None:
         self.rng = random.Random(f"episode {seed}")
-        self.place, self._descriptor = place, descriptor
+        self.place, self._descriptor, self.only = place, descriptor, only
         self.acknowledged: list[tuple[Path, int, str]] = []
         self.interrupted = self.limited = False
         self._number = 0
@@ -54,6 +56,15 @@ class Episode:
         self._handlers = [signal.getsignal(number) for number in WATCHED]
         self._threads: list[str] = []
         self._descriptors: list[str] = []
+
+    def pick(self, names: Iterable[Name]) -> Name:
+        """Return one of these at random: of those that have to happen, where they are there."""
+        names = list(names)
+        return self.rng.choice([name for name in names if name in self.only] or names)
+
+    def has(self, chance: float, names: Iterable[str]) -> bool:
+        """Return whether something of these names happens, at random if it does not have to."""
+        return self.rng.random() < chance or any(name in self.only for name in names)
 
     def say(self, **what: Any) -> None:
         """Tell the parent, at once."""
@@ -83,7 +94,7 @@ class Episode:
         self.say(ack=str(saved[0]), digest=saved[2])
 
     def guard(self, what: str, call: Call) -> tuple[bool, Any]:
-        """Call it; return whether it returned, and what."""
+        """Call it; return whether it returned, and what: its error if not."""
         try:
             return True, call()
         except Leave:
@@ -95,7 +106,7 @@ class Episode:
             if not isinstance(error, allowed):
                 self.fault(f"{what} raises {said_of(error)}")
             self.say(raised=f"{what}: {said_of(error)}")
-            return False, None
+            return False, error
 
     def save(self, state: State, path: Path, around: Callable[[Call], Any] = lambda c: c()) -> bool:
         """Save in the foreground; return whether that was acknowledged."""
@@ -168,10 +179,14 @@ class Episode:
     ) -> None:
         """Load what was acknowledged, and compare."""
         target = make_state(1 << 20, width)
+        before = digest_of(content_of(target))
         call: Call = lambda: holdfast.load(path, into=target, options=OPTIONS)  # noqa: E731
-        done, _ = self.guard("load", lambda: around(call))
-        if done and digest_of(content_of(target)) != digest:
+        done, error = self.guard("load", lambda: around(call))
+        found = digest_of(content_of(target))
+        if done and found != digest:
             self.fault(f"load of {path.name} returns other bits than were saved")
+        if not done and found not in (before, digest) and not says_filled(error):
+            self.fault(f"load of {path.name} fills a part, and does not say so: {said_of(error)}")
 
     def settle(self) -> None:
         """Save again in both ways, soon, and find nothing left over."""

@@ -16,7 +16,7 @@ import holdfast
 
 from .ambient import choose
 from .episode import Episode, Leave
-from .exits import end_soon
+from .exits import WHOLE, end_soon
 from .states import OPTIONS, State, make_state, train
 
 Event = Callable[[Episode], None]
@@ -34,9 +34,9 @@ def _fork(episode: Episode) -> None:
     )
     if not done:
         return
-    name = episode.rng.choice(list(_CHILDREN))
+    name = episode.pick(CHILDREN)
     episode.say(child=name)
-    episode.fork(name, lambda: _CHILDREN[name](episode, handle))
+    episode.fork(name, lambda: CHILDREN[name](episode, handle))
     if episode.guard("result", handle.result)[0]:
         episode.acknowledge(saved)
 
@@ -62,12 +62,12 @@ def _child_saves(episode: Episode, handle: Any) -> None:
 def _child_leaves(episode: Episode, handle: Any) -> None:
     del handle
     gc.collect()
-    if episode.rng.random() < WHOLE_ENDS:
+    if episode.has(WHOLE_ENDS, [WHOLE]):
         raise Leave(0)
     end_soon(0)
 
 
-_CHILDREN: dict[str, Callable[[Episode, Any], None]] = {
+CHILDREN: dict[str, Callable[[Episode, Any], None]] = {
     "nothing": lambda episode, handle: None,
     "asks for the save": _child_asks,
     "saves": _child_saves,
@@ -98,8 +98,8 @@ def _load_data(episode: Episode) -> None:
 def _threads(episode: Episode) -> None:
     """Save different states in two threads, and load meanwhile in a third."""
     seeds = [episode.rng.randrange(100) for _ in range(2)]
-    busy = [episode.rng.choice(["wait", "skip", "fail"]) for _ in range(2)]
-    stages = [episode.rng.choice(["eager", "lazy"]) for _ in range(2)]
+    busy = [episode.pick(["wait", "skip", "fail"]) for _ in range(2)]
+    stages = [episode.pick(["eager", "lazy"]) for _ in range(2)]
     episode.say(threads=[*busy, *stages])
     start = threading.Barrier(3)
 
@@ -134,11 +134,11 @@ def _move(episode: Episode) -> None:
     try:
         state = make_state(8)
         saved = episode.begin(place / "relative", state)
-        _, handle = episode.guard(
+        done, handle = episode.guard(
             "save_async", lambda: holdfast.save_async(state, "relative", options=OPTIONS)
         )
         os.chdir(episode.place)
-        if handle is not None and episode.guard("result", handle.result)[0]:
+        if done and episode.guard("result", handle.result)[0]:
             episode.acknowledge(saved)
         gone = episode.new_path("cwd")
         gone.mkdir()
@@ -253,6 +253,6 @@ ALL_EVENTS = [name for name in EVENTS for _ in range(WEIGHTS.get(name, 3))]
 
 def happen(episode: Episode) -> None:
     """Let one event happen."""
-    name = episode.rng.choice(ALL_EVENTS)
+    name = episode.pick(ALL_EVENTS)
     episode.say(event=name)
     EVENTS[name](episode)

@@ -17,6 +17,7 @@ from .episode import Episode
 from .states import OPTIONS, make_state
 
 FLIGHT_MS = 40  # of one fsync of the save in flight
+FLIGHT, WHOLE = "flight", "whole end"  # a save is in flight at the end; torch is torn down too
 
 
 @dataclass(frozen=True)

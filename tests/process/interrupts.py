@@ -5,6 +5,7 @@
     python tests/process/interrupts.py --verbs save --from 120  # go on
     python tests/process/interrupts.py --verbs save --point 120 # one again
     python tests/process/interrupts.py --real 5000              # real signals, at random moments
+    python tests/process/interrupts.py --sample 500 --twice     # two in a row, at points or real
 
 After each, the exception or a HoldfastError has come out; a save in the background and one in the
 foreground succeed within a second; what was acknowledged has all its bits, and what is visible is
@@ -51,23 +52,30 @@ class Tally:
         self.faults[kind].append(f"{place}, point {number}: {fault}")
 
 
-def play(verb: str, numbers: list[int], seed: str, work: Path, *, real: bool) -> Tally:
+def play(verb: str, numbers: list[int], seed: str, work: Path, *, real: bool, twice: bool) -> Tally:
     """Interrupt a verb so often, in as many processes as that takes."""
     tally, todo = Tally(points=len(numbers)), list(numbers)
     while todo:
         place = work / "batch"
         place.mkdir()
-        done = _play_some(verb, todo, seed, place, tally, real=real)
+        done = _play_some(verb, todo, seed, place, tally, real=real, twice=twice)
         shutil.rmtree(place)
         todo = todo[done:]
     return tally
 
 
 def _play_some(
-    verb: str, numbers: list[int], seed: str, place: Path, tally: Tally, *, real: bool
+    verb: str,
+    numbers: list[int],
+    seed: str,
+    place: Path,
+    tally: Tally,
+    *,
+    real: bool,
+    twice: bool,
 ) -> int:
     """Play until the first fault; return how many numbers that has taken."""
-    process, reading = start(verb, numbers, place, seed, real=real)
+    process, reading = start(verb, numbers, place, seed, real=real, twice=twice)
     at, done, ended = None, 0, False
     places: list[str] = []
     for said in _lines(process, reading):
@@ -169,6 +177,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many points of each verb, at random")
     parser.add_argument("--places", action="store_true", help="one of each line of code")
     parser.add_argument("--real", type=int, help="so many real signals for each verb instead")
+    parser.add_argument("--twice", action="store_true", help="another while the call ends for it")
     parser.add_argument("--seed", default=str(random.randrange(1 << 32)))
     parser.add_argument("--all-faults", action="store_true", help="print every line of code")
     options = parser.parse_args()
@@ -184,7 +193,8 @@ def main() -> int:
                 numbers = list(range(options.first, options.first + options.real))
             else:
                 numbers = choose(points_of(verb, work), options)
-            tally = play(verb, numbers, options.seed, work, real=options.real is not None)
+            real = options.real is not None
+            tally = play(verb, numbers, options.seed, work, real=real, twice=options.twice)
             show(verb, tally, time.monotonic() - started, all_faults=options.all_faults)
             faults += sum(map(len, tally.faults.values()))
     print(f"in all: {faults} faults", flush=True)

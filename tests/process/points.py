@@ -22,9 +22,11 @@ from typing import Any
 import holdfast
 
 OWN = str(Path(holdfast.__file__).parent) + os.sep
+WAITS = (OWN + "worker.py", threading.__file__, contextlib.__file__)
 # Locks and context managers: what holdfast holds is let go of in their frames.
 TRACED = (OWN, threading.__file__, contextlib.__file__)
 NUMBER = signal.SIGUSR2  # a Checkpointer watches for SIGTERM and SIGUSR1
+AGAIN_MAX = 300  # events from the first interrupt to the second
 
 
 class Stop(BaseException):
@@ -63,10 +65,24 @@ class Place:
 class Watch:
     """Marks a signal as come at events of the calling thread, while it calls one function."""
 
-    def __init__(self, at: int | None = None, kind: type[BaseException] = KeyboardInterrupt):
-        """``at``: the first event; None: all of them, and nothing is raised."""
+    def __init__(
+        self,
+        at: int | None = None,
+        kind: type[BaseException] = KeyboardInterrupt,
+        *,
+        again: int | None = None,
+        within: tuple[str, ...] = TRACED,
+    ):
+        """Prepare to interrupt one call.
+
+        Args:
+            at: the first event; None: all of them, and nothing is raised.
+            again: raise once more, so many events after the first.
+            within: events count in files whose names begin so, and in what these call.
+        """
         self.kind = kind
-        self.at = at
+        self.at, self._again = at, again
+        self._within = within
         self.events = 0
         self.points: list[tuple[int, Place]] = []
         self.hit: Place | None = None
@@ -100,9 +116,9 @@ class Watch:
             if code in watch._code:
                 return None
             frame.f_trace_lines = False
-            if code.co_filename.startswith(TRACED):
+            if code.co_filename.startswith(watch._within):
                 frame.f_trace_opcodes = True
-            elif not _is_traced(frame.f_back):
+            elif not watch._counts(frame.f_back):
                 return None  # what is called by strangers is not ours to count
             watch.events += 1
             if at is None or watch.events >= at:
@@ -123,14 +139,16 @@ class Watch:
         if self.at is None:
             self.points.append((self.events, Place.of(frame)))
             return
-        self._live = False
-        sys.settrace(None)
         self.hit = Place.of(frame)
+        if self._again is None:
+            self._live = False
+            sys.settrace(None)
+        else:
+            self.at, self._again = self.events + self._again, None
         raise self.kind(f"injected at {self.hit}")
 
-
-def _is_traced(frame: FrameType | None) -> bool:
-    return frame is not None and frame.f_code.co_filename.startswith(TRACED)
+    def _counts(self, frame: FrameType | None) -> bool:
+        return frame is not None and frame.f_code.co_filename.startswith(self._within)
 
 
 def points_of(function: Callable[[], Any]) -> list[tuple[int, Place]]:

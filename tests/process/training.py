@@ -10,6 +10,8 @@ from .episode import Call, Episode
 from .exits import ENDINGS, Ending
 from .states import OPTIONS, State, make_state, train
 
+WAYS = ("Checkpointer", "Checkpointer", "save_async", "save")
+STAGES, BUSY = ("eager", "lazy", "sync"), ("wait", "wait", "skip")
 Saved = tuple[Any, int, str]
 
 
@@ -19,9 +21,9 @@ class Loop:
     def __init__(self, episode: Episode) -> None:
         rng = episode.rng
         self.episode = episode
-        self.way = rng.choice(["Checkpointer", "Checkpointer", "save_async", "save"])
-        self.stage = rng.choice(["eager", "lazy", "sync"])
-        self.busy = rng.choice(["wait", "wait", "skip"])
+        self.way = episode.pick(WAYS)
+        self.stage = episode.pick(STAGES)
+        self.busy = episode.pick(BUSY)
         self.state: State = make_state(rng.randrange(100), rng.choice([8, 8, 8, 4096]))
         self.run: holdfast.Checkpointer | None = None
         self.flights: list[tuple[Any, Saved]] = []  # handles
@@ -42,7 +44,7 @@ class Loop:
             name, around = ambient.choose(self.episode)
             self.episode.say(step=step, within=name)
             self.save(step, around)
-            if self.episode.rng.random() < 0.5:
+            if self.episode.has(0.5, events.EVENTS):
                 events.happen(self.episode)
         self.wait()
 
@@ -99,6 +101,6 @@ def play(episode: Episode) -> Ending:
     episode.warm()
     Loop(episode).play()
     episode.settle()
-    name = episode.rng.choice(list(ENDINGS))
+    name = episode.pick(ENDINGS)
     episode.say(ending=name)
     return ENDINGS[name]

@@ -170,8 +170,7 @@ def judge(scene: Scene, error: BaseException | None, kind: type[BaseException]) 
         yield f"wrong exception: {said_of(error)}"
     if error is not None and scene.target is not None and scene.before is not None:
         changed = not same(scene.before, content_of(scene.target))
-        notes = " ".join(getattr(error, "__notes__", []))
-        if changed and "fill" not in notes and not getattr(error, "filled", ()):
+        if changed and not says_filled(error):
             yield "not noted: the target has changed, and the exception does not say so"
     yield from _closes(scene, kind)
     yield from _saves_on(scene)
@@ -238,6 +237,12 @@ def _visible(scene: Scene, *, acknowledged: bool) -> Iterator[str]:
     if left := [path for path in scene.new.rglob("*") if path.is_file()]:
         names = ", ".join(str(path.relative_to(scene.new)) for path in left[:3])
         yield f"file left: {names}"
+
+
+def says_filled(error: BaseException) -> bool:
+    """Return whether the error of a load says that its target has changed."""
+    notes = " ".join(getattr(error, "__notes__", []))
+    return "fill" in notes or bool(getattr(error, "filled", ()))
 
 
 def said_of(error: BaseException) -> str:
