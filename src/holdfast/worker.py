@@ -19,22 +19,21 @@ Invariants:
 Knows threads; no state, no files, no ranks.
 """
 
+import _thread
 import concurrent.futures.thread  # noqa: F401  what is registered first is called last, below
 import contextlib
 import contextvars
 import functools
-import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from .errors import CancelledError, HoldfastError
-
-logger = logging.getLogger("holdfast")
+from .streams import held_streams
 
 SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word of another's end
 STOP_S = 10.0  # for the end of a body whose caller was interrupted
@@ -124,10 +123,12 @@ class _Job:
         self._body = body
         self._process = os.getpid()
         self._context = contextvars.copy_context()
-        self._streams = _cuda_streams()
+        torch = sys.modules.get("torch")
+        on_cuda = torch is not None and torch.cuda.is_initialized()
+        self._streams = held_streams(torch.cuda) if torch and on_cuda else contextlib.nullcontext
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._asked: _Call[Any] | None = None
-        self._ended = Latch()
+        self.ended = Latch()
         self._turn = iter([True])  # who takes it out runs the body, or drops it
 
     def begin(self) -> bool:
@@ -139,7 +140,7 @@ class _Job:
         _jobs.add(self)  # first: from here on the end of Python waits for it
         if not _ending.is_set():
             _inbox.put(self)
-            if _idle or start(_work, "holdfast") is not None or not self._take():
+            if _idle or _start_worker() or not self._take():
                 return True
         self._end()
         if self.is_daemon and _ending.is_set():
@@ -169,7 +170,7 @@ class _Job:
         if error is self.failure or os.getpid() != self._process:
             return
         self.leave(error)
-        if not self._ended.wait(STOP_S):
+        if not self.ended.wait(STOP_S):
             error.add_note(HELD_UP)
         for note in getattr(self.failure, "__notes__", ()):
             error.add_note(note)
@@ -200,10 +201,6 @@ class _Job:
         if self.interrupt is not None:
             raise Interrupted(f"{type(self.interrupt).__name__} came where the call was made")
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until the body has ended."""
-        return self._ended.wait(timeout_s)
-
     def run(self) -> None:
         """Run the body, in the worker."""
         if not self._take():
@@ -223,22 +220,16 @@ class _Job:
 
     def _end(self) -> None:
         _jobs.discard(self)
-        self._ended.set()
+        self.ended.set()
         self._calls.put(None)
 
 
 class _Here(threading.local):
-    """What this thread is at.
+    """What this thread is at."""
 
-    Attributes:
-        job: whose body it runs.
-        place: of that job.
-        serving: those that it waits for, the innermost last.
-    """
-
-    job: _Job | None = None
-    place: tuple[int, int] | None = None
-    serving: tuple[_Job, ...] = ()
+    job: _Job | None = None  # whose body it runs
+    place: tuple[int, int] | None = None  # of that job
+    serving: tuple[_Job, ...] = ()  # those that it waits for, the innermost last
 
 
 here = _Here()
@@ -266,7 +257,7 @@ def run(
 ) -> Result:
     """Run the body of a verb in a worker thread; return what it returns, raise what it raises.
 
-    Within a body it is called right here.
+    Within a body it is called here.
 
     Args:
         dropped: called with a result that the caller does not get: an exception came instead.
@@ -325,16 +316,26 @@ def start(target: Callable[[], object], name: str) -> threading.Thread | None:
     thread = threading.Thread(target=target, name=name, daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:
-        if error.__context__ is not None:  # an interrupt that met a Condition there
-            raise error.__context__ from None
-        logger.debug("no thread can be started: %s", error)
+    except RuntimeError:
         return None
     return thread
 
 
+def _start_worker() -> bool:
+    """Start a worker; return False where none can be had.
+
+    By one call of C: frames of `threading` may be interrupted. To start one takes a third of a
+    small save, so it waits for the next job.
+    """
+    try:
+        _thread.start_new_thread(_work, ())
+    except RuntimeError:
+        return False
+    return True
+
+
 def _work() -> None:
-    """Run one job after the other; one worker waits for the next, so that it begins at once."""
+    """Run one job after the other, while no other worker waits."""
     global _idle
     while True:
         with _count:
@@ -346,9 +347,15 @@ def _work() -> None:
             _idle -= 1
             is_late = not _idle and not _inbox.empty()
         if is_late:
-            start(_work, "holdfast")
+            _start_worker()
+        sys.setprofile(threading.getprofile())  # as a thread of `threading` does as it begins
+        sys.settrace(threading.gettrace())
         job.run()
+        sys.settrace(None)
+        sys.setprofile(None)
         del job
+        # Whoever asked for the current thread, such as logging, has entered one that never ends.
+        threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
 
 
 def has_ended() -> bool:
@@ -369,28 +376,8 @@ def _end() -> None:
     until = time.monotonic() + LAST_WORD_S
     for job in [job for job in list(_jobs) if job.is_daemon or job.interrupt is not None]:
         job.interrupt = job.interrupt or SystemExit()
-        job.wait(max(0.0, until - time.monotonic()))
+        job.ended.wait(max(0.0, until - time.monotonic()))
     _ended.set()
-
-
-def _cuda_streams() -> Callable[[], contextlib.AbstractContextManager[object]]:
-    """Return what makes the caller's CUDA streams those of another thread."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return contextlib.nullcontext
-    cuda, device = torch.cuda, torch.cuda.current_device()
-    streams = {number: cuda.current_stream(number) for number in range(cuda.device_count())}
-    # To enter a stream makes a context on its device, which takes memory there.
-    own = [s for n, s in streams.items() if n != device and s != cuda.default_stream(n)]
-
-    @contextlib.contextmanager
-    def entered() -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for stream in (*own, streams[device]):
-                stack.enter_context(cuda.stream(stream))
-            yield
-
-    return entered
 
 
 def _forget() -> None:
