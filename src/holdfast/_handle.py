@@ -151,6 +151,11 @@ class SaveHandle:
         """Take it that the caller knows of the failure to come."""
         self._told = True
 
+    def drop(self) -> None:
+        """Give the save up: its caller got an exception in place of the handle."""
+        self.forget_failure()
+        self.cancel()
+
     def wait_done(self) -> None:
         """Wait until it has ended, well or not."""
         self._wait(self._done)

@@ -150,7 +150,7 @@ def save_async(
     """
     wanted = Wanted(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
     ranks = find_group(group, writing=True)
-    return worker.run(lambda: start_save(state, wanted, ranks), dropped=SaveHandle.cancel)
+    return worker.run(lambda: start_save(state, wanted, ranks), dropped=SaveHandle.drop)
 
 
 def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Records:

@@ -129,7 +129,7 @@ class _Job:
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._asked: _Call[Any] | None = None
         self.ended = Latch()
-        self._turn = iter([True])  # who takes it out runs the body, or drops it
+        self._turn: dict[str, int] = {}  # whose the body is; who lost that word asks again
 
     def begin(self) -> bool:
         """Have a worker begin; return False when none can be had.
@@ -172,8 +172,9 @@ class _Job:
         self.leave(error)
         if not self.ended.wait(STOP_S):
             error.add_note(HELD_UP)
-        for note in getattr(self.failure, "__notes__", ()):
-            error.add_note(note)
+        if self.failure is not error:  # which a hook was to answer, and has the notes
+            for note in getattr(self.failure, "__notes__", ()):
+                error.add_note(note)
 
     def leave(self, error: BaseException) -> None:
         """Let the body end by itself: nobody answers it any more."""
@@ -215,8 +216,9 @@ class _Job:
         self._end()
 
     def _take(self) -> bool:
-        """Return whether the body is the asker's to run, or to drop: that of the first who asks."""
-        return next(self._turn, False)
+        """Return whether the first thread to ask is this one; it runs the body, or drops it."""
+        thread = threading.get_ident()
+        return self._turn.setdefault("thread", thread) == thread
 
     def _end(self) -> None:
         _jobs.discard(self)

@@ -152,10 +152,14 @@ def _with_faulthandler() -> Iterator[None]:
     yield
 
 
+def _event(episode: Episode) -> int:
+    """Return when to interrupt: few events come in a thread that waits, many in a state's hooks."""
+    rng = episode.rng
+    return rng.choice([rng.randrange(1, EVENTS_MAX), int(EVENTS_MAX ** rng.random())])
+
+
 def _injected(episode: Episode, call: Call) -> Any:
-    # Few events come in the thread that waits, many in the hooks of the state.
-    at = int(EVENTS_MAX ** episode.rng.random())
-    return _interrupted(episode, Watch(at, episode.rng.choice(KINDS)), call)
+    return _interrupted(episode, Watch(_event(episode), episode.rng.choice(KINDS)), call)
 
 
 def _injected_in_waits(episode: Episode, call: Call) -> Any:
@@ -164,8 +168,8 @@ def _injected_in_waits(episode: Episode, call: Call) -> Any:
 
 
 def _injected_twice(episode: Episode, call: Call) -> Any:
-    at, again = int(EVENTS_MAX ** episode.rng.random()), episode.rng.randrange(1, AGAIN_MAX)
-    return _interrupted(episode, Watch(at, episode.rng.choice(KINDS), again=again), call)
+    kind, again = episode.rng.choice(KINDS), episode.rng.randrange(1, AGAIN_MAX)
+    return _interrupted(episode, Watch(_event(episode), kind, again=again), call)
 
 
 def _struck(episode: Episode, call: Call) -> Any:
@@ -180,10 +184,13 @@ def _interrupted(episode: Episode, watch: Watch | Strike, call: Call) -> Any:
     episode.interrupted = True
     lost: list[Any] = []  # what Python cannot raise where it came, in a finalizer
     before, sys.unraisablehook = sys.unraisablehook, lost.append
+    autograd = torch.is_grad_enabled()
     try:
         result = watch.call(call)
     finally:
         sys.unraisablehook = before
+        if watch.is_twice:  # the second may come as a `with` of the first call ends
+            torch.set_grad_enabled(autograd)
         episode.say(interrupted=str(watch.hit))
     if watch.hit is not None and not lost:
         episode.fault(f"swallowed: what was raised at {watch.hit}")
@@ -226,6 +233,7 @@ SUDDEN: dict[str, Around] = {
     "struck twice": _struck_twice,
     "handled": _handled,
 }
+MODES = ("fake", "dispatch", "func.grad", "func.vmap", "inference")
 AROUND: dict[str, Around] = {
     "meta": _within(lambda: torch.device("meta")),
     "doubles": _within(_doubles),
@@ -252,6 +260,10 @@ def choose(episode: Episode) -> tuple[str, Callable[[Call], Any]]:
     names = rng.sample(list(AROUND), rng.choice([0, 1, 1, 2]))
     names = [name for name in AROUND if name in episode.only] or names
     sudden = episode.pick([*SUDDEN, None])
+    if sudden is not None and sudden.endswith("twice"):
+        names = [
+            name for name in names if name not in MODES
+        ]  # a `with` of ours may not put it back
     arounds = [AROUND[name] for name in names] + ([SUDDEN[sudden]] if sudden else [])
 
     def call_within(call: Call) -> Any:

@@ -87,8 +87,8 @@ class Batch:
         finally:
             sys.unraisablehook = before
         faults = []
-        if isinstance(watch, Strike) and watch.met_training:
-            torch.set_grad_enabled(True)  # torch's own no_grad, when interrupted, leaves it off
+        if watch.is_twice or (isinstance(watch, Strike) and watch.met_training):
+            torch.set_grad_enabled(True)  # a `with torch.no_grad()` that cannot end leaves it off
         if not torch.is_grad_enabled():
             faults.append("mode left: autograd is off")
         if watch.hit is not None:

@@ -69,7 +69,8 @@ def _save_at_exit(episode: Episode) -> None:
 
 def _save_in_thread(*, daemon: bool, late: bool) -> Callable[[Episode], None]:
     def begin(episode: Episode) -> None:
-        state = make_state(12)
+        # What a daemon thread of the program computes in torch may abort when Python ends.
+        state = episode.spare if daemon else make_state(12)
         begun = threading.Event()
 
         def work() -> None:

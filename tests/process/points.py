@@ -81,7 +81,7 @@ class Watch:
             within: events count in files whose names begin so, and in what these call.
         """
         self.kind = kind
-        self.at, self._again = at, again
+        self.at, self._again, self.is_twice = at, again, again is not None
         self._within = within
         self.events = 0
         self.points: list[tuple[int, Place]] = []

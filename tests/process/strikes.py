@@ -32,6 +32,7 @@ class Strike:
         self.met_training = False
         self._delay_s = rng.uniform(1e-6, longest_s)
         self._by_timer = rng.random() < 0.5
+        self.is_twice = twice
         self._again_s = rng.uniform(1e-6, AGAIN_S) if twice else None
         self._live = False
 

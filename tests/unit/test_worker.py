@@ -8,6 +8,7 @@ import torch
 
 import holdfast
 from holdfast import worker
+from holdfast.testing import Fault, faulty
 
 WITHIN_S = 20.0
 
@@ -29,3 +30,47 @@ def test_a_second_interrupt_before_the_first_is_passed_on_leaves_no_save_that_wa
     holdfast.save_async(state, tmp_path / "next", deadline_s=WITHIN_S).result()
     assert list(tmp_path.iterdir()) == [tmp_path / "next"]
     assert worker.HELD_UP in raised.value.__notes__
+
+
+def test_who_drops_a_body_and_lost_that_word_by_an_interrupt_ends_it() -> None:
+    """It was taken by the caller, who waited for its end, and nobody ended it."""
+    job = worker._Job(lambda: None)
+    assert job._take()  # an interrupt comes right here
+    job.leave(KeyboardInterrupt())
+    assert job.wait(0)
+
+
+def test_an_interrupt_as_a_load_asks_for_its_last_hook_ends_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body raised the interrupt itself, whose notes were copied to their own end."""
+    path, asked = tmp_path / "a", iter([False, True])
+    holdfast.save({"w": torch.ones(3), "n": 1}, path)
+    make = worker._Call.make
+
+    def interrupted(call: "worker._Call[Any]") -> None:
+        if next(asked):  # not for the target, but to put in place what is no tensor
+            raise KeyboardInterrupt
+        make(call)
+
+    monkeypatch.setattr(worker._Call, "make", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        holdfast.load(path, into={"w": torch.zeros(3), "n": 0})
+    assert ["partly filled" in note for note in raised.value.__notes__] == [True]
+
+
+def test_a_save_that_failed_before_its_call_was_interrupted_is_no_failure_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has got an exception for it already."""
+    serve = worker._Job.serve
+
+    def interrupted(job: worker._Job) -> None:
+        serve(job).wait_done()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as points, faulty(Fault("sync", persistent=True)):
+        points.setattr(worker._Job, "serve", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            holdfast.save_async({"w": torch.ones(3)}, tmp_path / "a")
+    holdfast.save_async({"w": torch.ones(3)}, tmp_path / "b").result()
