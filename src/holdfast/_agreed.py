@@ -111,6 +111,7 @@ def first_lines(told: BriefPhase) -> list[dict[str, Any]]:
     arguments = [first["settings"] | first["arguments"] for first in firsts]
     for given in arguments:
         del given["pool_bytes"]  # a rank's own affair
+        del given["writers"]  # the coordinator's count
         given["metrics"] = given["metrics"] or arguments[COORDINATOR]["metrics"]
     if arguments:
         check_alike(firsts[COORDINATOR]["what"], arguments)

@@ -6,7 +6,7 @@ without an answer. So the calling thread only waits, and calls what belongs to t
 of a state, through `call_in_caller`.
 
 Invariants:
-  1. An exception in the waiting thread reaches the body as a CancelledError, at its next `check`.
+  1. An exception in the waiting thread reaches the body as an Interrupted, at its next `check`.
      The caller goes on with its exception when the body has ended. A body that a dead disk or a
      lost rank holds is waited for no longer than `STOP_S`, or until a second exception; it ends by
      itself, and fills no target any more.
@@ -19,22 +19,21 @@ Invariants:
 Knows threads; no state, no files, no ranks.
 """
 
+import _thread
 import concurrent.futures.thread  # noqa: F401  what is registered first is called last, below
 import contextlib
 import contextvars
 import functools
-import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from .errors import CancelledError, HoldfastError
-
-logger = logging.getLogger("holdfast")
+from .streams import held_streams
 
 SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word of another's end
 STOP_S = 10.0  # for the end of a body whose caller was interrupted
@@ -44,8 +43,17 @@ HELD_UP = (
     "ends when it can: what it saves is whole, or not there; what it loads may be filled in part"
 )
 
+_ENDING = "Python is ending, and would end"
+
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+
+
+class Interrupted(BaseException):
+    """The caller of this body goes on with an exception of its own; never seen outside of a body.
+
+    No HoldfastError: who goes on behind one of those ends with this.
+    """
 
 
 class Latch:
@@ -109,15 +117,18 @@ class _Job:
         self.place = (threading.get_ident(), len(here.serving))
         self.is_daemon = threading.current_thread().daemon
         self.interrupt: BaseException | None = None
+        self._is_left = False  # nobody serves any more
         self.result: Any = None
         self.failure: BaseException | None = None
         self._body = body
         self._process = os.getpid()
         self._context = contextvars.copy_context()
-        self._streams = _cuda_streams()
+        torch = sys.modules.get("torch")
+        on_cuda = torch is not None and torch.cuda.is_initialized()
+        self._streams = held_streams(torch.cuda) if torch and on_cuda else contextlib.nullcontext
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._asked: _Call[Any] | None = None
-        self._ended = Latch()
+        self.ended = Latch()
         self._turn: dict[str, int] = {}  # whose the body is; who lost that word asks again
 
     def begin(self) -> bool:
@@ -129,13 +140,13 @@ class _Job:
         _jobs.add(self)  # first: from here on the end of Python waits for it
         if not _ending.is_set():
             _inbox.put(self)
-            if _idle or start(_work, "holdfast") is not None or not self._take():
+            if _idle or _start_worker() or not self._take():
                 return True
         self._end()
         if self.is_daemon and _ending.is_set():
             raise HoldfastError(
-                "Python is ending, and would end this daemon thread anywhere in the call; save and "
-                "load before the main thread ends, or in a thread that is no daemon"
+                f"{_ENDING} this daemon thread anywhere in the call; save and load before the main "
+                "thread ends, or in a thread that is no daemon"
             )
         return False
 
@@ -148,6 +159,8 @@ class _Job:
                     "this process was forked by a hook of the state, within a call of holdfast "
                     "that goes on in its parent; let the child exec, or end by os._exit"
                 )
+        if isinstance(self.failure, Interrupted):  # by the end of Python
+            raise CancelledError(f"{_ENDING} a daemon thread anywhere; this call was stopped")
         if self.failure is not None:
             raise self.failure
         return self.result
@@ -157,7 +170,7 @@ class _Job:
         if error is self.failure or os.getpid() != self._process:
             return
         self.leave(error)
-        if not self._ended.wait(STOP_S):
+        if not self.ended.wait(STOP_S):
             error.add_note(HELD_UP)
         if self.failure is not error:  # which a hook was to answer, and has the notes
             for note in getattr(self.failure, "__notes__", ()):
@@ -165,7 +178,7 @@ class _Job:
 
     def leave(self, error: BaseException) -> None:
         """Let the body end by itself: nobody answers it any more."""
-        self.interrupt = error
+        self.interrupt, self._is_left = error, True
         if self._take():
             self._end()
         if self._asked is not None:
@@ -176,22 +189,18 @@ class _Job:
         call = _Call(function)
         self._asked = call
         self._calls.put(call)
-        self.check()  # whoever stopped it before has not seen this call
-        call.answered.wait()
+        if not self._is_left:  # else whoever stopped it has not seen this call
+            call.answered.wait()
+        self.check()
         self._asked = None
         if call.failure is not None:
             raise call.failure
         return call.result
 
     def check(self) -> None:
-        """Raise a CancelledError when the caller was interrupted."""
+        """Raise an Interrupted when the caller was interrupted."""
         if self.interrupt is not None:
-            kind = type(self.interrupt).__name__
-            raise CancelledError(f"the call was interrupted by {kind}, where it was called")
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until the body has ended."""
-        return self._ended.wait(timeout_s)
+            raise Interrupted(f"{type(self.interrupt).__name__} came where the call was made")
 
     def run(self) -> None:
         """Run the body, in the worker."""
@@ -213,22 +222,16 @@ class _Job:
 
     def _end(self) -> None:
         _jobs.discard(self)
-        self._ended.set()
+        self.ended.set()
         self._calls.put(None)
 
 
 class _Here(threading.local):
-    """What this thread is at.
+    """What this thread is at."""
 
-    Attributes:
-        job: whose body it runs.
-        place: of that job.
-        serving: those that it waits for, the innermost last.
-    """
-
-    job: _Job | None = None
-    place: tuple[int, int] | None = None
-    serving: tuple[_Job, ...] = ()
+    job: _Job | None = None  # whose body it runs
+    place: tuple[int, int] | None = None  # of that job
+    serving: tuple[_Job, ...] = ()  # those that it waits for, the innermost last
 
 
 here = _Here()
@@ -256,7 +259,7 @@ def run(
 ) -> Result:
     """Run the body of a verb in a worker thread; return what it returns, raise what it raises.
 
-    Within a body it is called right here.
+    Within a body it is called here.
 
     Args:
         dropped: called with a result that the caller does not get: an exception came instead.
@@ -297,7 +300,7 @@ def check() -> None:
     """Check that the caller still waits for this body.
 
     Raises:
-        CancelledError: an exception, such as a KeyboardInterrupt, has come there.
+        Interrupted: an exception, such as a KeyboardInterrupt, has come there.
     """
     if here.job is not None:
         here.job.check()
@@ -315,16 +318,26 @@ def start(target: Callable[[], object], name: str) -> threading.Thread | None:
     thread = threading.Thread(target=target, name=name, daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:
-        if error.__context__ is not None:  # an interrupt that met a Condition there
-            raise error.__context__ from None
-        logger.debug("no thread can be started: %s", error)
+    except RuntimeError:
         return None
     return thread
 
 
+def _start_worker() -> bool:
+    """Start a worker; return False where none can be had.
+
+    By one call of C: frames of `threading` may be interrupted. To start one takes a third of a
+    small save, so it waits for the next job.
+    """
+    try:
+        _thread.start_new_thread(_work, ())
+    except RuntimeError:
+        return False
+    return True
+
+
 def _work() -> None:
-    """Run one job after the other; one worker waits for the next, so that it begins at once."""
+    """Run one job after the other, while no other worker waits."""
     global _idle
     while True:
         with _count:
@@ -336,9 +349,15 @@ def _work() -> None:
             _idle -= 1
             is_late = not _idle and not _inbox.empty()
         if is_late:
-            start(_work, "holdfast")
+            _start_worker()
+        sys.setprofile(threading.getprofile())  # as a thread of `threading` does as it begins
+        sys.settrace(threading.gettrace())
         job.run()
+        sys.settrace(None)
+        sys.setprofile(None)
         del job
+        # Whoever asked for the current thread, such as logging, has entered one that never ends.
+        threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
 
 
 def has_ended() -> bool:
@@ -359,28 +378,8 @@ def _end() -> None:
     until = time.monotonic() + LAST_WORD_S
     for job in [job for job in list(_jobs) if job.is_daemon or job.interrupt is not None]:
         job.interrupt = job.interrupt or SystemExit()
-        job.wait(max(0.0, until - time.monotonic()))
+        job.ended.wait(max(0.0, until - time.monotonic()))
     _ended.set()
-
-
-def _cuda_streams() -> Callable[[], contextlib.AbstractContextManager[object]]:
-    """Return what makes the caller's CUDA streams those of another thread."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return contextlib.nullcontext
-    cuda, device = torch.cuda, torch.cuda.current_device()
-    streams = {number: cuda.current_stream(number) for number in range(cuda.device_count())}
-    # To enter a stream makes a context on its device, which takes memory there.
-    own = [s for n, s in streams.items() if n != device and s != cuda.default_stream(n)]
-
-    @contextlib.contextmanager
-    def entered() -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for stream in (*own, streams[device]):
-                stack.enter_context(cuda.stream(stream))
-            yield
-
-    return entered
 
 
 def _forget() -> None:

@@ -11,6 +11,7 @@ import pytest
 from crash_content import OPTIONS, load_number, make_state
 
 import holdfast
+from holdfast import worker
 from holdfast.engine.retire import retire, sweep
 from holdfast.errors import HoldfastError
 from holdfast.stores.local import LocalStore
@@ -79,7 +80,7 @@ def stops() -> Iterator[None]:
 
 def _stopping(step: Callable[..., object]) -> Callable[..., object]:
     def stopped(*args: object, **options: object) -> object:
-        actor = _actors.get(threading.get_ident())
+        actor = _actors.get(worker.place()[0])
         if actor is not None:
             actor.before_call(step.__name__)
         return step(*args, **options)

@@ -235,7 +235,6 @@ SAVES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "chunk_elements: 1000 on rank 0; 1048576 on rank 1",
     ),
     "files": ({"options": Options(file_bytes=1 << 20)}, {}, "file_bytes: 1048576 on rank 0"),
-    "writers": ({"options": Options(writers=1)}, {}, "writers: 1 on rank 0; 'rank' on rank 1"),
     "the call": ({"call": "save"}, {"call": "save_async"}, "call: 'save' on rank 0; 'save_async'"),
     "stage": (
         {"call": "save_async", "stage": "eager"},

@@ -1,6 +1,7 @@
 """An interrupt on one rank: the others are told at once, and all of them save again."""
 
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -75,6 +76,13 @@ def test_the_others_are_told_at_once_that_a_rank_was_interrupted(tmp_path: Path,
     assert all(taken_s < 10 and saves for _, taken_s, saves in found)
 
 
+def strike(begun: Path) -> None:
+    """Send the alarm to the main thread when the save has begun to write."""
+    while not begun.exists():
+        time.sleep(0.01)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+
 def struck(rank: int, path: str) -> tuple[str, bool]:
     """Be interrupted, on rank 1, by an alarm while the disk is slow."""
 
@@ -87,7 +95,8 @@ def struck(rank: int, path: str) -> tuple[str, bool]:
     kind = ""
     with faulty(SLOW):
         if rank == 1:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            waiting = threading.Thread(target=strike, args=(Path(path) / "struck" / "data",))
+            waiting.start()
         try:
             holdfast.save(state, Path(path) / "struck")
         except (HoldfastError, KeyboardInterrupt) as error:

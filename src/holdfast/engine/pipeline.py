@@ -98,7 +98,7 @@ class Ledger:
         """Check that the save is to go on.
 
         Raises:
-            CancelledError: it was cancelled, or its caller interrupted.
+            CancelledError: it was cancelled.
             StoreError: its deadline has passed.
         """
         worker.check()

@@ -7,12 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeGuard
+from typing import Protocol, Self, TypeGuard
 
 from ..errors import HoldfastError, OptionError, PeerError
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 COORDINATOR = 0
 
@@ -115,12 +112,13 @@ class SingleGroup:
         return list(values)
 
 
-def find_group(group: "Group | ProcessGroup | str | None", *, writing: bool = False) -> Group:
+def find_group(group: object, *, writing: bool = False) -> Group:
     """Return the given group, the default process group where there is one, or a group of one.
 
     ``"alone"`` is this process by itself, whatever process group there is.
 
     Args:
+        group: a process group of torch.distributed, a `Group`, ``"alone"`` or None.
         writing: refuse to go alone where a launcher says that there are others.
 
     Raises:
