@@ -1,5 +1,7 @@
 """What the thread that calls a verb, and the worker that runs its body, are to each other."""
 
+import threading
+from contextlib import _GeneratorContextManager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 
 import holdfast
 from holdfast import worker
+from holdfast.state.ambient import ordinary_torch
 from holdfast.testing import Fault, faulty
 
 WITHIN_S = 20.0
@@ -37,7 +40,7 @@ def test_who_drops_a_body_and_lost_that_word_by_an_interrupt_ends_it() -> None:
     job = worker._Job(lambda: None)
     assert job._take()  # an interrupt comes right here
     job.leave(KeyboardInterrupt())
-    assert job.wait(0)
+    assert job.ended.wait(0)
 
 
 def test_an_interrupt_as_a_load_asks_for_its_last_hook_ends_the_load(
@@ -74,3 +77,30 @@ def test_a_save_that_failed_before_its_call_was_interrupted_is_no_failure_of_the
         with pytest.raises(KeyboardInterrupt):
             holdfast.save_async({"w": torch.ones(3)}, tmp_path / "a")
     holdfast.save_async({"w": torch.ones(3)}, tmp_path / "b").result()
+
+
+@pytest.mark.parametrize("verb", ["save", "save_async", "load"])
+def test_an_interrupt_as_a_walk_of_the_state_ends_leaves_autograd_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Training could not go on after that."""
+    holdfast.save({"w": torch.ones(3)}, tmp_path / "a")
+    state, main = {"w": torch.zeros(3)}, threading.get_ident()
+    leave = _GeneratorContextManager.__exit__
+
+    def interrupted(block: Any, *error: Any) -> bool | None:
+        if threading.get_ident() == main and block.gen.gi_code.co_name == ordinary_torch.__name__:
+            raise KeyboardInterrupt  # at its first instruction
+        return leave(block, *error)
+
+    try:
+        with monkeypatch.context() as points:
+            points.setattr(_GeneratorContextManager, "__exit__", interrupted)
+            with pytest.raises(KeyboardInterrupt) as raised:
+                if verb == "load":
+                    holdfast.load(tmp_path / "a", into=state)
+                else:
+                    getattr(holdfast, verb)(state, tmp_path / "b")
+        assert torch.is_grad_enabled() and raised.tb  # which holds what has not ended
+    finally:
+        torch.set_grad_enabled(True)

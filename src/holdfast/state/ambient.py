@@ -4,8 +4,10 @@ Users' hooks (``state_dict``, ``load_state_dict``) run with the settings that th
 holdfast itself does with a tensor runs without. Knows no state and no files.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -15,6 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 @contextmanager
@@ -34,6 +39,25 @@ def ordinary_torch() -> Iterator[None]:
         torch.no_grad(),
     ):
         yield
+
+
+def keeps_autograd(walk: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let an exception leave autograd as it was.
+
+    One that a signal handler raises as a ``with`` ends keeps that from ending: `ordinary_torch` in
+    a thread of the user would leave autograd off.
+    """
+
+    @functools.wraps(walk)
+    def walking(*values: Arguments.args, **options: Arguments.kwargs) -> Result:
+        before = torch.is_grad_enabled()
+        try:
+            return walk(*values, **options)
+        except BaseException:
+            torch._C._set_grad_enabled(before)  # of C: nothing interrupts it
+            raise
+
+    return walking
 
 
 def has_modes() -> bool:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
-from .ambient import computes_nothing, fake_load, ordinary_torch
+from .ambient import computes_nothing, fake_load, keeps_autograd, ordinary_torch
 from .flat_optimizer import Wanted, bind_flat
 from .modules import (
     ParameterNames,
@@ -80,12 +80,14 @@ class Target:
         """Return the bytes of all elements that this process holds."""
         return sum(data.nbytes for leaf in self.tensors.values() for data, _ in leaf.parts)
 
+    @keeps_autograd
     def finish(self) -> None:
         """Put everything that is not a tensor in place; call it once all tensors are filled."""
         for action in self.actions:
             action()
 
 
+@keeps_autograd
 def bind(into: Mapping[Any, Any], source: Source) -> Target:
     """Match a target with what a checkpoint offers.
 

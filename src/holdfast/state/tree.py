@@ -16,7 +16,7 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import encode_path, encode_value
 from ..layout import Key, Path
-from .ambient import ordinary_torch
+from .ambient import keeps_autograd, ordinary_torch
 from .flat_optimizer import state_of_run
 from .modules import (
     ParameterNames,
@@ -65,6 +65,7 @@ class Leaves:
         return {path: leaf.parts for path, leaf in self.tensors.items()}
 
 
+@keeps_autograd
 def flatten(state: Mapping[Any, Any]) -> Leaves:
     """Lay a state flat: ``{"model": {"w": t}, "step": 3}`` → tensors ``model.w``, objects ``step``.
 
