@@ -22,13 +22,13 @@ import holdfast
 from holdfast.testing import Fault, faulty
 
 from .episode import Call, Episode
-from .points import AGAIN_MAX, KINDS, WAITS, Watch
+from .points import AGAIN_MAX, KINDS, LOCKS, WAITS, Watch
 from .states import OPTIONS
 from .strikes import Strike
 
 Around = Callable[[Episode, Call], Any]
 EVENTS_MAX = 30_000  # of the tracer, in a save of a small state
-WAIT_EVENTS_MAX = 1500  # of those in the frames that wait
+LOCK_EVENTS_MAX, WAIT_EVENTS_MAX = 300, 1700  # of those in the frames that wait
 STRIKE_S = 0.01
 HANDLED_S = 0.01
 
@@ -163,8 +163,9 @@ def _injected(episode: Episode, call: Call) -> Any:
 
 
 def _injected_in_waits(episode: Episode, call: Call) -> Any:
-    at = episode.rng.randrange(1, WAIT_EVENTS_MAX)
-    return _interrupted(episode, Watch(at, episode.rng.choice(KINDS), within=WAITS), call)
+    within, events_max = episode.rng.choice([(LOCKS, LOCK_EVENTS_MAX), (WAITS, WAIT_EVENTS_MAX)])
+    at, kind = episode.rng.randrange(1, events_max), episode.rng.choice(KINDS)
+    return _interrupted(episode, Watch(at, kind, within=within), call)
 
 
 def _injected_twice(episode: Episode, call: Call) -> Any:

@@ -91,6 +91,7 @@ class Batch:
             torch.set_grad_enabled(True)  # a `with torch.no_grad()` that cannot end leaves it off
         if not torch.is_grad_enabled():
             faults.append("mode left: autograd is off")
+            torch.set_grad_enabled(True)
         if watch.hit is not None:
             if error is None and not any(isinstance(each.exc_value, watch.kind) for each in lost):
                 faults.append("swallowed: the call returned as if nothing had come")

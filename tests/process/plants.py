@@ -136,7 +136,7 @@ PLANTS: dict[str, Plant] = {
     "a verb runs in the thread that calls it": Plant(
         [("holdfast.worker", "run", _right_here)],
         r"\bhang|(file|descriptor|thread) left|a later|broke",
-        ("save", "injected", "load"),
+        ("save", "injected in waits", "load"),
     ),
     "Python ends without a wait": Plant(
         [("holdfast.worker", "_waits", lambda _: [])],

@@ -22,7 +22,8 @@ from typing import Any
 import holdfast
 
 OWN = str(Path(holdfast.__file__).parent) + os.sep
-WAITS = (OWN + "worker.py", threading.__file__, contextlib.__file__)
+LOCKS = (OWN + "worker.py", threading.__file__)
+WAITS = (*LOCKS, OWN + "engine/pool.py", contextlib.__file__)
 # Locks and context managers: what holdfast holds is let go of in their frames.
 TRACED = (OWN, threading.__file__, contextlib.__file__)
 NUMBER = signal.SIGUSR2  # a Checkpointer watches for SIGTERM and SIGUSR1

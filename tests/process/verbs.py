@@ -169,9 +169,10 @@ def judge(scene: Scene, error: BaseException | None, kind: type[BaseException]) 
     if error is not None and not isinstance(error, (kind, HoldfastError)):
         yield f"wrong exception: {said_of(error)}"
     if error is not None and scene.target is not None and scene.before is not None:
-        changed = not same(scene.before, content_of(scene.target))
-        if changed and not says_filled(error):
-            yield "not noted: the target has changed, and the exception does not say so"
+        found = content_of(scene.target)
+        is_whole = same(found, scene.old_content if scene.checkpointer is None else scene.content)
+        if not is_whole and not same(scene.before, found) and not says_filled(error):
+            yield "not noted: a part of the target is filled, and the exception does not say so"
     yield from _closes(scene, kind)
     yield from _saves_on(scene)
     settled = _settles(scene)
