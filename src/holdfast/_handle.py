@@ -185,10 +185,12 @@ class SaveHandle:
     def _wait(self, event: worker.Latch) -> None:
         self._check_process()
         until = self.deadline + OUTCOME_GRACE_S
-        while not event.wait(min(worker.SLICE_S, max(0.0, until - time.monotonic()))):
-            worker.check()
-            if time.monotonic() >= until and self.ledger.state != "committed":
+        while not event.is_set():
+            left_s = until - time.monotonic()
+            if left_s <= 0 and self.ledger.state != "committed":
                 break
+            event.wait(min(left_s, worker.SLICE_S) if left_s > 0 else worker.SLICE_S)
+            worker.check()
         else:
             return
         self._told = True

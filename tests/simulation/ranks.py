@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.errors import PeerError
 from holdfast.group.barrier import StoreGroup
@@ -241,4 +241,23 @@ def threads_of(seat: HasScheduler) -> SimpleNamespace:
         TIMEOUT_MAX=threading.TIMEOUT_MAX,
         current_thread=lambda: None,
         get_native_id=lambda: 0,
+    )
+
+
+def workers_of(seat: HasScheduler, threads: SimpleNamespace) -> SimpleNamespace:
+    """Make what stands for `holdfast.worker`: a body runs in the actor that calls the verb."""
+
+    def start(target: Callable[[], None], name: str) -> Any:
+        thread = threads.Thread(target, name)
+        thread.start()
+        return thread
+
+    return SimpleNamespace(
+        Latch=threads.Event,
+        SLICE_S=NEVER,
+        call_in_caller=lambda function: function(),
+        check=lambda: None,
+        place=lambda: (id(seat.scheduler.current.process), 0),
+        run=lambda body, **_: body(),
+        start=start,
     )

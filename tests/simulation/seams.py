@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from crash.disk_model import Directory
-from holdfast import _fence, _handle, _links, _recode, _restore, _run, _save, _saver
+from holdfast import _checkpointer, _fence, _handle, _links, _recode, _restore, _run, _save, _saver
 from holdfast.engine import commit, pipeline, retire
 from holdfast.group import barrier
 from holdfast.stores import local
@@ -22,7 +22,7 @@ from holdfast.stores import local
 from . import payload
 from .actors import Process, Scheduler
 from .disk import Disk
-from .ranks import clock_of, threads_of
+from .ranks import clock_of, threads_of, workers_of
 
 
 class Seat:
@@ -50,8 +50,9 @@ class Epochs(dict[str, int]):
 
 def switch(before: Process, after: Process) -> None:
     """Put what the process that goes on holds where the product looks for it."""
-    before.flight = _handle._last
+    before.flight, before.preparing = _handle._last, _handle._owner
     _handle._last = after.flight  # type: ignore[assignment]
+    _handle._owner = after.preparing
     _fence._held = after.epochs
 
 
@@ -65,7 +66,7 @@ def enter(
     SEAT.scheduler, SEAT.disk, SEAT.names = scheduler, disk, itertools.count(1)
     SEAT.saving, SEAT.tidying = saving, tidying
     local._current_vfs = disk  # type: ignore[assignment]
-    _handle._last, _fence._held = None, {}
+    _handle._last, _handle._owner, _fence._held = None, None, {}
 
 
 def _token(size: int) -> str:
@@ -107,6 +108,7 @@ def _tidy_committed(run: _run.Run, step: int) -> None:
 
 def _patches() -> list[tuple[Any, str, Any]]:
     clock, threads = clock_of(SEAT), threads_of(SEAT)
+    workers = workers_of(SEAT, threads)
     path = SimpleNamespace(
         join=lambda root, name: f"{root}/{name}",
         dirname=lambda path: path.rpartition("/")[0] or "/",
@@ -140,6 +142,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         *((module, "os", system) for module in (local, _links, _run, _handle, retire)),
         *((m, "time", clock) for m in (barrier, pipeline, _handle, _save, _saver, _restore)),
         (_handle, "threading", threads),
+        *((module, "worker", workers) for module in (_checkpointer, _handle, _save)),
         (_save, "secrets", chance),
         (_recode, "secrets", chance),
         (_save, "known", known),
@@ -158,7 +161,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
 def installed() -> Iterator[None]:
     """Put the stand-ins in place, and back."""
     put = [(where, name, getattr(where, name), new) for where, name, new in _patches()]
-    before = local._current_vfs, _handle._last, _fence._held
+    before = local._current_vfs, _handle._last, _handle._owner, _fence._held
     logger = logging.getLogger("holdfast")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -169,5 +172,5 @@ def installed() -> Iterator[None]:
     finally:
         for where, name, old, _ in reversed(put):
             setattr(where, name, old)
-        local._current_vfs, _handle._last, _fence._held = before
+        local._current_vfs, _handle._last, _handle._owner, _fence._held = before
         logger.setLevel(level)
