@@ -87,6 +87,10 @@ class Batch:
         finally:
             sys.unraisablehook = before
         faults = []
+        if watch.is_twice and error is not None:  # no `with` that its frames hold ends later
+            error.__context__ = error.__cause__ = None
+            error.with_traceback(None)
+            gc.collect()
         if watch.is_twice or (isinstance(watch, Strike) and watch.met_training):
             torch.set_grad_enabled(True)  # a `with torch.no_grad()` that cannot end leaves it off
         if not torch.is_grad_enabled():
