@@ -125,7 +125,7 @@ PLANTS: dict[str, Plant] = {
     "last check before the manifest is synced": [
         (LocalStore, "publish", _publisher(("check", "write", "above", "link", "sync")))
     ],
-    "no look at the deadline": [(pipeline.Ledger, "check", _nothing)],
+    "no look at the deadline": [(pipeline.Ledger, "check_deadline", _nothing)],
     "no look at the epoch": [(_fence.Fence, "hold", _hold_without_a_look)],
     "pending manifests are not revoked": [(_fence.Fence, "_revoke", _nothing)],
     "data retired before the manifest": [(_run, "retire", _retire_data_first)],
