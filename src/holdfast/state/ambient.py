@@ -54,7 +54,9 @@ def keeps_autograd(walk: Callable[Arguments, Result]) -> Callable[Arguments, Res
         try:
             return walk(*values, **options)
         except BaseException:
-            torch._C._set_grad_enabled(before)  # of C: nothing interrupts it
+            if torch.is_grad_enabled() != before:
+                with torch._C.DisableTorchFunction():  # modes of the user see no call of ours
+                    torch._C._set_grad_enabled(before)
             raise
 
     return walking
