@@ -13,7 +13,6 @@ No clock decides. Knows no ranks: the coordinator alone holds an epoch. Epochs b
 so that several Checkpointers of one go together.
 """
 
-import errno
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from datetime import UTC, datetime
 from .engine.retire import LEAVING_PREFIX, is_pending
 from .errors import FencedError, StoreError
 from .format.names import step_of
-from .stores.base import Entry
+from .stores.base import list_if_there
 from .stores.local import LocalStore
 
 logger = logging.getLogger("holdfast")
@@ -108,19 +107,11 @@ class Fence:
 
     def _steps(self) -> list[str]:
         """List the directories of steps, committed or not."""
-        entries = self._entries()
+        entries = list_if_there(self._store) or []
         return [e.name for e in entries if e.kind == "directory" and step_of(e.name) is not None]
 
-    def _entries(self) -> list[Entry]:
-        try:
-            return self._store.list()
-        except StoreError as error:
-            if error.errno != errno.ENOENT or self._store.exists(""):
-                raise
-            return []
-
     def _epochs(self) -> list[int]:
-        found = [_EPOCH.fullmatch(entry.name) for entry in self._entries()]
+        found = [_EPOCH.fullmatch(entry.name) for entry in list_if_there(self._store) or []]
         return [int(match[1]) for match in found if match]
 
     def _newest(self) -> int:

@@ -5,7 +5,6 @@ Knows names, sizes and the policy; no ranks, no tensors. Used by one thread at a
 """
 
 import contextlib
-import errno
 import functools
 import json
 import logging
@@ -22,6 +21,7 @@ from .format import spec
 from .format.header import Header
 from .format.manifest import decode_manifest
 from .format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
+from .stores.base import list_if_there
 from .stores.local import LocalStore
 from .stores.url import open_store
 
@@ -280,11 +280,8 @@ class Run:
 
     def _step_names(self) -> list[str]:
         """List the directories of steps, committed or not."""
-        try:
-            found = self._store.list()
-        except StoreError as error:
-            if error.errno != errno.ENOENT or self._store.exists(""):
-                raise  # a link to a disk that is not mounted is no new run
+        found = list_if_there(self._store)
+        if found is None:
             return []
         self._seen = True
         return [e.name for e in found if e.kind == "directory" and step_of(e.name) is not None]

@@ -288,3 +288,23 @@ def test_a_checkpoint_that_is_committed_between_two_looks_is_read(new_path: NewP
 
     with before_call(2, commit):
         holdfast.load(path, into=empty())
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_that_another_makes_between_two_looks_has_its_steps(
+    new_path: NewPath, number: int
+) -> None:
+    """It was not there when it was listed, and was when its absence was looked at."""
+    run, aside = new_path(), new_path()
+    with holdfast.Checkpointer(aside) as checkpointer:
+        checkpointer.save(1, state(1))
+    waits = holdfast.Checkpointer(run)
+    with before_call(number, lambda: aside.rename(run)):
+        assert waits.steps() == [1]
+
+
+def test_a_run_that_is_a_link_to_nothing_is_no_new_run(new_path: NewPath) -> None:
+    run = new_path()
+    run.symlink_to(new_path())
+    with pytest.raises(StoreError, match="No such file"):
+        holdfast.Checkpointer(run).steps()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .._core import Vfs
+from ..errors import StoreError
 
 # What the opening of a link, a directory, a socket, and of a pipe or device says.
 NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
@@ -89,3 +90,18 @@ class Store(Protocol):
 
     def remove_directory(self, name: str) -> bool:
         """Remove a directory when it is empty; return whether it is gone."""
+
+
+def list_if_there(store: Store) -> list[Entry] | None:
+    """List a root; None when it is not there, or not yet.
+
+    Raises:
+        StoreError: it cannot be listed, or is a link to a disk that is not mounted.
+    """
+    try:
+        return store.list()
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+    # It may be made right now.
+    return store.list() if store.exists("") else None
