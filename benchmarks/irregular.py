@@ -32,10 +32,10 @@ import torch.distributed as dist
 from training_state import COPIES, parameter_shapes
 
 import holdfast
-from holdfast._save import save_now
-from holdfast._wanted import Wanted
 from holdfast.group.torch import find_group
 from holdfast.plan import known
+from holdfast.saving.request import Wanted
+from holdfast.saving.save import save_now
 
 OUT = Path(__file__).parent / "out"
 REGULAR = "regular"

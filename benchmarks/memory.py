@@ -28,7 +28,7 @@ def save(state, path):
         holdfast.save_async(state, path).result()
 state = {f"layer.{i}": torch.full((1 << 20,), float(i)) for i in range(mib // 4)}
 holdfast.open  # what is imported late is no part of the save
-import holdfast._checkpoint
+import holdfast.loading.checkpoint
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")
 save(state, path + "/a")

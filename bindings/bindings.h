@@ -13,6 +13,7 @@
 namespace holdfast {
 
 void bind_checksum(nanobind::module_& module);
+void bind_chunks(nanobind::module_& module);
 void bind_compact(nanobind::module_& module);
 void bind_excp(nanobind::module_& module);
 void bind_lossless(nanobind::module_& module);

@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   }
   module.doc() = "Native core of holdfast; see _core.pyi.";
   holdfast::bind_checksum(module);
+  holdfast::bind_chunks(module);
   holdfast::bind_excp(module);
   holdfast::bind_lossless(module);
   holdfast::bind_compact(module);

@@ -23,7 +23,6 @@ NAMES = [
     "codecs",
     "errors",
     "load",
-    "open",
     "rebase",
     "recompress",
     "repair",
@@ -62,10 +61,24 @@ def run(code: str) -> str:
 
 def test_the_public_names() -> None:
     assert holdfast.__all__ == NAMES
-    assert dir(holdfast) == sorted(NAMES)
-    for name in NAMES:
+    assert dir(holdfast) == sorted([*NAMES, "open"]), "open is public, but shadows no builtin"
+    for name in dir(holdfast):
         if name != "__version__":
             assert getattr(holdfast, name).__doc__, f"{name} has no docstring"
+
+
+def test_what_is_public_says_that_it_is_of_holdfast() -> None:
+    homes = {name: getattr(getattr(holdfast, name), "__module__", "") for name in dir(holdfast)}
+    assert set(homes.values()) == {"holdfast", ""}, homes
+    assert {name for name, home in homes.items() if not home} == {"__version__", "codecs", "errors"}
+    code = "from holdfast import save_async; print(save_async.__globals__['SaveHandle'].__module__)"
+    assert run(code) == "holdfast", "of a class too that nobody has asked for by name"
+
+
+def test_a_star_import_shadows_no_builtin() -> None:
+    assert run("import builtins as b; from holdfast import *; print(set(dir()) & set(dir(b)))") == (
+        run("import builtins as b; print(set(dir()) & set(dir(b)))")
+    )
 
 
 def test_the_error_tree() -> None:

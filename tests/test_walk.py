@@ -4,9 +4,9 @@ A *room* is a source file that acts: holds, moves, waits. Pure rooms (layout, op
 format, codecs, plans, the fit, what is wanted and agreed, which memory tensors have, torch without
 its modes: the same answer for the same arguments, and nobody called back) are the language the walk
 is told in, and are not counted. A *re-entry* is a call from one room into another that was entered
-before; the conductors (`_save`, `_load`, `worker`, `engine/pipeline`), whose work is to call the
-rooms in turn, make none. *Depth* is how many rooms are nested. All threads are counted, each from
-its own first room.
+before; the conductors (`saving/save`, `loading/load`, `worker`, the two pipelines), whose work is
+to call the rooms in turn, make none. *Depth* is how many rooms are nested. All threads are counted,
+each from its own first room.
 """
 
 import sys
@@ -23,10 +23,12 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 ROOMS_MAX, REENTRIES_MAX, DEPTH_MAX = 14, 15, 7
-PURE = ("layout", "boxes", "options", "errors", "__init__", "_fit", "_wanted", "_agreed", "_alike")
+PURE = ("layout", "boxes", "options", "errors", "__init__", "arguments", "group/find")
+PURE += ("loading/fit", "saving/request", "saving/agreement", "version")
 PURE += ("stores/url", "format/", "codecs/", "plan/")
 PURE += ("state/ambient", "state/memory", "state/overlap")
-CONDUCTORS = ("_save.py", "_load.py", "worker.py", "engine/pipeline.py")
+CONDUCTORS = ("saving/save.py", "loading/load.py", "worker.py", "engine/write_pipeline.py")
+CONDUCTORS += ("engine/read_pipeline.py",)
 
 
 def walk(action: Callable[[], object]) -> tuple[list[str], list[tuple[str, str]], int]:

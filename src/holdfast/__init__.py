@@ -1,32 +1,34 @@
 """Checkpoints that hold fast: saved at the speed of the disk, loaded on any layout, never torn."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _core as _core  # it refuses interpreters that it cannot run in
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import codecs, errors
-    from ._checkpoint import Checkpoint, open
-    from ._checkpointer import Checkpointer
-    from ._data import DataState
-    from ._handle import SaveHandle
-    from ._keep import Keep
-    from ._load import LoadReport, load
-    from ._random import RandomState
-    from ._recode import rebase, recompress
-    from ._repair import repair
-    from ._save import save, save_async
-    from ._scrub import scrub
-    from ._sign import sign, signer
-    from ._trial import Trial, Trials, try_codecs
-    from ._verify import verify
-    from .engine.pipeline import Progress
+    from .chains.recompress import rebase, recompress
+    from .chains.trial import Trial, Trials, try_codecs
+    from .data.data_state import DataState
+    from .data.random_state import RandomState
+    from .engine.ledger import Progress
+    from .integrity.repair import repair
+    from .integrity.scrub import scrub
+    from .integrity.sign import sign, signer
+    from .integrity.verify import verify
+    from .loading.checkpoint import Checkpoint
+    from .loading.checkpoint import open as open
+    from .loading.load import LoadReport, load
     from .options import Options
+    from .runs.checkpointer import Checkpointer
+    from .runs.retention import Keep
+    from .saving.handle import SaveHandle
+    from .saving.save import save, save_async
     from .state.shard import Shard
 
-__version__ = "0.1.0"
-
+# Without `open`: `from holdfast import *` shadows no builtin.
 __all__ = [
     "Checkpoint",
     "Checkpointer",
@@ -44,7 +46,6 @@ __all__ = [
     "codecs",
     "errors",
     "load",
-    "open",
     "rebase",
     "recompress",
     "repair",
@@ -58,32 +59,32 @@ __all__ = [
 ]
 
 _HOME = {
-    "Checkpoint": "_checkpoint",
-    "Checkpointer": "_checkpointer",
-    "DataState": "_data",
-    "Keep": "_keep",
-    "LoadReport": "_load",
+    "Checkpoint": "loading.checkpoint",
+    "Checkpointer": "runs.checkpointer",
+    "DataState": "data.data_state",
+    "Keep": "runs.retention",
+    "LoadReport": "loading.load",
     "Options": "options",
-    "Progress": "engine.pipeline",
-    "RandomState": "_random",
-    "SaveHandle": "_handle",
+    "Progress": "engine.ledger",
+    "RandomState": "data.random_state",
+    "SaveHandle": "saving.handle",
     "Shard": "state.shard",
-    "Trial": "_trial",
-    "Trials": "_trial",
+    "Trial": "chains.trial",
+    "Trials": "chains.trial",
     "codecs": "codecs",
     "errors": "errors",
-    "load": "_load",
-    "open": "_checkpoint",
-    "rebase": "_recode",
-    "recompress": "_recode",
-    "repair": "_repair",
-    "save": "_save",
-    "save_async": "_save",
-    "scrub": "_scrub",
-    "sign": "_sign",
-    "signer": "_sign",
-    "try_codecs": "_trial",
-    "verify": "_verify",
+    "load": "loading.load",
+    "open": "loading.checkpoint",
+    "rebase": "chains.recompress",
+    "recompress": "chains.recompress",
+    "repair": "integrity.repair",
+    "save": "saving.save",
+    "save_async": "saving.save",
+    "scrub": "integrity.scrub",
+    "sign": "integrity.sign",
+    "signer": "integrity.sign",
+    "try_codecs": "chains.trial",
+    "verify": "integrity.verify",
 }
 
 
@@ -92,10 +93,19 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     module = import_module(f".{_HOME[name]}", __name__)
+    _name_as_public()
     value = module if name == _HOME[name] else getattr(module, name)
     globals()[name] = value
     return value
 
 
+def _name_as_public() -> None:
+    """Let everything public say that it is of ``holdfast``, whichever module it stands in."""
+    for name, home in _HOME.items():
+        module = sys.modules.get(f"{__name__}.{home}")
+        if module is not None and name != home:
+            vars(module)[name].__module__ = __name__
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_HOME, "__version__"])

@@ -78,6 +78,61 @@ def hash_spread_strided(
 def is_zero(address: int, size: int) -> bool:
     """Whether all ``size`` bytes are zero."""
 
+def place_chunks(
+    sizes: NDArray[np.uint64],
+    counts: NDArray[np.uint64],
+    row_bytes: NDArray[np.uint64],
+    header_bytes: int,
+    file_bytes: int,
+    footer_bytes: int,
+    window_bytes: int,
+    offsets: NDArray[np.uint64],
+    turns: NDArray[np.uint8],
+    files: NDArray[np.uint32],
+) -> list[int]:
+    """Place payloads that are elements in data files; return where those of each file end.
+
+    ``sizes`` are those of all chunks, ``counts`` the chunks of each shard, ``row_bytes`` what each
+    shard takes of a footer at most. A file does not grow past ``file_bytes``, of which
+    ``footer_bytes`` are kept free, by a further shard. It passes through ``window_bytes`` of memory
+    (0: stands in one piece). Filled in: the offset of each chunk, whether it is the first behind a
+    turn to the beginning of the window, and the file of each shard.
+    """
+
+def stage_chunks(
+    targets: NDArray[np.uint64],
+    sources: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    head: bytes,
+    first_row: int,
+    checksums: NDArray[np.uint64],
+    digests: NDArray[np.uint64],
+) -> None:
+    """`copy_and_hash_chunk` of many chunks, seeded for rows of a file from ``first_row`` on.
+
+    A chunk whose source is its target is hashed where it stands. What lies between two chunks is
+    zeroed. ``head`` is the first 24 bytes of what a seed is the checksum of. Filled in: checksums,
+    and digests of two words each.
+    """
+
+def digest_shards(
+    digests: NDArray[np.uint64], counts: NDArray[np.uint64], out: NDArray[np.uint64]
+) -> None:
+    """XXH3-128 of the digests of each shard's chunks, ``counts[i]`` of them."""
+
+def first_damaged(
+    payloads: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    gaps: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    checksums: NDArray[np.uint64],
+    head: bytes,
+) -> int:
+    """Return the first chunk whose bytes or gap are not what was written, or how many there are.
+
+    ``gaps`` are the bytes before each payload, which have to be zero.
+    """
+
 class Pool:
     """Page-touched, 4 KiB-aligned, huge-page-advised memory in equal slots; never moved.
 

@@ -234,10 +234,10 @@ def test_a_payload_of_a_base_that_was_changed_is_refused(signed: Path, keys: Pat
 
 def test_a_payload_that_is_swapped_after_all_checks_is_refused(signed: Path, keys: Path) -> None:
     """The digest is taken of the memory that is decoded, so no moment is left to swap files."""
-    from holdfast import _load
+    from holdfast.loading import load as load_module
 
     key = at(signed.parent, 0)
-    around = _load._check_around
+    around = load_module._check_around
 
     def swap(*arguments: Any, **keywords: Any) -> None:
         around(*arguments, **keywords)
@@ -245,7 +245,7 @@ def test_a_payload_that_is_swapped_after_all_checks_is_refused(signed: Path, key
 
     with (
         patch("holdfast.engine.read.checksum", collide),
-        patch.object(_load, "_check_around", swap),
+        patch.object(load_module, "_check_around", swap),
         pytest.raises(TrustError, match="not the bytes that were signed"),
     ):
         holdfast.load(key, into=target(), options=trusting(keys))

@@ -96,7 +96,8 @@ def test_it_goes_on_where_it_was_interrupted(run: Path, reads: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it_and_costs_little(run: Path, number: signal.Signals) -> None:
     """A real process, at a rate at which it takes four seconds."""
-    code = "from holdfast import _scrub; _scrub.SAVE_EVERY_S = 0; from holdfast.cli import main; "
+    code = "from holdfast.integrity import scrub; scrub.SAVE_EVERY_S = 0; "
+    code += "from holdfast.cli import main; "
     command = [sys.executable, "-c", code + "exit(main())", "scrub", str(run), "--mb-per-s", "10"]
     # A shell may have had this process ignore SIGINT, which children inherit.
     process = subprocess.Popen(

@@ -18,7 +18,7 @@ NewPath = Callable[[], Path]
 AS_NOBODY = """
 import os, sys
 import holdfast.tools.inspect, holdfast.tools.scrub, holdfast.tools.repair, holdfast.tools.verify
-import holdfast._checkpoint, holdfast._repair, holdfast._scrub
+import holdfast.loading.checkpoint, holdfast.integrity.repair, holdfast.integrity.scrub
 from holdfast.cli import main
 main(["--version"])
 os.setuid(65534)

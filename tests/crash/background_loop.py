@@ -111,7 +111,9 @@ class Pair:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "holdfast._save", "holdfast.testing"])
+        context.set_forkserver_preload(
+            ["torch.distributed", "holdfast.saving.save", "holdfast.testing"]
+        )
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = int(found.getsockname()[1])

@@ -39,9 +39,9 @@ from forked_ranks import (
 )
 
 import holdfast
-from holdfast._handle import OUTCOME_GRACE_S
 from holdfast.errors import HoldfastError
 from holdfast.group.torch import ANSWER_S
+from holdfast.saving.handle import OUTCOME_GRACE_S
 from holdfast.testing import Fault, faulty
 
 OPTIONS = dataclasses.replace(forked_ranks.OPTIONS, pool_bytes=5 << 20)  # two states, copied

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import holdfast._run
-import holdfast._save
-import holdfast._saver
-from holdfast import _recode
+import holdfast.runs.directory
+import holdfast.runs.saver
+import holdfast.saving.save
+from holdfast.chains import recompress as recompress_module
 from holdfast.engine.commit import remove_files
 from holdfast.engine.write import DataFileWriter
 from holdfast.stores.local import LocalStore
@@ -72,14 +72,14 @@ def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
         self.replace(name, pending_name, data)
         return True
 
-    patch.setattr(holdfast._save, "check_absent", lambda store: None)
-    patch.setattr(holdfast._save.secrets, "token_hex", lambda size=8: "ab" * size)
+    patch.setattr(holdfast.saving.save, "check_absent", lambda store: None)
+    patch.setattr(holdfast.saving.save.secrets, "token_hex", lambda size=8: "ab" * size)
     patch.setattr(LocalStore, "create", create_again)
     patch.setattr(LocalStore, "publish", publish_again)
 
 
 def retire_data_first(patch: pytest.MonkeyPatch) -> None:
-    retire = holdfast._run.retire
+    retire = holdfast.runs.directory.retire
 
     def retire_backwards(store: LocalStore) -> None:
         for save in store.list("data"):
@@ -88,7 +88,7 @@ def retire_data_first(patch: pytest.MonkeyPatch) -> None:
                 store.sync_directory(f"data/{save.name}")
         retire(store)
 
-    patch.setattr(holdfast._run, "retire", retire_backwards)
+    patch.setattr(holdfast.runs.directory, "retire", retire_backwards)
 
 
 def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -96,14 +96,14 @@ def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
-    save = holdfast._saver.save_now
+    save = holdfast.runs.saver.save_now
 
     def make_room_and_save(state: Any, wanted: Any, ranks: Any) -> Any:
         for older in Path(wanted.path).parent.glob("step-*"):
-            holdfast._run.retire(LocalStore(older))
+            holdfast.runs.directory.retire(LocalStore(older))
         return save(state, wanted, ranks)
 
-    patch.setattr(holdfast._saver, "save_now", make_room_and_save)
+    patch.setattr(holdfast.runs.saver, "save_now", make_room_and_save)
 
 
 def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -154,11 +154,11 @@ def say_saved_when_staged(patch: pytest.MonkeyPatch) -> None:
 
 
 def retire_what_links_need(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holdfast._run.Run, "_with_bases", lambda self, kept: kept)
+    patch.setattr(holdfast.runs.directory.Run, "_with_bases", lambda self, kept: kept)
 
 
 def remove_the_old_files_before_rebasing(patch: pytest.MonkeyPatch) -> None:
-    commit_again = _recode.commit_again
+    commit_again = recompress_module.commit_again
 
     def remove_first(store: LocalStore, *rest: Any) -> None:
         mine = rest[0].save_id
@@ -167,7 +167,7 @@ def remove_the_old_files_before_rebasing(patch: pytest.MonkeyPatch) -> None:
                 remove_files(store, save.name)
         commit_again(store, *rest)
 
-    patch.setattr(_recode, "commit_again", remove_first)
+    patch.setattr(recompress_module, "commit_again", remove_first)
 
 
 def _write_carelessly(self: LocalStore, path: str, data: bytes) -> None:

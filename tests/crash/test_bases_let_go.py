@@ -11,10 +11,10 @@ from test_barred import Actor, stops
 
 import holdfast
 from holdfast import Keep
-from holdfast._run import Run
 from holdfast.codecs import Delta
 from holdfast.engine.basis import forget_bases
 from holdfast.format.names import step_name
+from holdfast.runs.directory import Run
 
 BASE, OTHER, LINK = 1, 5, 9  # the other job saves its step after the link has chosen its base
 

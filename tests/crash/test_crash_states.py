@@ -11,8 +11,8 @@ from crash_ranks import ThreadGroup, run_ranks
 from disk_model import crash_states, materialize
 
 import holdfast
-from holdfast import _run
 from holdfast.errors import AlreadyCommittedError, StoreError
+from holdfast.runs import directory as directory_module
 from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault
 
@@ -87,7 +87,7 @@ def test_a_step_whose_removal_was_reported_as_failed_goes_whole(
             raise StoreError("unlink: the reply was lost")
 
     monkeypatch.setattr(LocalStore, "remove", remove_silently)
-    monkeypatch.setattr(_run, "GRACE_S", -3600)
+    monkeypatch.setattr(directory_module, "GRACE_S", -3600)
     with record(disk) as made:
         run = holdfast.Checkpointer(disk / "run", keep=holdfast.Keep.latest(1), options=OPTIONS)
         for step in (1, 2):

@@ -27,10 +27,10 @@ from planted import (
     retire_without_fsync,
 )
 
-import holdfast._agreed
-import holdfast._run
-import holdfast._save
-import holdfast._saver
+import holdfast.runs.directory
+import holdfast.runs.saver
+import holdfast.saving.agreement
+import holdfast.saving.save
 from holdfast.engine import commit
 from holdfast.errors import PeerError, StateError
 from holdfast.group.base import Group
@@ -51,20 +51,22 @@ def skip_the_tile_check(patch: pytest.MonkeyPatch) -> None:
 
 def acknowledge_early(patch: pytest.MonkeyPatch) -> None:
     owed: list[Callable[[], None]] = []
-    commit_now, save = holdfast._save.commit, Record.save
+    commit_now, save = holdfast.saving.save.commit, Record.save
 
     def save_then_commit(self: Record, place: str, number: int, group: Group | None = None) -> None:
         save(self, place, number, group)
         while owed:
             owed.pop()()
 
-    patch.setattr(holdfast._save, "commit", lambda *job: owed.append(lambda: commit_now(*job)))
+    patch.setattr(
+        holdfast.saving.save, "commit", lambda *job: owed.append(lambda: commit_now(*job))
+    )
     patch.setattr(Record, "save", save_then_commit)
 
 
 def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
     """Make the last rank forget a shard: no fault of the commit, but one that it has to notice."""
-    plan_save = holdfast._agreed.plan_save
+    plan_save = holdfast.saving.agreement.plan_save
 
     def plan_with_a_gap(*arguments: object) -> object:
         plan = plan_save(*arguments)
@@ -72,7 +74,7 @@ def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
         first = np.append(plan.first[:-1], plan.first[-1] - 1)
         return replace(plan, tensor=plan.tensor[kept], boxes=plan.boxes[kept], first=first)
 
-    patch.setattr(holdfast._agreed, "plan_save", plan_with_a_gap)
+    patch.setattr(holdfast.saving.agreement, "plan_save", plan_with_a_gap)
     patch.setattr(known, "find", lambda _: None)  # nor is it to be used by another test
     patch.setattr(known, "remember", lambda _: None)
 

@@ -238,7 +238,7 @@ def _save(name: str, root: Path, seed: int) -> Path:
 def _write(path: Path, states: Any, seed: int, **keywords: Any) -> None:
     """Save under an id that is the same each time."""
     save_id = hashlib.sha256(f"{path.name} {seed}".encode()).hexdigest()[:32]
-    with patch("holdfast._save.secrets.token_hex", lambda size: save_id):
+    with patch("holdfast.saving.save.secrets.token_hex", lambda size: save_id):
         save_pieces(path, states, **keywords)
 
 

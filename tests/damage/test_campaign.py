@@ -12,9 +12,10 @@ from unittest.mock import patch
 import pytest
 
 from conftest import MEMORY
-from holdfast import _load, _verify
 from holdfast.engine import chain, check, read, survey
 from holdfast.format import table
+from holdfast.integrity import verify as verify_module
+from holdfast.loading import load as load_module
 
 from .campaign import Tally, flip_all, make_all, try_case, whole_manifests_parsed_once
 from .generator import KINDS
@@ -71,11 +72,11 @@ PLANTED: dict[str, tuple[list[Callable[[], AbstractContextManager[object]]], str
     "the digest of MANIFEST": ([left_out(table, "xxh3_128", anything)], "WRONG DATA|sees nothing"),
     "which base it is": ([left_out(chain, "content_digest", anything)], "WRONG DATA"),
     "unknown files": (
-        [left_out(_load, "check_names", nothing), left_out(survey, "check_names", nothing)],
+        [left_out(load_module, "check_names", nothing), left_out(survey, "check_names", nothing)],
         "sees nothing",
     ),
     "all around the payloads, by a load": (
-        [left_out(_load, "_check_around", nothing)],
+        [left_out(load_module, "_check_around", nothing)],
         "a strict load saw nothing",
     ),
     "all around the payloads, by verify": (
@@ -83,7 +84,7 @@ PLANTED: dict[str, tuple[list[Callable[[], AbstractContextManager[object]]], str
         "verify sees nothing",
     ),
     "the base, by verify": (
-        [left_out(_verify, "len", lambda _: 0)],
+        [left_out(verify_module, "len", lambda _: 0)],
         "verify sees nothing",
     ),
 }

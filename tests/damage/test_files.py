@@ -246,15 +246,15 @@ def test_a_manifest_larger_than_a_gibibyte_is_refused_before_it_is_read(checkpoi
 def test_a_file_that_shrinks_while_it_is_read_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast import _load
+    from holdfast.loading import load as load_module
 
-    read_shards = _load.read_shards
+    read_shards = load_module.read_shards
 
     def shrink(*arguments: object) -> None:
         os.truncate(data_files(checkpoint)[0], 100)
         read_shards(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_load, "read_shards", shrink)
+    monkeypatch.setattr(load_module, "read_shards", shrink)
     with pytest.raises(CorruptError, match="ends at byte 100, within its payloads"):
         holdfast.load(checkpoint, into=target(), options=OPTIONS)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engine.reach import with_referring
 from holdfast.errors import CorruptError
+from holdfast.faults.reach import with_referring
 from unit.test_chains import at, stepped
 
 NewPath = Callable[[], Path]
@@ -53,7 +53,7 @@ def test_what_is_lost_is_what_cannot_be_read(new_path: NewPath, codec: str) -> N
         file = hit / manifest.file_names[0]
         content = file.read_bytes()
         file.write_bytes(content[:offset] + bytes([content[offset] ^ 16]) + content[offset + 1 :])
-        known: dict[str, holdfast._verify.Verified] = {}
+        known: dict[str, holdfast.integrity.verify.Verified] = {}
         for step in range(STEPS):
             found = holdfast.verify(at(root, step), options=OPTIONS, known=known)
             lost = {part.tensor: part.boxes for d in found.damage for part in d.lost}

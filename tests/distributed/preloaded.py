@@ -6,8 +6,8 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 import torchdata.stateful_dataloader
 
-import holdfast._checkpointer
-import holdfast._data
+import holdfast.data.data_state
 import holdfast.integrations.dcp
+import holdfast.runs.checkpointer
 
 LOADED = (holdfast, torch, torchdata)

@@ -19,8 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
-from holdfast import Checkpointer, Options, _emergency
+from holdfast import Checkpointer, Options
 from holdfast.errors import HoldfastError, NoSpaceError
+from holdfast.runs import emergency as emergency_module
 from holdfast.testing import Fault, faulty
 
 from .ranks import run_ranks
@@ -169,7 +170,7 @@ def test_a_state_that_cannot_fit_is_refused_alike_on_all_ranks(tmp_path: Path) -
 
 def failing(rank: int, run: str, failing_ranks: int, meeting_s: float) -> tuple[str, float]:
     """All ranks fail in their fourth step, or only the first ones."""
-    _emergency.MEETING_S = meeting_s
+    emergency_module.MEETING_S = meeting_s
     started, told = time.monotonic(), ""
     try:
         with Checkpointer(run, emergency=True, options=SMALL) as checkpointer:

@@ -169,7 +169,7 @@ def test_every_rank_writes_an_equal_share_that_any_ranks_load(tmp_path: Path, la
 def save_on_two_hosts(rank: int, path: str, writers: str | int) -> None:
     torch.manual_seed(0)
     mine = holdfast.Options(writers=writers if rank == 0 else "rank")  # the coordinator's counts
-    with patch("holdfast._agreed.socket.gethostname", lambda: f"host{rank // 2}"):
+    with patch("holdfast.saving.agreement.socket.gethostname", lambda: f"host{rank // 2}"):
         holdfast.save(
             {"w": torch.randn(1000, 100), f"of {rank}": torch.ones(3)}, path, options=mine
         )

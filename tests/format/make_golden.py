@@ -340,8 +340,8 @@ def write(name: str, case: Case, path: FilePath) -> None:
         write(case.base, CASES[case.base](), path.with_name(case.base))
     save_id = hashlib.sha256(name.encode()).hexdigest()[:32]
     with (
-        patch("holdfast._save.secrets.token_hex", lambda size: save_id),
-        patch("holdfast._save.__version__", WRITTEN_BY),
+        patch("holdfast.saving.save.secrets.token_hex", lambda size: save_id),
+        patch("holdfast.saving.save.__version__", WRITTEN_BY),
     ):
         save_pieces(
             path,
@@ -360,8 +360,8 @@ def write_error(name: str, path: FilePath) -> None:
     lie, save_id = LIES[name], hashlib.sha256(b"truth").hexdigest()[:32]
     with (
         tempfile.TemporaryDirectory() as scratch,
-        patch("holdfast._save.secrets.token_hex", lambda size: save_id),
-        patch("holdfast._save.__version__", WRITTEN_BY),
+        patch("holdfast.saving.save.secrets.token_hex", lambda size: save_id),
+        patch("holdfast.saving.save.__version__", WRITTEN_BY),
     ):
         save_truth(truth := FilePath(scratch) / "truth")
         forgery = Forgery.read(truth)

@@ -124,7 +124,7 @@ def save_pieces(
         ties: {further path: path of a tensor}.
         keywords: for `holdfast.save`.
     """
-    with patch("holdfast._save.flatten", lambda state: _leaves(state, ties or {}, mesh)):
+    with patch("holdfast.saving.save.flatten", lambda state: _leaves(state, ties or {}, mesh)):
         run_ranks(
             len(states),
             lambda group: holdfast.save(

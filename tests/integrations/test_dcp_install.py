@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import holdfast
 from holdfast.errors import OptionError
+from holdfast.integrations.autoload import autoload
 from holdfast.integrations.dcp import HoldfastWriter, install
-from holdfast.integrations.routing import autoload
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NewPath = Callable[[], Path]

@@ -96,7 +96,7 @@ def _late(copy: Any) -> Any:
 
 def _claim_of_nobody(_: Any) -> Any:
     """Look for a save in flight, and reserve nothing."""
-    handles = import_module("holdfast._handle")
+    handles = import_module("holdfast.saving.handle")
     return lambda place: handles.in_flight() is None
 
 
@@ -110,7 +110,7 @@ def _swallowing(save: Any) -> Any:
 
 PLANTS: dict[str, Plant] = {
     "a handle knows no process": Plant(
-        [("holdfast._handle", "os", _as_one_process)],
+        [("holdfast.saving.handle", "os", _as_one_process)],
         "another process's save|asks for the save",
         ("fork", "asks for the save"),
     ),
@@ -120,14 +120,14 @@ PLANTS: dict[str, Plant] = {
         ("fork", "saves"),
     ),
     "a failed save leaves its files": Plant(
-        [("holdfast._save", "discard", _nothing)], "file left", ("failing disk",)
+        [("holdfast.saving.save", "discard", _nothing)], "file left", ("failing disk",)
     ),
     "an interrupt is swallowed": Plant(
         [("holdfast", "save", _swallowing)], "swallowed", ("save", "struck")
     ),
     "two threads share one staging pool": Plant(
         [
-            ("holdfast._handle", "_claim", _claim_of_nobody),
+            ("holdfast.saving.handle", "_claim", _claim_of_nobody),
             ("holdfast.engine.pool", "_lent", _empty),
         ],
         "other bits",
@@ -152,7 +152,7 @@ PLANTS: dict[str, Plant] = {
         ("move",),
     ),
     "an interrupted load says nothing of its target": Plant(
-        [("holdfast._load", "_saying_what_is_filled", _no_context)],
+        [("holdfast.loading.load", "_saying_what_is_filled", _no_context)],
         "does not say so",
         ("load", "injected", "struck"),
     ),

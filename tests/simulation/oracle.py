@@ -16,11 +16,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from crash.disk_model import Directory
-from holdfast import _handle
-from holdfast._run import GRACE_S
 from holdfast.errors import CorruptError
 from holdfast.format.manifest import Manifest
 from holdfast.format.names import step_name, step_of
+from holdfast.runs.directory import GRACE_S
+from holdfast.saving import handle as handle_module
 
 from . import payload
 from .actors import Process, Scheduler
@@ -101,7 +101,7 @@ class Oracle:
         self.counts["commits"] += 1
         if self._is_fenced(process):
             self.fault(f"{process.name} publishes {path} after a newer epoch")
-        handle = _handle._last
+        handle = handle_module._last
         if handle is None or handle.path != path[: -len("/MANIFEST")] or handle.done():
             return
         if self._disk.link_began > handle.deadline + 0.01:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import _links, _load, _recode, _restore, _run, _save
-from holdfast._alike import first_line
-from holdfast._wanted import Wanted, check_room
+from holdfast.arguments import first_line
 from holdfast.boxes import unflatten
+from holdfast.chains import base_choice as base_choice_module
+from holdfast.chains import recompress as recompress_module
 from holdfast.engine import chain as chains
-from holdfast.engine import check, commit, pipeline, retire
+from holdfast.engine import check, commit, ledger, retire, write_pipeline
 from holdfast.engine.write import DataFileWriter, WriterPlan
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
 from holdfast.format import manifest as manifests
@@ -33,6 +33,11 @@ from holdfast.format.rows import FileRows, Planned, encode_written
 from holdfast.format.spec import MODE_UNCHANGED
 from holdfast.format.table import Table
 from holdfast.layout import Box, Shard, Tensor
+from holdfast.loading import load as load_module
+from holdfast.runs import directory as directory_module
+from holdfast.runs import restore as restore_module
+from holdfast.saving import save as save_module
+from holdfast.saving.request import Wanted, check_room
 from holdfast.stores.url import open_store
 
 FILE_BYTES = 640  # more than a sector: it can be torn
@@ -134,7 +139,7 @@ def content_digest(table: Table) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TinyAgreed:
-    """See `holdfast._agreed.Agreed`."""
+    """See `holdfast.saving.agreement.Agreed`."""
 
     store: Any
     files: WriterPlan
@@ -191,7 +196,7 @@ def stage(
     def write() -> Any:
         source = lambda shard: (agreed.value, shard.box)  # noqa: E731
         parts = agreed.store, LEASE, agreed.files, agreed.shards
-        return pipeline.write_shards(*parts, source, None, None, handle.ledger), None
+        return write_pipeline.write_shards(*parts, source, None, None, handle.ledger), None
 
     return write
 
@@ -229,13 +234,13 @@ def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
     plan = WriterPlan(writing.header, 0, 0, FILE_BYTES, 1 << 20)
     source: Any = lambda shard: (value, shard.box)  # noqa: E731
     parts = writing.store, LEASE, plan, writing.shards
-    tables: Any = pipeline.write_shards(*parts, source, None, None, pipeline.Ledger())  # type: ignore[arg-type]
+    tables: Any = write_pipeline.write_shards(*parts, source, None, None, ledger.Ledger())  # type: ignore[arg-type]
     world_size = len(writing.shards)
     planned = replace(planned_of(world_size), first=np.array([0, world_size], np.int64))
     return SimpleNamespace(told=(planned, [tables[0]]), basis=None)
 
 
-def load_from(path: str, ranks: Any, into: Any, **options: Any) -> _load.LoadReport:
+def load_from(path: str, ranks: Any, into: Any, **options: Any) -> load_module.LoadReport:
     """Read a rank's share of a checkpoint and what it is made from; each byte is checked."""
     store = open_store(path)
     chain = chains.open_chain(store)
@@ -259,34 +264,34 @@ def load_from(path: str, ranks: Any, into: Any, **options: Any) -> _load.LoadRep
         if content != content_of(save_id, int(rank), int(number), value):
             raise CorruptError(f"{name} is torn")
     into["value"] = value
-    return _load.LoadReport(path, None, 1, (), (), FILE_BYTES, FILE_BYTES, 0)
+    return load_module.LoadReport(path, None, 1, (), (), FILE_BYTES, FILE_BYTES, 0)
 
 
 PATCHES: list[tuple[Any, str, Any]] = [
-    (_save, "flatten", flatten),
-    (_save, "request_for", lambda leaves, compare: SimpleNamespace(value=leaves.value)),
-    (_save, "encode_request", lambda request: b""),
-    (_save, "agree", agree),
-    (_save, "_stage", stage),
-    (_save, "part_with", lambda sources, shard: sources),
-    (_save, "lease", lambda *place: nullcontext(LEASE)),
-    (_save, "begin_link", lambda writing, options: None),
-    (_save, "encode_objects", lambda plan, rank, objects: b""),
-    (_save, "decode_objects", lambda plan, texts: ()),
-    (_save, "encode_losses", lambda basis, header: b""),
-    (_save, "join_losses", lambda told: ()),
-    (_save, "encode_written", lambda tables: tables[0]),
-    (pipeline, "_write_shard", write_shard),
+    (save_module, "flatten", flatten),
+    (save_module, "request_for", lambda leaves, compare: SimpleNamespace(value=leaves.value)),
+    (save_module, "encode_request", lambda request: b""),
+    (save_module, "agree", agree),
+    (save_module, "_stage", stage),
+    (save_module, "part_with", lambda sources, shard: sources),
+    (save_module, "lease", lambda *place: nullcontext(LEASE)),
+    (save_module, "begin_link", lambda writing, options: None),
+    (save_module, "encode_objects", lambda plan, rank, objects: b""),
+    (save_module, "decode_objects", lambda plan, texts: ()),
+    (save_module, "encode_losses", lambda basis, header: b""),
+    (save_module, "join_losses", lambda told: ()),
+    (save_module, "encode_written", lambda tables: tables[0]),
+    (write_pipeline, "_write_shard", write_shard),
     (DataFileWriter, "_close_file", close_file),
     (commit, "_manifest_of", manifest_of),
-    (_run, "decode_manifest", decode_manifest),
+    (directory_module, "decode_manifest", decode_manifest),
     (retire, "decode_manifest", decode_manifest),
     (check, "decode_manifest", decode_manifest),
     (check, "check_tiling", check_tiling),
     (commit, "content_digest", content_digest),
     (chains, "content_digest", content_digest),
-    (_links, "content_digest", content_digest),
-    (_recode, "content_digest", content_digest),
-    (_recode, "write_again", write_again),
-    (_restore, "load_from", load_from),
+    (base_choice_module, "content_digest", content_digest),
+    (recompress_module, "content_digest", content_digest),
+    (recompress_module, "write_again", write_again),
+    (restore_module, "load_from", load_from),
 ]

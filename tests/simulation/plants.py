@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import _fence, _run, _save
 from holdfast.engine import commit as commits
-from holdfast.engine import pipeline, retire
+from holdfast.engine import ledger, retire
 from holdfast.engine.write import DataFileWriter
 from holdfast.errors import StoreError
 from holdfast.format.rows import Planned
+from holdfast.runs import directory as directory_module
+from holdfast.runs import fence as fence_module
+from holdfast.saving import save as save_module
 from holdfast.stores.local import LocalStore
 
 Plant = list[tuple[Any, str, Any]]
@@ -84,11 +86,11 @@ def _retire_data_first(store: Any) -> None:
     retire.retire(store)
 
 
-_hold = _fence.Fence.hold
+_hold = fence_module.Fence.hold
 
 
 def _hold_without_a_look(fence: Any) -> None:
-    if fence._store.location not in _fence._held:
+    if fence._store.location not in fence_module._held:
         _hold(fence)
 
 
@@ -103,7 +105,7 @@ def _commit_without_one(
 
 
 def _modified_by_own_clock(store: Any, name: str) -> float:
-    return float(_save.time.time())
+    return float(save_module.time.time())
 
 
 def _keep_but_one(run: Any, kept: set[int]) -> set[int]:
@@ -125,10 +127,10 @@ PLANTS: dict[str, Plant] = {
     "last check before the manifest is synced": [
         (LocalStore, "publish", _publisher(("check", "write", "above", "link", "sync")))
     ],
-    "no look at the deadline": [(pipeline.Ledger, "check_deadline", _nothing)],
-    "no look at the epoch": [(_fence.Fence, "hold", _hold_without_a_look)],
-    "pending manifests are not revoked": [(_fence.Fence, "_revoke", _nothing)],
-    "data retired before the manifest": [(_run, "retire", _retire_data_first)],
+    "no look at the deadline": [(ledger.Ledger, "check_deadline", _nothing)],
+    "no look at the epoch": [(fence_module.Fence, "hold", _hold_without_a_look)],
+    "pending manifests are not revoked": [(fence_module.Fence, "_revoke", _nothing)],
+    "data retired before the manifest": [(directory_module, "retire", _retire_data_first)],
     "manifest retired without fsync": [(LocalStore, "sync_directory", _nothing)],
     "sweep ignores age": [(retire, "_is_older", lambda store, names, before_s: True)],
     "data of dead saves goes unbarred": [
@@ -137,16 +139,16 @@ PLANTS: dict[str, Plant] = {
     ],
     "LATEST is not atomic": [(LocalStore, "replace", _replace_carelessly)],
     "retention ignores bases": [
-        (_run.Run, "_with_bases", lambda run, kept: kept),
-        (_run.Run, "_check_unneeded", _nothing),  # it would notice
+        (directory_module.Run, "_with_bases", lambda run, kept: kept),
+        (directory_module.Run, "_check_unneeded", _nothing),  # it would notice
     ],
     "a link does not look at its base": [(commits, "check_base", _nothing)],
-    "retention does not look for new links": [(_run.Run, "_check_unneeded", _nothing)],
-    "retention leaves pending links": [(_run, "revoke_links", _nothing)],
-    "retention leaves no mark": [(_run, "leaving", contextlib.nullcontext)],
-    "retention lets the newest go": [(_run.Run, "_with_bases", _keep_but_one)],
+    "retention does not look for new links": [(directory_module.Run, "_check_unneeded", _nothing)],
+    "retention leaves pending links": [(directory_module, "revoke_links", _nothing)],
+    "retention leaves no mark": [(directory_module, "leaving", contextlib.nullcontext)],
+    "retention lets the newest go": [(directory_module.Run, "_with_bases", _keep_but_one)],
     "commit without one rank": [
-        (_save, "commit", _commit_without_one),
+        (save_module, "commit", _commit_without_one),
         (commits, "check_tiling", _nothing),
     ],
     "files removed though published": [

@@ -14,9 +14,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from crash.disk_model import Directory
-from holdfast import _checkpointer, _fence, _handle, _links, _recode, _restore, _run, _save, _saver
-from holdfast.engine import commit, pipeline, retire
+from holdfast.chains import base_choice as base_choice_module
+from holdfast.chains import recompress as recompress_module
+from holdfast.engine import commit, ledger, retire
 from holdfast.group import barrier
+from holdfast.runs import checkpointer as checkpointer_module
+from holdfast.runs import directory as directory_module
+from holdfast.runs import fence as fence_module
+from holdfast.runs import restore as restore_module
+from holdfast.runs import saver as saver_module
+from holdfast.saving import handle as handle_module
+from holdfast.saving import save as save_module
 from holdfast.stores import local
 
 from . import payload
@@ -50,10 +58,10 @@ class Epochs(dict[str, int]):
 
 def switch(before: Process, after: Process) -> None:
     """Put what the process that goes on holds where the product looks for it."""
-    before.flight, before.preparing = _handle._last, _handle._owner
-    _handle._last = after.flight  # type: ignore[assignment]
-    _handle._owner = after.preparing
-    _fence._held = after.epochs
+    before.flight, before.preparing = handle_module._last, handle_module._owner
+    handle_module._last = after.flight  # type: ignore[assignment]
+    handle_module._owner = after.preparing
+    fence_module._held = after.epochs
 
 
 def enter(
@@ -66,7 +74,7 @@ def enter(
     SEAT.scheduler, SEAT.disk, SEAT.names = scheduler, disk, itertools.count(1)
     SEAT.saving, SEAT.tidying = saving, tidying
     local._current_vfs = disk  # type: ignore[assignment]
-    _handle._last, _handle._owner, _fence._held = None, None, {}
+    handle_module._last, handle_module._owner, fence_module._held = None, None, {}
 
 
 def _token(size: int) -> str:
@@ -98,10 +106,10 @@ def _note_link(writing: payload.TinyAgreed, basis: None) -> None:
         SEAT.scheduler.current.process.last_link = writing.store.location
 
 
-_tidy = _run.Run.tidy
+_tidy = directory_module.Run.tidy
 
 
-def _tidy_committed(run: _run.Run, step: int) -> None:
+def _tidy_committed(run: directory_module.Run, step: int) -> None:
     SEAT.tidying(step)
     _tidy(run, step)
 
@@ -139,18 +147,31 @@ def _patches() -> list[tuple[Any, str, Any]]:
         remember=lambda made: None,
     )
     return [
-        *((module, "os", system) for module in (local, _links, _run, _handle, retire)),
-        *((m, "time", clock) for m in (barrier, pipeline, _handle, _save, _saver, _restore)),
-        (_handle, "threading", threads),
-        *((module, "worker", workers) for module in (_checkpointer, _handle, _save)),
-        (_save, "secrets", chance),
-        (_recode, "secrets", chance),
-        (_save, "known", known),
-        (_save, "end_link", _note_link),
-        (_links, "last_link", lambda run, rank: SEAT.scheduler.current.process.last_link),
-        (_fence, "_description", lambda epoch: {"epoch": epoch}),
-        (_run.Run, "tidy", _tidy_committed),
-        (_run.Run, "note", lambda *line: None),  # for people
+        *(
+            (module, "os", system)
+            for module in (local, base_choice_module, directory_module, handle_module, retire)
+        ),
+        *(
+            (m, "time", clock)
+            for m in (barrier, ledger, handle_module, save_module, saver_module, restore_module)
+        ),
+        (handle_module, "threading", threads),
+        *(
+            (module, "worker", workers)
+            for module in (checkpointer_module, handle_module, save_module)
+        ),
+        (save_module, "secrets", chance),
+        (recompress_module, "secrets", chance),
+        (save_module, "known", known),
+        (save_module, "end_link", _note_link),
+        (
+            base_choice_module,
+            "last_link",
+            lambda run, rank: SEAT.scheduler.current.process.last_link,
+        ),
+        (fence_module, "_description", lambda epoch: {"epoch": epoch}),
+        (directory_module.Run, "tidy", _tidy_committed),
+        (directory_module.Run, "note", lambda *line: None),  # for people
         (commit, "_is_manifest", lambda path: SEAT.disk.node(path) is not None),
         (local.LocalStore, "free_bytes", _free_bytes),
         *payload.PATCHES,
@@ -161,7 +182,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
 def installed() -> Iterator[None]:
     """Put the stand-ins in place, and back."""
     put = [(where, name, getattr(where, name), new) for where, name, new in _patches()]
-    before = local._current_vfs, _handle._last, _handle._owner, _fence._held
+    before = local._current_vfs, handle_module._last, handle_module._owner, fence_module._held
     logger = logging.getLogger("holdfast")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -172,5 +193,5 @@ def installed() -> Iterator[None]:
     finally:
         for where, name, old, _ in reversed(put):
             setattr(where, name, old)
-        local._current_vfs, _handle._last, _handle._owner, _fence._held = before
+        local._current_vfs, handle_module._last, handle_module._owner, fence_module._held = before
         logger.setLevel(level)

@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 
 import holdfast
 from holdfast import Checkpointer, Keep
-from holdfast._handle import OUTCOME_GRACE_S, SaveHandle
-from holdfast._recode import rebase
-from holdfast._restore import agree_steps
-from holdfast._run import Run
+from holdfast.chains.recompress import rebase
 from holdfast.codecs import Delta
 from holdfast.errors import (
     AlreadyCommittedError,
@@ -23,6 +20,9 @@ from holdfast.errors import (
 )
 from holdfast.format.names import step_name
 from holdfast.group.base import Group
+from holdfast.runs.directory import Run
+from holdfast.runs.restore import agree_steps
+from holdfast.saving.handle import OUTCOME_GRACE_S, SaveHandle
 
 from .actors import Process
 from .oracle import Oracle

@@ -15,7 +15,7 @@ import torch
 import holdfast
 from format import reader
 from format.simulated_ranks import cut, pieces, save_pieces
-from holdfast import Keep, _run, codecs
+from holdfast import Keep, codecs
 from holdfast.codecs.base import EVERY_MAX
 from holdfast.engine import chain as chain_room
 from holdfast.engine.basis import forget_bases
@@ -23,6 +23,7 @@ from holdfast.errors import CorruptError, OptionError, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.format.spec import CHAIN_LINKS_MAX
 from holdfast.options import Options
+from holdfast.runs import directory as directory_module
 from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault, faulty, recording
 
@@ -300,7 +301,7 @@ def test_what_the_base_lacks_stands_by_itself(new_path: NewPath) -> None:
 def test_a_step_that_could_not_be_let_go_keeps_what_it_needs(
     new_path: NewPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, state, retire = new_path(), trained(3), _run.retire
+    root, state, retire = new_path(), trained(3), directory_module.retire
 
     def retire_but_links(store: LocalStore) -> None:
         if store.location.endswith("2"):
@@ -314,7 +315,7 @@ def test_a_step_that_could_not_be_let_go_keeps_what_it_needs(
         for step in (1, 2):
             checkpointer.save(step, state := stepped(state, step))
         with monkeypatch.context() as patched:
-            patched.setattr(_run, "retire", retire_but_links)
+            patched.setattr(directory_module, "retire", retire_but_links)
             checkpointer.save(3, stepped(state, 3))
         assert checkpointer.steps() == [1, 2, 3]
         assert holds(at(root, 2), state)
@@ -356,7 +357,7 @@ def test_nothing_is_let_go_before_what_is_newer_and_what_is_gone_are_durable(
         holdfast.save(trained(1), at(root, step), options=OPTIONS)
     at(root, 3).mkdir()  # what a removal that was cut off leaves
     with recording() as disk:
-        assert _run.Run(root, Keep.latest(1)).make_room(spare) == 1
+        assert directory_module.Run(root, Keep.latest(1)).make_room(spare) == 1
     calls = [call[:2] for call in disk.trace()]
     first = next(number for number, (operation, _) in enumerate(calls) if operation == "unlink")
     synced = {path for operation, path in calls[:first] if operation == "sync_directory"}

@@ -176,7 +176,7 @@ def test_nor_does_a_failure_that_is_no_error_of_ours(
     def write(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr("holdfast._save.write_shards", write)
+    monkeypatch.setattr("holdfast.saving.save.write_shards", write)
     with (
         pytest.raises(KeyError, match="mine"),
         Checkpointer(new_path(), every=1, options=SMALL) as checkpointer,
@@ -325,7 +325,9 @@ def test_a_full_disk_in_the_background_is_told_with_its_kind(
     new_path: NewPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A disk that hangs would hold who waits.
-    monkeypatch.setattr("holdfast._run.Run.advice", lambda run: pytest.fail("asks the disk"))
+    monkeypatch.setattr(
+        "holdfast.runs.directory.Run.advice", lambda run: pytest.fail("asks the disk")
+    )
     full = Fault("write", nth=1, action="fail", argument=errno.ENOSPC, persistent=True)
     checkpointer = Checkpointer(new_path(), every=1, options=SMALL)
     with faulty(full):

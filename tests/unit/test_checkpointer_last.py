@@ -13,11 +13,11 @@ import torch
 
 import holdfast
 from holdfast import Checkpointer, Keep, Options
-from holdfast._handle import SaveHandle
-from holdfast._run import Run
-from holdfast._save import start_save
-from holdfast._schedule import MARGIN_S
 from holdfast.errors import AlreadyCommittedError, StoreError
+from holdfast.runs.directory import Run
+from holdfast.runs.schedule import MARGIN_S
+from holdfast.saving.handle import SaveHandle
+from holdfast.saving.save import start_save
 from holdfast.testing import Fault, faulty
 
 NewPath = Callable[[], Path]
@@ -114,7 +114,7 @@ def test_a_last_save_that_waits_for_another_ends_by_the_end_of_the_job_all_the_s
         deadlines.append(handle.deadline)
         return handle
 
-    monkeypatch.setattr("holdfast._saver.start_save", start)
+    monkeypatch.setattr("holdfast.runs.saver.start_save", start)
     delay = Fault("sync", nth=1, action="delay", argument=1000)
     with Checkpointer(new_path(), every=1, ends_in_s=1e6, options=SMALL) as checkpointer:
         schedule = checkpointer._schedule

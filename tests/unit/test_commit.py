@@ -12,11 +12,11 @@ import torch
 
 import holdfast
 from holdfast import Keep
-from holdfast._run import METRICS_NAME, Run
 from holdfast.engine import commit, retire
 from holdfast.errors import CorruptError, OptionError, PeerError, StateError, StoreError
 from holdfast.format import rows, spec
 from holdfast.group.base import Phase
+from holdfast.runs.directory import METRICS_NAME, Run
 from holdfast.stores.local import LocalStore
 
 NewPath = Callable[[], Path]

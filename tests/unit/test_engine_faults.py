@@ -170,9 +170,9 @@ def test_saving_from_a_signal_handler_says_that_it_cannot(tmp_path: Path) -> Non
         except HoldfastError as error:
             found.append(str(error))
 
-    from holdfast.engine import pipeline
+    from holdfast.engine import write_pipeline
 
-    original = pipeline.stage
+    original = write_pipeline.stage
 
     def staging(*arguments: Any) -> Any:
         worker.call_in_caller(lambda: signal.raise_signal(signal.SIGUSR1))
@@ -181,7 +181,7 @@ def test_saving_from_a_signal_handler_says_that_it_cannot(tmp_path: Path) -> Non
     before = signal.signal(signal.SIGUSR1, on_signal)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "stage", staging)
+            patch.setattr(write_pipeline, "stage", staging)
             holdfast.save({"w": torch.zeros(3)}, tmp_path / "a")
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import Checkpointer, Keep, _load, _restore
+from holdfast import Checkpointer, Keep
 from holdfast.errors import CorruptError, NotCommittedError
+from holdfast.loading import load as load_module
+from holdfast.runs import restore as restore_module
 
 NewPath = Callable[[], Path]
 
@@ -31,7 +33,7 @@ def weights() -> dict[str, Any]:
 def retiring_beneath(monkeypatch: pytest.MonkeyPatch, run: Path, times: int) -> list[int]:
     """Have the step retired between its MANIFEST and its data, so often."""
     saved: list[int] = []
-    find_chunks = _load.find_chunks
+    find_chunks = load_module.find_chunks
 
     def plan(*arguments: Any) -> Any:
         if len(saved) < times:
@@ -39,7 +41,7 @@ def retiring_beneath(monkeypatch: pytest.MonkeyPatch, run: Path, times: int) -> 
             save(run, saved[-1])
         return find_chunks(*arguments)
 
-    monkeypatch.setattr(_load, "find_chunks", plan)
+    monkeypatch.setattr(load_module, "find_chunks", plan)
     return saved
 
 
@@ -61,7 +63,7 @@ def test_a_run_that_retires_faster_than_it_is_read_is_an_error(
     retiring_beneath(monkeypatch, run, 1000)
     with pytest.raises(NotCommittedError, match=r"keep more of them.*retired while it was read"):
         Checkpointer(run).restore(weights(), partial=True)
-    assert Checkpointer(run).steps() == [1 + _restore.TRIES]
+    assert Checkpointer(run).steps() == [1 + restore_module.TRIES]
 
 
 def test_a_given_step_that_is_retired_says_so(

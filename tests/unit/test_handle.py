@@ -8,16 +8,16 @@ import pytest
 SAVING = """
 import threading
 import time
-from holdfast import _handle
-from holdfast.engine.pipeline import Ledger
+from holdfast.saving import handle as handle_module
+from holdfast.engine.ledger import Ledger
 
 def work():
     WORK
     print("ended", flush=True)
 
-_handle.OUTCOME_GRACE_S = 0.1
-handle = _handle.SaveHandle("runs/a", None, Ledger(), DEADLINE_S)
-_handle.take_flight(handle)
+handle_module.OUTCOME_GRACE_S = 0.1
+handle = handle_module.SaveHandle("runs/a", None, Ledger(), DEADLINE_S)
+handle_module.take_flight(handle)
 handle.start(work)
 """
 AS_CHILD = """

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import holdfast
-import holdfast._agreed
-import holdfast._save
+import holdfast.saving.agreement
+import holdfast.saving.save
 from format.simulated_ranks import run_ranks
 from holdfast.errors import PeerError, StateError
 from holdfast.options import Options
@@ -34,13 +34,13 @@ def _nothing_known() -> Iterator[None]:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grow by one, the number of ranks, whenever a rank plans."""
     made: list[int] = []
-    plan_anew = holdfast._agreed.plan_save
+    plan_anew = holdfast.saving.agreement.plan_save
 
     def plan(requests: list[Request], *settings: Any) -> Any:
         made.append(len(requests))
         return plan_anew(requests, *settings)
 
-    monkeypatch.setattr(holdfast._agreed, "plan_save", plan)
+    monkeypatch.setattr(holdfast.saving.agreement, "plan_save", plan)
     return made
 
 
@@ -174,7 +174,7 @@ def test_the_plan_of_a_save_that_failed_is_not_used_again(
     new_path: NewPath, planned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(holdfast._save, "commit", lambda *_: 1 / 0)
+        patch.setattr(holdfast.saving.save, "commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save_all(new_path(), {r: state(r, 1.0) for r in range(2)})
     save_all(new_path(), {r: state(r, 1.0) for r in range(2)})

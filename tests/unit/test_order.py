@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._order import END, EVERYTHING, dealt, left_over, merged, nth, shuffled
+from holdfast.data.permutation import END, EVERYTHING, dealt, left_over, merged, nth, shuffled
 
 checked = settings(max_examples=200, deadline=None, derandomize=True)
 

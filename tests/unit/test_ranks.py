@@ -208,7 +208,7 @@ def test_a_rank_whose_directory_was_removed_names_the_one_that_failed(
     new_path: NewPath, monkeypatch: pytest.MonkeyPatch, first_fails: bool
 ) -> None:
     """The coordinator removes what all have written, as soon as it knows that nobody commits."""
-    path, write = new_path(), holdfast._save.write_shards  # type: ignore[attr-defined]
+    path, write = new_path(), holdfast.saving.save.write_shards  # type: ignore[attr-defined]
     errors: dict[int, BaseException] = {}
 
     def failing(store: Any, lease: Any, plan: Any, *others: Any) -> Any:
@@ -224,7 +224,7 @@ def test_a_rank_whose_directory_was_removed_names_the_one_that_failed(
         except HoldfastError as error:
             errors[group.rank] = error
 
-    monkeypatch.setattr("holdfast._save.write_shards", failing)
+    monkeypatch.setattr("holdfast.saving.save.write_shards", failing)
     run_ranks(2, save)
     mine = errors[1]
     if first_fails:

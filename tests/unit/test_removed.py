@@ -187,7 +187,7 @@ def test_a_data_file_that_is_missing_is_damage_while_the_manifest_stands(
     for verb in ("load", "open all", "dcp"):
         checked(removals(make, lambda verb=verb: VERBS[verb](path)), CorruptError, "missing")  # type: ignore[misc]
     results = [result for _, result in removals(make, lambda: VERBS["verify"](path))]
-    assert all(isinstance(result, holdfast._verify.Verified) for result in results)
+    assert all(isinstance(result, holdfast.integrity.verify.Verified) for result in results)
     assert any(result.damage for result in results)
 
 

@@ -16,8 +16,6 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast import _handle
-from holdfast._fence import Fence
 from holdfast.errors import (
     AlreadyCommittedError,
     BusyError,
@@ -27,6 +25,8 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
+from holdfast.runs.fence import Fence
+from holdfast.saving import handle as handle_module
 from holdfast.stores.local import LocalStore
 from holdfast.testing.faults import Fault, faulty
 
@@ -63,11 +63,11 @@ def snapshot(module: nn.Module) -> dict[str, torch.Tensor]:
 def ended() -> Iterator[None]:
     """Leave nothing in flight, and no failure untold, to the next test."""
     yield
-    handle = _handle.in_flight()
+    handle = handle_module.in_flight()
     if handle is not None:
         handle.wait_done()
-    if _handle._last is not None:
-        _handle._last.untold()
+    if handle_module._last is not None:
+        handle_module._last.untold()
 
 
 @contextmanager
@@ -224,13 +224,13 @@ def test_a_rank_that_cannot_stage_trains_on_while_the_others_are_told(
     model, optimizer, state = training()
     holdfast.save_async(state, tmp_path / "a", stage="lazy").result()  # holds the steps up
     release = threading.Event()
-    original = holdfast._save._fail
+    original = holdfast.saving.save._fail
 
     def when_all_have_come(*arguments: Any) -> None:
         release.wait()
         original(*arguments)
 
-    monkeypatch.setattr("holdfast._save._fail", when_all_have_come)
+    monkeypatch.setattr("holdfast.saving.save._fail", when_all_have_come)
     monkeypatch.setattr("holdfast.engine.pool.available_bytes", lambda: 1 << 20)
     monkeypatch.setattr("holdfast.engine.pool._staging", {})
     with pytest.raises(OptionError, match="GB are available"):
@@ -354,7 +354,7 @@ def test_nothing_is_committed_after_the_deadline(
     def until_too_late(store: LocalStore, now_s: float) -> None:
         """Do the last that is done before the MANIFEST appears."""
         original(store, now_s)
-        _handle._last.ledger.end_at(0.0)  # type: ignore[union-attr]
+        handle_module._last.ledger.end_at(0.0)  # type: ignore[union-attr]
 
     monkeypatch.setattr(LocalStore, "_sync_above", until_too_late)
     handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a")
@@ -371,7 +371,7 @@ def test_nothing_is_committed_when_the_look_for_a_newer_job_takes_until_the_dead
     def until_too_late(fence: Fence) -> None:
         original(fence)
         if (tmp_path / "step-00000001" / "data").exists():  # the last look, not the first
-            _handle._last.ledger.end_at(0.0)  # type: ignore[union-attr]
+            handle_module._last.ledger.end_at(0.0)  # type: ignore[union-attr]
 
     monkeypatch.setattr(Fence, "hold", until_too_late)
     with holdfast.Checkpointer(tmp_path, every=1, signals=()) as run:
@@ -465,7 +465,7 @@ def test_threads_and_descriptors_do_not_pile_up(tmp_path: Path) -> None:
     before = count()
     for number in range(30):
         holdfast.save_async(state, tmp_path / str(number)).result()
-    _handle._last.wait_done()  # type: ignore[union-attr]
+    handle_module._last.wait_done()  # type: ignore[union-attr]
     assert count() <= before
 
 

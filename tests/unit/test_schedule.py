@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._schedule import (
+from holdfast.errors import OptionError
+from holdfast.runs.schedule import (
     FREE_STEPS,
     MARGIN_S,
     RECENT_SAVES,
@@ -16,7 +17,6 @@ from holdfast._schedule import (
     Schedule,
     interval_s,
 )
-from holdfast.errors import OptionError
 
 
 class Clock:

@@ -19,7 +19,7 @@ import torch
 import holdfast
 from format.simulated_ranks import ThreadGroup, run_ranks
 from holdfast import Options, worker
-from holdfast.engine import pipeline
+from holdfast.engine import read_pipeline
 from holdfast.engine.check import read_manifest
 from holdfast.errors import CorruptError, HoldfastError, PeerError, StoreError
 from holdfast.format.manifest import Manifest
@@ -223,14 +223,14 @@ def test_a_rank_that_fails_half_way_keeps_nobody_waiting(
     place: int,
 ) -> None:
     path, state = saved
-    placed, there, victims = itertools.count(), pipeline.place, set[int]()
+    placed, there, victims = itertools.count(), read_pipeline.place, set[int]()
 
     def place_or_fail(*arguments: object) -> None:
         if worker.place()[0] in victims and next(placed) == place:
             raise failure("here")
         there(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pipeline, "place", place_or_fail)
+    monkeypatch.setattr(read_pipeline, "place", place_or_fail)
 
     def wanted(rank: int) -> dict[str, torch.Tensor]:
         if rank == 1:

@@ -14,7 +14,7 @@ PRELUDE = """
 import gc, os, signal, sys, threading
 import torch
 import holdfast
-from holdfast import _signals
+from holdfast.runs import signals as signals_module
 
 options = holdfast.Options(pool_bytes=32 << 20)
 
@@ -128,7 +128,7 @@ def test_a_second_signal_is_obeyed_at_once_but_a_double_of_the_first_is_not(
     tmp_path: Path,
 ) -> None:
     code = """
-_signals.DOUBLE_S = {seconds}
+signals_module.DOUBLE_S = {seconds}
 with holdfast.Checkpointer(run, options=options) as checkpointer:
     checkpointer.step(1, state_at(1))
     term()
@@ -144,7 +144,7 @@ with holdfast.Checkpointer(run, options=options) as checkpointer:
 
 def test_a_signal_while_the_last_save_is_made_does_not_hurt_it(tmp_path: Path) -> None:
     code = """
-_signals.DOUBLE_S = 0
+signals_module.DOUBLE_S = 0
 
 class Signals:
     def state_dict(self):

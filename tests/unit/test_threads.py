@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import _handle, worker
+from holdfast import worker
 from holdfast.engine import pool
 from holdfast.errors import BusyError, HoldfastError, OptionError
 from holdfast.options import SLOT_BYTES, Options
+from holdfast.saving import handle as handle_module
 from holdfast.stores.local import LocalStore
 from holdfast.testing.faults import Fault, faulty
 
@@ -44,11 +45,11 @@ class Hooked:
 def ended() -> Iterator[None]:
     """Leave nothing in flight, and no failure untold, to the next test."""
     yield
-    handle = _handle.in_flight()
+    handle = handle_module.in_flight()
     if handle is not None:
         handle.wait_done()
-    if _handle._last is not None:
-        _handle._last.untold()
+    if handle_module._last is not None:
+        handle_module._last.untold()
 
 
 def saved(path: Path) -> dict[str, torch.Tensor]:

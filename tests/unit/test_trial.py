@@ -69,7 +69,7 @@ def test_a_sample_is_spread_and_cut(pair: Any, monkeypatch: pytest.MonkeyPatch) 
         assert 0 < trial.size_bytes < whole.size_bytes
         sizes.append(trial.size_bytes)
     assert all(a > b for a, b in itertools.pairwise(sizes))
-    monkeypatch.setattr("holdfast._trial.UNIT_BYTES", 10_000)
+    monkeypatch.setattr("holdfast.chains.trial.UNIT_BYTES", 10_000)
     (trial,) = holdfast.try_codecs(at(root, 1), codecs=["delta"]).trials
     assert 0 < trial.size_bytes < whole.size_bytes
 

@@ -22,9 +22,9 @@ from ..state.ambient import ordinary_torch
 from ..state.tensors import TORCH_DTYPES
 from ..stores.base import Store
 from .check import read_manifest
-from .pipeline import Done, read_shards
 from .pool import Lease
 from .read import still_there
+from .read_pipeline import Done, read_shards
 from .stage import Sources
 from .trust import check_of, check_of_base
 from .workspace import borrow, bytes_at, give_back

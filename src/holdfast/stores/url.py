@@ -6,6 +6,7 @@ import re
 from ..errors import OptionError, StoreError, shown
 from .local import LocalStore
 
+SCHEME = "holdfast://"  # of a checkpoint's directory, where DCP's calls name one
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 

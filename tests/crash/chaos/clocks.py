@@ -10,8 +10,8 @@ import datetime
 import random
 import time
 
-import holdfast._fence
-import holdfast._run
+import holdfast.runs.directory
+import holdfast.runs.fence
 
 from .ranks import Prepare
 
@@ -37,7 +37,7 @@ def strange_clocks(seed: int) -> Prepare:
 
         time.time = lambda: real() + offset_s()
         time.time_ns = lambda: real_ns() + int(offset_s() * 1e9)
-        for module in (holdfast._fence, holdfast._run):
+        for module in (holdfast.runs.fence, holdfast.runs.directory):
             module.datetime = Shifted  # type: ignore[attr-defined]
 
     return prepare

@@ -12,13 +12,13 @@ import forked_ranks  # noqa: F401  before anything that makes pools
 import planted
 import pytest
 
-import holdfast._handle
 import holdfast.engine.commit
-import holdfast.engine.pipeline
-from holdfast._fence import Fence
-from holdfast.engine.pipeline import Ledger
+import holdfast.engine.ledger
+import holdfast.saving.handle
+from holdfast.engine.ledger import Ledger
 from holdfast.errors import PeerError
 from holdfast.group import barrier
+from holdfast.runs.fence import Fence
 
 from .ranks import Prepare
 
@@ -41,7 +41,7 @@ def no_deadline(rank: int) -> None:
         original(self, store, mine, size, deadline + NEVER_S, *rest)
 
     barrier.StoreGroup.__init__ = wait
-    holdfast._handle.OUTCOME_GRACE_S = NEVER_S
+    holdfast.saving.handle.OUTCOME_GRACE_S = NEVER_S
 
 
 def no_fencing_look(rank: int) -> None:
@@ -78,7 +78,7 @@ def deadline_by_the_wall_clock(rank: int) -> None:
     """Deadlines are counted by a clock that people set."""
     shifted = types.SimpleNamespace(**vars(time))
     shifted.monotonic = lambda: time.time()
-    for module in (barrier, holdfast._handle, holdfast.engine.pipeline):
+    for module in (barrier, holdfast.saving.handle, holdfast.engine.ledger):
         module.time = shifted
 
 

@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from ..._wanted import check_room
 from ...engine.chain import Chain, open_chain, read_chain
 from ...engine.pool import lease
 from ...errors import AlreadyCommittedError, NotCommittedError, OptionError, StoreError
@@ -41,6 +40,7 @@ from ...layout import Box, Path, Shard, batches, whole
 from ...options import SLOT_BYTES, Options
 from ...plan.balance import cut_shard
 from ...plan.load_plan import plan_load
+from ...saving.request import check_room
 from ...state.tensors import TORCH_DTYPES, Part
 from ...stores.local import LocalStore
 from ...stores.url import open_store

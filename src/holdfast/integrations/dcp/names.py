@@ -28,7 +28,7 @@ from ...format.names import dotted, escaped
 from ...layout import Path, Shape
 from ...state.tensors import DTYPE_NAMES, TORCH_DTYPES
 from ...state.tree import rebuild
-from ..routing import SCHEME
+from ...stores.url import SCHEME
 
 PICKLED = "dcp.pickled"  # the only key of a value that holds a planner's bytes as they were
 

@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ..._fit import converts
 from ...engine.chain import Chain, open_chain, read_chain
 from ...engine.pool import lease
 from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
 from ...layout import Box, Path
+from ...loading.fit import converts
 from ...options import SLOT_BYTES, Options, options_of
 from ...plan.load_plan import plan_load
 from ...state.ambient import ordinary_torch

@@ -24,9 +24,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ...engine.commit import check_absent, commit
-from ...engine.pipeline import Ledger, write_shards
+from ...engine.ledger import Ledger
 from ...engine.pool import lease
 from ...engine.write import WriterPlan
+from ...engine.write_pipeline import write_shards
 from ...errors import OptionError, StateError
 from ...format.rows import encode_written
 from ...layout import Box, Path, Shard, size_of

@@ -1,0 +1,135 @@
+#include "holdfast/chunks.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <vector>
+
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace holdfast {
+namespace {
+
+template <class Item, int Dimensions>
+using Column = nb::ndarray<Item, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+using Words = Column<const std::uint64_t, 1>;
+using Digests = Column<const std::uint64_t, 2>;
+using DigestsOut = Column<std::uint64_t, 2>;
+
+template <class Item>
+void require(const Column<Item, 1>& column, std::size_t count) {
+  if (column.shape(0) != count) throw nb::value_error("columns of several lengths");
+}
+
+template <class Item>
+void require(const Column<Item, 2>& column, std::size_t count) {
+  if (column.shape(0) != count || column.shape(1) != 2) throw nb::value_error("no such digests");
+}
+
+template <class Item>
+std::span<Item> span_of(const Column<Item, 1>& column) {
+  return {column.data(), column.shape(0)};
+}
+
+std::span<const Hash128> span_of(const Digests& column) {
+  return {reinterpret_cast<const Hash128*>(column.data()), column.shape(0)};
+}
+
+std::span<Hash128> span_of(const DigestsOut& column) {
+  return {reinterpret_cast<Hash128*>(column.data()), column.shape(0)};
+}
+
+std::uint64_t sum(const Words& column) {
+  std::uint64_t total = 0;
+  for (const std::uint64_t number : span_of(column)) total += number;
+  return total;
+}
+
+SeedHead head_of(const nb::bytes& head) {
+  SeedHead result;
+  if (head.size() != sizeof result) throw nb::value_error("no head of a seed");
+  std::memcpy(result.data(), head.data(), sizeof result);
+  return result;
+}
+
+template <class Byte>
+std::vector<Byte*> addresses_of(const Words& column) {
+  std::vector<Byte*> result;
+  result.reserve(column.shape(0));
+  for (const std::uint64_t address : span_of(column)) result.push_back(memory_at(address));
+  return result;
+}
+
+std::vector<std::uint64_t> place(const Words& sizes, const Words& counts, const Words& row_bytes,
+                                 std::size_t header_bytes, std::size_t file_bytes,
+                                 std::size_t footer_bytes, std::size_t window_bytes,
+                                 const Column<std::uint64_t, 1>& offsets,
+                                 const Column<std::uint8_t, 1>& turns,
+                                 const Column<std::uint32_t, 1>& files) {
+  require(row_bytes, counts.shape(0));
+  require(files, counts.shape(0));
+  require(offsets, sizes.shape(0));
+  require(turns, sizes.shape(0));
+  if (sum(counts) != sizes.shape(0)) throw nb::value_error("not as many chunks as shards have");
+  const Places places =
+      place_chunks({span_of(sizes), span_of(counts), span_of(row_bytes)},
+                   {header_bytes, file_bytes, footer_bytes, window_bytes});
+  std::copy(places.offset.begin(), places.offset.end(), offsets.data());
+  std::copy(places.turns.begin(), places.turns.end(), turns.data());
+  std::copy(places.file.begin(), places.file.end(), files.data());
+  return places.end;
+}
+
+void stage(const Words& targets, const Words& sources, const Words& sizes, const nb::bytes& head,
+           std::uint64_t first_row, const Column<std::uint64_t, 1>& checksums,
+           const DigestsOut& digests) {
+  const std::size_t count = targets.shape(0);
+  require(sources, count);
+  require(sizes, count);
+  require(checksums, count);
+  require(digests, count);
+  const auto to = addresses_of<std::byte>(targets);
+  const auto from = addresses_of<const std::byte>(sources);
+  const SeedHead seed_head = head_of(head);
+  without_gil(sum(sizes), [&] {
+    stage_chunks(to, from, span_of(sizes), seed_head, first_row,
+                 {span_of(checksums), span_of(digests)});
+  });
+}
+
+void digest(const Digests& digests, const Words& counts, const DigestsOut& out) {
+  require(out, counts.shape(0));
+  require(digests, sum(counts));
+  digest_shards(span_of(digests), span_of(counts), span_of(out));
+}
+
+std::size_t damaged(const Words& payloads, const Words& sizes, const Words& gaps, const Words& rows,
+                    const Words& checksums, const nb::bytes& head) {
+  const std::size_t count = payloads.shape(0);
+  for (const Words* column : {&sizes, &gaps, &rows, &checksums}) require(*column, count);
+  std::vector<StoredChunk> chunks(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    chunks[i] = {memory_at(payloads(i)), sizes(i), gaps(i), rows(i), checksums(i)};
+  }
+  const SeedHead seed_head = head_of(head);
+  return without_gil(sum(sizes), [&] { return first_damaged(chunks, seed_head); });
+}
+
+}  // namespace
+
+void bind_chunks(nb::module_& module) {
+  module.def("place_chunks", &place, "sizes"_a, "counts"_a, "row_bytes"_a, "header_bytes"_a,
+             "file_bytes"_a, "footer_bytes"_a, "window_bytes"_a, "offsets"_a, "turns"_a,
+             "files"_a);
+  module.def("stage_chunks", &stage, "targets"_a, "sources"_a, "sizes"_a, "head"_a, "first_row"_a,
+             "checksums"_a, "digests"_a);
+  module.def("digest_shards", &digest, "digests"_a, "counts"_a, "out"_a);
+  module.def("first_damaged", &damaged, "payloads"_a, "sizes"_a, "gaps"_a, "rows"_a,
+             "checksums"_a, "head"_a);
+}
+
+}  // namespace holdfast

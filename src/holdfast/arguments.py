@@ -1,0 +1,122 @@
+"""Arguments of a call: are they valid, and the same on all ranks? Errors name the ranks.
+
+Compares what the ranks told each other. Knows no files, no tensors and no group.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from .errors import OptionError, StateError, shown
+
+CAMPS_MAX = 4  # in a text: of values, and of ranges of ranks
+Arguments = dict[str, Any]  # JSON values by name
+
+
+def check_alike(what: str, arguments: Sequence[Arguments]) -> None:
+    """Check that all ranks gave the same arguments.
+
+    Args:
+        what: the call, as the error names it.
+        arguments: by rank.
+
+    Raises:
+        OptionError: they did not; the same text on every rank.
+
+    Example:
+        ``[{"step": 1}, {"step": 2}]`` → "step: 1 on rank 0; 2 on rank 1"
+    """
+    differing = [
+        f"{name}: {camps([repr(given.get(name)) for given in arguments])}"
+        for name in dict.fromkeys(name for given in arguments for name in given)
+        if any(given.get(name) != arguments[0].get(name) for given in arguments)
+    ]
+    if differing:
+        raise OptionError(
+            f"{what} was refused: the ranks gave different arguments. {'. '.join(differing)}. "
+            "Give the same on all ranks"
+        )
+
+
+def camps(texts: Sequence[str]) -> str:
+    """Say which ranks say what, those of the coordinator's opinion first.
+
+    Example:
+        ``["a", "a", "b"]`` → "a on 2 ranks (0-1); b on rank 2"
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    shown = [f"{text} on {_named(held)}" for text, held in [*ranks.items()][:CAMPS_MAX]]
+    more = len(ranks) - CAMPS_MAX
+    return "; ".join(shown) + (f"; and {more} others" if more > 0 else "")
+
+
+def encode_arguments(what: str, arguments: Arguments, **more: Any) -> bytes:
+    """Write what a rank tells first, as a line: other lines may follow it.
+
+    Args:
+        what: the call, as an error names it.
+    """
+    # What is no JSON is refused where it is used, on the rank that gave it.
+    line = {"what": what, "arguments": arguments, **more}
+    return json.dumps(line, default=repr).encode() + b"\n"
+
+
+def first_line(answer: bytes) -> dict[str, Any]:
+    """Read what `encode_arguments` wrote; a rank in another call may have told something else."""
+    try:
+        line: dict[str, Any] = json.loads(answer[: answer.index(b"\n")])
+    except ValueError:
+        return {"what": "a call", "arguments": {"call": "another"}}
+    return line
+
+
+def is_positive(value: object) -> bool:
+    """Return whether a value is a number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def check_order(path: object, state: object, usage: str) -> None:
+    """Refuse a path and a state that stand in each other's place.
+
+    Args:
+        usage: how it is written.
+
+    Raises:
+        OptionError: they do.
+    """
+    if _is_path(state) and not _is_path(path):
+        raise OptionError(f"{usage}; here the path is {shown(path)} and the state {shown(state)}")
+
+
+def check_state(state: object, named: str = "state") -> None:
+    """Check that a state is a dict.
+
+    Args:
+        named: the argument that a user gave it as.
+
+    Raises:
+        StateError: it is not; the text says what to write.
+    """
+    if isinstance(state, Mapping):
+        return
+    example = '{"weight": tensor}' if hasattr(state, "shape") else '{"model": model}'
+    if hasattr(state, "param_groups"):
+        example = '{"optimizer": optimizer}'
+    raise StateError(f"{named} is {shown(state)}; expected a dict, such as {named}={example}")
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    begins = [0, *(n for n, (a, b) in enumerate(pairwise(ranks), 1) if b > a + 1), len(ranks)]
+    ranges = [(ranks[a], ranks[b - 1]) for a, b in pairwise(begins)]
+    shown = [f"{a}-{b}" if a < b else f"{a}" for a, b in ranges[:CAMPS_MAX]]
+    return f"{len(ranks)} ranks ({', '.join(shown)}{', …' * (len(ranges) > CAMPS_MAX)})"

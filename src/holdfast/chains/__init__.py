@@ -1,0 +1,1 @@
+"""Chains: what a delta checkpoint is made from, and checkpoints written again."""

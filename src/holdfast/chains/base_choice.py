@@ -1,0 +1,164 @@
+"""Links of chains: which checkpoint the next one is made from, and what is known of it.
+
+The coordinator chooses; each rank has in memory what it wrote last, or reads it back.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..codecs.base import Loss
+from ..codecs.groups import units_of
+from ..engine.basis import Basis, keep_basis, last_link, take_basis
+from ..engine.chain import Chain, open_chain, read_parts
+from ..engine.pool import lease
+from ..engine.retire import is_leaving
+from ..errors import CorruptError, NotCommittedError, VersionError
+from ..format import spec
+from ..format.header import Header
+from ..format.links import TensorLoss
+from ..format.manifest import content_digest
+from ..format.names import step_of
+from ..layout import Shard
+from ..options import Options
+
+if TYPE_CHECKING:
+    from ..codecs.base import Codec
+    from ..stores.local import LocalStore
+
+logger = logging.getLogger("holdfast")
+
+
+def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[str, Any] | None:
+    """Choose what the checkpoint at ``store`` is to be made from; None: it stands by itself.
+
+    The one that this process saved last in the same directory; else the newest step before it.
+    Steps are made from steps alone, and nothing else is: retention looks at no others.
+    Run by the coordinator, which tells the others.
+    """
+    if codec is None or codec.every == 1:
+        return None
+    run = os.path.dirname(store.location)
+    location = last_link(run, rank)
+    is_own = bool(location) and _is_step(location) == _is_step(store.location)
+    if not (is_own and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
+        location, is_own = step_before(store), False
+    if not location:
+        return None
+    name = os.path.basename(location)
+    if is_leaving(store.sibling(name)):
+        logger.warning("%s stands by itself: %s is being let go", store.location, name)
+        return None
+    try:
+        chain = open_chain(store.sibling(name))
+        if not is_own:  # whoever published it may have died, or hang, before it was durable
+            store.sibling(name).sync_path(spec.MANIFEST_NAME)
+    except (CorruptError, NotCommittedError, VersionError) as error:
+        logger.warning("%s stands by itself: %s", store.location, error)
+        return None
+    table = chain[-1].manifest.table
+    links = table.header.base.links + 1 if table.header.base else 1
+    if links >= codec.every:
+        return None
+    digest = content_digest(table)
+    return {"name": name, "digest": digest, "links": links, "save_id": table.header.save_id}
+
+
+def _is_step(location: str) -> bool:
+    return step_of(os.path.basename(location)) is not None
+
+
+def step_before(store: "LocalStore") -> str:
+    """Return the location of the newest committed step before this one; empty: there is none."""
+    run, name = os.path.split(store.location)
+    step = step_of(name)
+    if step is None or not os.path.isdir(run):
+        return ""
+    found = [(known, other) for other in os.listdir(run) if (known := step_of(other)) is not None]
+    for known, other in sorted(found, reverse=True):
+        if known < step and store.sibling(other).exists(spec.MANIFEST_NAME):
+            return os.path.join(run, other)
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What one rank writes of a checkpoint that may be a link.
+
+    Attributes:
+        base_save_id: of the base, if the header has one.
+    """
+
+    store: "LocalStore"
+    header: Header
+    shards: tuple[Shard, ...]
+    codec: "Codec | None"
+    base_save_id: str
+    rank: int
+
+    @property
+    def run(self) -> str:
+        """The directory that the chain is in."""
+        return os.path.dirname(self.store.location)
+
+
+def begin_link(writing: Writing, options: Options) -> Basis | None:
+    """Find, or read, what the shards are made from; None where there are no links."""
+    codec, header = writing.codec, writing.header
+    if codec is None or codec.every == 1:
+        return None
+    basis = take_basis(writing.run, writing.rank, header.chunk_elements)
+    groups = [group for coding in header.codecs for group in coding.groups]
+    kept: set[Shard] = set()
+    for unit in units_of(writing.shards, header.tensors, groups):
+        roles = [role for role, _ in unit]
+        kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
+    is_link = header.base is not None
+    is_kept = is_link and basis.save_id == writing.base_save_id
+    missing = basis.begin(writing.shards, kept.__contains__, is_link=is_link, is_kept=is_kept)
+    if header.base and missing:
+        try:
+            chain = open_chain(writing.store.sibling(header.base.name))
+            _read_base(chain, basis, missing, options)
+        except CorruptError as error:  # what it does not refer to, it does not need
+            logger.error("%s is written without its base: %s", writing.store.location, error)
+    return basis
+
+
+def _read_base(chain: Chain, basis: Basis, shards: list[Shard], options: Options) -> None:
+    manifest, store = chain[-1].manifest, chain[-1].store
+    known = set(manifest.table.header.tensors)
+    there = [shard for shard in shards if shard.tensor in known]
+    with lease(store.vfs, store.location, options) as leased:
+        read_parts(chain, leased, {shard: basis.room(shard) for shard in there})
+    for shard in there:
+        basis.fill(shard)
+
+
+def end_link(writing: Writing, basis: Basis | None) -> None:
+    """Keep what was written, now committed, for the next link."""
+    if basis is not None:
+        basis.settle(writing.store.location, writing.header.save_id)
+        keep_basis(writing.run, writing.rank, basis)
+
+
+def encode_losses(basis: Basis | None, header: Header) -> bytes:
+    """Write what a rank's share of the tensors has lost, for the coordinator."""
+    index = {tensor.path: number for number, tensor in enumerate(header.tensors)}
+    losses = basis.losses.items() if basis is not None else ()
+    return json.dumps([(index[path], *astuple(loss)) for path, loss in losses]).encode()
+
+
+def join_losses(told: Sequence[bytes]) -> tuple[TensorLoss, ...]:
+    """Add up what all ranks have lost; 7 digits of it are as many as anyone reads."""
+    found: dict[int, Loss] = {}
+    for text in told:
+        for index, *numbers in json.loads(text):
+            found[index] = found.get(index, Loss()) + Loss(*numbers)
+    return tuple(
+        TensorLoss(index, *(float(f"{number:.6e}") for number in astuple(found[index])))
+        for index in sorted(found)
+    )

@@ -1,0 +1,203 @@
+"""A checkpoint written again, shard by shard, under another codec: aside, or in its own place.
+
+Memory is bounded by the largest parameter of a rank, not by the checkpoint.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ..boxes import unflatten
+from ..codecs.base import Codec
+from ..codecs.groups import find_groups, units_of
+from ..codecs.registry import LOSSLESS, find_codec
+from ..engine.basis import Basis
+from ..engine.chain import Chain, open_chain, read_parts
+from ..engine.commit import check_absent, commit, commit_again, remove_files
+from ..engine.ledger import Ledger
+from ..engine.pool import lease
+from ..engine.write import WriterPlan
+from ..engine.write_pipeline import write_shards
+from ..format import spec
+from ..format.header import RAW, Coding, Header
+from ..format.links import Base
+from ..format.manifest import content_digest
+from ..format.rows import Planned, encode_written
+from ..layout import Box, Shard, batches, size_of
+from ..options import SLOT_BYTES, STREAM_BYTES, Options, options_of
+from ..state.tensors import TORCH_DTYPES
+from ..stores.local import LocalStore
+from ..stores.url import open_store
+from ..worker import in_worker
+from .base_choice import Writing, begin_link, choose_base, encode_losses, end_link, join_losses
+
+AHEAD_BYTES = 256 << 20  # of shards read at once, if no single one is larger
+Report = Callable[[int], None]  # called with the bytes of elements done since the last call
+
+
+@in_worker
+def recompress(
+    source: "str | os.PathLike[str]",
+    target: "str | os.PathLike[str]",
+    *,
+    codec: str | Codec,
+    options: Options | None = None,
+    report: Report = lambda _: None,
+) -> None:
+    """Write a checkpoint again at another place; as a link, where the codec makes links.
+
+    Args:
+        source, target: directories of checkpoints, an old and a new one.
+        codec: as `save` takes it.
+        report: called with the bytes of elements read since the last call.
+
+    Raises:
+        NotCommittedError: there is none at ``source``.
+        AlreadyCommittedError: there is one at ``target``.
+        CorruptError: the source, or something below it, fails a check.
+    """
+    there = open_store(target, "target")
+    chain = open_chain(open_store(source, "source"), trust=options_of(options).trust)
+    chosen = find_codec(codec)
+    check_absent(there)
+    word = choose_base(there, chosen, 0)
+    base = Base(word["name"], word["digest"], word["links"]) if word else None
+    header = rewritten_header(chain[-1].manifest.table.header, chosen, base)
+    writing = make_writing(there, header, chain, chosen, word["save_id"] if word else "")
+    try:
+        made = write_again(chain, writing, options_of(options), report)
+        commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
+    except BaseException:
+        if not there.exists(spec.MANIFEST_NAME):
+            remove_files(there, header.save_id)
+        raise
+    end_link(writing, made.basis)
+
+
+@in_worker
+def rebase(
+    path: "str | os.PathLike[str]",
+    *,
+    options: Options | None = None,
+    report: Report = lambda _: None,
+) -> bool:
+    """Make a link need no other checkpoint, in its place; return False when it needs none.
+
+    What it holds stays the same to the bit, so links that are made from it stay good. The old files
+    go when the new ones are durable: a load that is under way at that time fails.
+
+    Args:
+        path: directory of the checkpoint.
+        report: called with the bytes of elements read since the last call.
+
+    Raises:
+        NotCommittedError: there is no checkpoint.
+        CorruptError: it, or something below it, fails a check; nothing was changed.
+    """
+    store = open_store(path)
+    chain = open_chain(store, trust=options_of(options).trust)
+    manifest = chain[-1].manifest
+    old = manifest.table.header
+    if old.base is None:
+        return False
+    header = rewritten_header(old, LOSSLESS, None)
+    writing = make_writing(store, header, chain, LOSSLESS, "")
+    try:
+        made = write_again(chain, writing, options_of(options), report)
+    except BaseException:
+        remove_files(store, header.save_id)
+        raise
+    commit_again(store, header, *made.told, content_digest(manifest.table))
+    if store.exists(spec.SIGNATURE_NAME):
+        store.remove(spec.SIGNATURE_NAME)  # it was of what is stored no more
+    remove_files(store, old.save_id)
+    return True
+
+
+def _with_losses(header: Header, basis: Basis | None) -> Header:
+    """Note what was lost now; else what had been lost before."""
+    return replace(header, losses=join_losses([encode_losses(basis, header)]) or header.losses)
+
+
+def rewritten_header(old: Header, codec: Codec | None, base: Base | None) -> Header:
+    """Return the header of a checkpoint that is written again, by this holdfast."""
+    coding = RAW if codec is None else Coding(codec.name, find_groups(old.tensors))
+    save_id = secrets.token_hex(16)
+    return replace(old, save_id=save_id, codecs=(coding,), codec_of=(), base=base)
+
+
+def make_writing(
+    store: LocalStore, header: Header, chain: Chain, codec: Codec | None, base_save_id: str
+) -> Writing:
+    """Say what is written of a checkpoint: all shards of the tensors that the header has."""
+    manifest, kept = chain[-1].manifest, set(header.tensors)
+    count = len(manifest.table.shard_tensor)
+    every = (manifest.shard(index) for index in range(count))
+    shards = [shard for shard in every if shard.tensor in kept]
+    groups = [group for coding in header.codecs for group in coding.groups]
+    ordered = tuple(s for unit in units_of(shards, header.tensors, groups) for _, s in unit)
+    return Writing(store, header, ordered, codec, base_save_id, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was written: as `commit` takes it, and what the next link is made from."""
+
+    told: tuple[Planned, list[bytes]]
+    basis: Basis | None
+
+
+def write_again(chain: Chain, writing: Writing, options: Options, report: Report) -> Made:
+    """Write shards as the first rank, durably."""
+    header, store = writing.header, writing.store
+    files = WriterPlan(header, 0, 0, size_of(writing.shards), options.file_bytes)
+    basis = begin_link(writing, options)
+    source = _Source(chain, writing.shards, options, report)
+    with lease(store.vfs, store.location, options) as leased:
+        tables = write_shards(
+            store, leased, files, writing.shards, source, writing.codec, basis, Ledger()
+        )
+    index = {tensor: number for number, tensor in enumerate(header.tensors)}
+    owner = np.array([index[shard.tensor] for shard in writing.shards], np.int64)
+    ndim = np.array([len(shard.box.shape) for shard in writing.shards], np.int64)
+    flat = [n for shard in writing.shards for n in (*shard.box.offset, *shard.box.shape)]
+    numbers = np.array(flat, np.int64)
+    boxes = unflatten(numbers, np.cumsum(2 * ndim) - 2 * ndim, ndim)
+    # Of the first rank alone: the header may name four thousand million of them.
+    first = np.array([0, len(writing.shards)], np.int64)
+    return Made((Planned(owner, boxes, first), [encode_written(tables)]), basis)
+
+
+class _Source:
+    """Reads the shards that are asked for one after the other, some ahead."""
+
+    def __init__(
+        self, chain: Chain, shards: Sequence[Shard], options: Options, report: Report
+    ) -> None:
+        self._chain, self._shards, self._report = chain, shards, report
+        self._place = {shard: number for number, shard in enumerate(shards)}
+        # A pool of another size than the one that is written from, which is in use.
+        size = (options.pool_bytes or STREAM_BYTES) + SLOT_BYTES
+        self._options = replace(options, pool_bytes=size)
+        self._held: dict[Shard, torch.Tensor] = {}
+
+    def __call__(self, shard: Shard) -> tuple[torch.Tensor, Box]:
+        if shard not in self._held:
+            self._held = self._read(self._place[shard])
+        memory = self._held.pop(shard)
+        self._report(memory.nbytes)
+        return memory.view(TORCH_DTYPES[shard.tensor.dtype]).view(shard.box.shape), shard.box
+
+    def _read(self, number: int) -> dict[Shard, torch.Tensor]:
+        ahead = next(batches(self._shards[number:], lambda shard: shard.size_bytes, AHEAD_BYTES))
+        parts = {
+            shard: torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu") for shard in ahead
+        }
+        store = self._chain[-1].store
+        with lease(store.vfs, store.location, self._options) as leased:
+            read_parts(self._chain, leased, parts)
+        return parts

@@ -1,0 +1,1 @@
+"""Where a data loader and the random generators stand."""

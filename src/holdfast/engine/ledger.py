@@ -1,0 +1,130 @@
+"""How far a save has come, and whether it is to go on. Knows no tensors and no files."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import worker
+from ..errors import CancelledError, StoreError
+
+if TYPE_CHECKING:
+    from .write import DataFileWriter
+
+PARTS = ("plan", "stage", "encode", "write", "sync", "commit")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A save in flight, seen from outside; every count is of this rank's share.
+
+    Attributes:
+        state: "staging", "writing", "committing", "committed", "failed" or "skipped".
+        staged_bytes: copied; `SaveHandle.wait_staged` says when their sources may change.
+        written_bytes: handed over by the disk; durable only when committed.
+        total_bytes: to be written in all.
+    """
+
+    state: str
+    staged_bytes: int
+    written_bytes: int
+    total_bytes: int
+
+
+class Ledger:
+    """Counts and seconds of one save, or load, on one rank.
+
+    Attributes:
+        seconds: for each of `PARTS`; "write" is time spent waiting for the disk.
+        waits: how often the thread had to wait for the disk.
+        stall_s: how long the caller's thread was held up.
+    """
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.state = "staging"
+        self.total_bytes = self.staged_bytes = self.written_bytes = self.waits = 0
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.stall_s = 0.0
+        self._deadline = float("inf")
+        self._is_cancelled = False
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the block's time for a part."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - started
+
+    def end_at(self, deadline: float) -> None:
+        """Set the time (of `time.monotonic`) after which `check` fails."""
+        self._deadline = deadline
+
+    def check(self) -> None:
+        """Check that the save is to go on.
+
+        Raises:
+            CancelledError: it was cancelled.
+            StoreError: its deadline has passed.
+        """
+        worker.check()
+        if self._is_cancelled:
+            raise CancelledError("the save was cancelled; nothing was committed")
+        self.check_deadline()
+
+    def check_deadline(self) -> None:
+        """Check that the save's deadline has not passed.
+
+        Raises:
+            StoreError: it has.
+        """
+        if time.monotonic() > self._deadline:
+            done, total = self.written_bytes / 1e9, self.total_bytes / 1e9
+            raise StoreError(
+                f"{done:.3f} of {total:.3f} GB were written when the save's deadline passed; give "
+                "it more time (deadline_s), or save to a faster disk"
+            )
+
+    def note_writes(self, writer: "DataFileWriter") -> None:
+        """Take over what a writer has counted."""
+        self.written_bytes, self.waits = writer.writes.done_bytes, writer.writes.waits
+        self.seconds["write"], self.seconds["sync"] = writer.writes.wait_s, writer.sync_s
+
+    def cancel(self) -> bool:
+        """Ask for the end of the save; return False when it is too late for that."""
+        with self._lock:
+            if not self._closed:
+                self._is_cancelled = True
+            return not self._closed
+
+    def close(self) -> None:
+        """Rule out a cancellation from here on.
+
+        Raises:
+            CancelledError: it came before.
+        """
+        with self._lock:
+            self.check()
+            self._closed = True
+            self.state = "committing"
+
+    def progress(self) -> Progress:
+        """Return how far it is."""
+        return Progress(self.state, self.staged_bytes, self.written_bytes, self.total_bytes)
+
+    def record(self) -> dict[str, object]:
+        """Return everything as values of JSON; seconds to the microsecond."""
+        seconds = {part: round(taken, 6) for part, taken in self.seconds.items()}
+        return {
+            "bytes": self.total_bytes,
+            "stored_bytes": self.written_bytes,
+            "seconds": seconds | {"total": round(time.perf_counter() - self.started, 6)},
+            "waits": self.waits,
+            "stall_s": round(self.stall_s, 6),
+        }

@@ -1,0 +1,69 @@
+"""Routes DCP's calls to holdfast when HOLDFAST_DCP in the environment asks for it.
+
+``import torch`` calls `autoload`, in the middle of whatever is being imported, so nothing is
+imported here before it is needed.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from ..errors import OptionError
+
+ENVIRONMENT = "HOLDFAST_DCP"  # "1": holdfast:// alone; "every": every path
+DCP = "torch.distributed.checkpoint"
+
+
+def autoload() -> None:
+    """Install when the environment asks for it: the entry point that ``import torch`` calls.
+
+    Raises:
+        OptionError: it asks for what there is not.
+    """
+    asked = os.environ.get(ENVIRONMENT, "")
+    if asked not in ("", "0", "1", "every"):
+        raise OptionError(f"{ENVIRONMENT} is {asked!r}; there are '1' and 'every'")
+    if asked in ("1", "every"):
+        _when_imported(DCP, lambda: _install(every=asked == "every"))
+
+
+def _install(*, every: bool) -> None:
+    from .dcp.routing import install
+
+    install(every=every)
+
+
+def _when_imported(name: str, then: Callable[[], object]) -> None:
+    """Call ``then`` when a module is there: now, or when it has been imported."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Waiting(name, then))
+
+
+class _Waiting(MetaPathFinder):
+    """Finds nothing itself; sees the one import it waits for go by."""
+
+    def __init__(self, name: str, then: Callable[[], object]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == self._name else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_then(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then()
+
+        spec.loader.exec_module = execute_then  # type: ignore[method-assign]
+        return spec

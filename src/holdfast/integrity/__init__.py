@@ -1,0 +1,1 @@
+"""Is a checkpoint whole, and whose is it? Looks, repairs and signs."""

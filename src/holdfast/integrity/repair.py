@@ -1,0 +1,358 @@
+"""What a damaged checkpoint still offers, put where it can be used. Guesses nothing.
+
+A MANIFEST that is lost is rebuilt from the footers; the whole tensors of a damaged checkpoint are
+written to a new one. What is not recovered is named, in the new MANIFEST too.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..engine.check import read_manifest
+from ..engine.commit import check_absent, check_present, commit, remove_files
+from ..errors import (
+    AlreadyCommittedError,
+    CorruptError,
+    NotCommittedError,
+    OptionError,
+    StateError,
+    StoreError,
+    VersionError,
+)
+from ..faults.damage import Damage, Subject, names_of
+from ..faults.rebuild import Rebuilt, find_saves, mend, rebuild
+from ..format import spec
+from ..format.header import REPAIRED, Header
+from ..format.manifest import (
+    Manifest,
+    check_tiling,
+    decode_manifest,
+    encode_manifest,
+)
+from ..options import Options, options_of
+from ..stores.local import LocalStore
+from ..stores.url import open_store
+from ..worker import in_worker
+from .evidence import doubts_of, neighbours_of
+from .verify import Known, Verified, verify, verify_subject
+
+if TYPE_CHECKING:
+    from ..engine.chain import Chain
+
+Report = Callable[[int], None]
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+YOUNG_S = 3600.0  # a save ends within half an hour, and then removes files that are not its own
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What `repair` found, and did.
+
+    Attributes:
+        location: of the checkpoint.
+        damage: every fault; of its MANIFEST too.
+        whole: names of the tensors that can be read, all of each.
+        lost: names of the others that are known, and what of each (all of it where that is empty).
+        rebuilt: whether MANIFEST is lost or damaged, and was read from the footers instead.
+        not_recovered: what else is lost with MANIFEST, in words.
+        refused: why MANIFEST is not rebuilt in its place; empty: it is or could be, or is whole.
+        written: where a checkpoint was written, if one was.
+        kept: where the damaged MANIFEST is now, if one was replaced.
+        repaired: whether it is what an earlier repair wrote, with something left out.
+    """
+
+    location: str
+    damage: tuple[Damage, ...]
+    whole: tuple[str, ...]
+    lost: Mapping[str, tuple[Box, ...]]
+    rebuilt: bool = False
+    not_recovered: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    written: str | None = None
+    kept: str | None = None
+    repaired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A checkpoint as far as it can be read."""
+
+    subject: Subject
+    verified: Verified
+    rebuilt: Rebuilt | None
+    not_recovered: tuple[str, ...]
+    refused: tuple[str, ...]
+
+    def lost(self) -> dict[str, tuple[Box, ...]]:
+        lost: dict[str, tuple[Box, ...]] = {}
+        names = names_of(self.subject.manifest)
+        tensors = self.subject.manifest.table.header.tensors
+        for index in self.rebuilt.partial if self.rebuilt else ():
+            lost[names[tensors[index].path]] = ()
+        for damage in self.verified.damage:
+            for part in damage.lost:
+                known = lost.get(part.tensor, ())
+                lost[part.tensor] = tuple(dict.fromkeys([*known, *part.boxes]))
+        return lost
+
+
+@in_worker
+def repair(
+    path: "str | os.PathLike[str]",
+    *,
+    to: "str | os.PathLike[str] | None" = None,
+    write: bool = False,
+    options: Options | None = None,
+    report: Report = lambda _: None,
+    known: Known | None = None,
+) -> Repair:
+    """Say what a checkpoint still offers, and write it if that is asked for.
+
+    Args:
+        to: new directory, to write a checkpoint of the whole tensors to; the old one is left.
+        write: rebuild a MANIFEST that is lost or damaged, where all else is whole.
+        report: called with the bytes read since the last call.
+        known: as `verify` takes it.
+
+    Raises:
+        NotCommittedError: there is nothing.
+        AlreadyCommittedError: there is a checkpoint at ``to``; or one came here meanwhile.
+        CorruptError: nothing can be recovered; nothing was written.
+        VersionError: a newer holdfast wrote it.
+    """
+    if write and to is not None:
+        raise OptionError("write= rebuilds MANIFEST in its place, to= writes elsewhere: give one")
+    store, options = open_store(path), options_of(options)
+    found = _find(store, options, report, known, deep=write or to is not None)
+    lost, names = found.lost(), names_of(found.subject.manifest)
+    tensors = found.subject.manifest.table.header.tensors
+    done = Repair(
+        store.location,
+        found.verified.damage,
+        tuple(name for t in tensors if (name := names[t.path]) not in lost),
+        lost,
+        found.rebuilt is not None,
+        found.not_recovered,
+        found.refused,
+        repaired=found.subject.manifest.table.header.is_repaired,
+    )
+    if to is not None:
+        return replace(done, written=_salvage(found, lost, open_store(to, "to"), options, report))
+    if write and found.rebuilt is not None:
+        if found.refused:
+            raise CorruptError(
+                f"the MANIFEST of {store.location} is not rebuilt: {'; '.join(found.refused)}. "
+                "'holdfast repair … --to NEW' writes what is whole to a new directory"
+            )
+        return replace(done, written=store.location, kept=_put(store, found))
+    return done
+
+
+def _find(
+    store: LocalStore, options: Options, report: Report, known: Known | None, *, deep: bool
+) -> _Found:
+    """Read MANIFEST, or what it has to be rebuilt from; check everything."""
+    try:
+        manifest = read_manifest(store)
+    except NotCommittedError:
+        if not find_saves(store):
+            raise
+        what = (
+            f"{store.location} has data files but no MANIFEST: it is lost, or its save never ended"
+        )
+        fault = Damage(f"{store.location}/{spec.MANIFEST_NAME}", what)
+    except (CorruptError, StoreError) as error:
+        if isinstance(error, StoreError) and error.errno != errno.EIO:
+            raise
+        fault = Damage(f"{store.location}/{spec.MANIFEST_NAME}", error.args[0])
+    else:
+        subject = Subject(store, manifest, options)
+        verified = verify(
+            store.location, deep=deep, patient=True, options=options, report=report, known=known
+        )
+        return _Found(subject, verified, None, (), ())
+    rebuilt = _mend(store) or _rebuild(store)
+    subject = Subject(store, rebuilt.manifest, options)
+    # Decoded too: of footers alone, nothing else says that they are of these payloads.
+    known = {} if known is None else known
+    seen = verify_subject(subject, report, known, deep=True, patient=True)
+    # Files that were not read are told as such; that nobody names them is no news.
+    damage = [d for d in seen.damage if d.where != store.location or d.lost]
+    damage += [
+        Damage(f"{store.location}/{name}", f"{store.location}/{name}: {what}")
+        for name, what in rebuilt.unreadable.items()
+    ]
+    verified = replace(seen, damage=(fault, *damage))
+    return _Found(subject, verified, rebuilt, *doubts_of(store, rebuilt, damage))
+
+
+def _mend(store: LocalStore) -> Rebuilt | None:
+    """Return what MANIFEST was to the bit, where it can be proven.
+
+    Its own checksum may prove it; or it stands whole where a commit that died was to publish it.
+    """
+    candidates: list[bytes | None] = []
+    with contextlib.suppress(StoreError):
+        candidates.append(mend(store, store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)))
+    for entry in store.list():
+        if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and entry.kind == "file":
+            with contextlib.suppress(StoreError):
+                candidates.append(store.get(entry.name, spec.MANIFEST_BYTES_MAX))
+    found: dict[bytes, Manifest] = {}
+    for data in candidates:
+        with contextlib.suppress(CorruptError, VersionError):
+            manifest = decode_manifest(data or b"", spec.MANIFEST_NAME)
+            check_tiling(manifest)
+            if not manifest.table.header.is_repaired:
+                found[data or b""] = manifest
+    if len(found) != 1:  # of several saves, nobody knows which it was
+        return None
+    data, manifest = next(iter(found.items()))
+    return Rebuilt(manifest, {}, proven=data)
+
+
+def _rebuild(store: LocalStore) -> Rebuilt:
+    """Rebuild the one save of which there is enough; refuse to choose.
+
+    Raises:
+        CorruptError: there are none, or several.
+    """
+    orders = [
+        [tensor.path for tensor in manifest.table.header.tensors]
+        for manifest in neighbours_of(store).values()
+    ]
+    found, faults = dict[str, Rebuilt](), list[str]()
+    for save_id in find_saves(store):
+        try:
+            found[save_id] = rebuild(store, save_id, orders)
+        except CorruptError as error:
+            faults.append(str(error))
+    complete = {s: r for s, r in found.items() if not (r.partial or r.unreadable)}
+    chosen = complete or found
+    if not chosen:
+        raise CorruptError(
+            f"the MANIFEST of {store.location} cannot be rebuilt: "
+            f"{'; '.join(faults) or 'there are no data files'}"
+        )
+    if len(chosen) > 1:
+        raise CorruptError(
+            f"{store.location} has data files of {len(chosen)} saves ({', '.join(chosen)}), and "
+            "which of them MANIFEST named is not known; move the directories of the others away "
+            "from data/"
+        )
+    return next(iter(chosen.values()))
+
+
+def _marked(header: Header, not_recovered: Sequence[str], lost: Mapping[str, Any]) -> Header:
+    """Add a value that says what was not recovered; it replaces one of an earlier repair."""
+    told: dict[str, Any] = {"not_recovered": [*not_recovered], "lost": sorted(lost)}
+    objects = [(path, value) for path, value in header.objects if path != REPAIRED]
+    return replace(header, objects=(*objects, (REPAIRED, told)))
+
+
+def _put(store: LocalStore, found: _Found) -> str | None:
+    """Publish a rebuilt MANIFEST in its place; return where the damaged one is kept.
+
+    Raises:
+        AlreadyCommittedError: there is a good one by now.
+        StateError: a save may be under way.
+    """
+    table = found.subject.manifest.table
+    header = _marked(table.header, found.not_recovered, {})
+    proven = found.rebuilt.proven if found.rebuilt else b""
+    data = proven or encode_manifest(replace(table, header=header))
+    manifest = decode_manifest(data, spec.MANIFEST_NAME)
+    check_tiling(manifest)
+    check_present(store, manifest)
+    pending = f"{spec.PENDING_MANIFEST_PREFIX}{secrets.token_hex(16)}"
+    if not store.exists(spec.MANIFEST_NAME):
+        _check_settled(store, manifest)
+        if not store.publish(spec.MANIFEST_NAME, pending, data):
+            raise AlreadyCommittedError(f"{store.location} was committed meanwhile; that stands")
+        return None
+    kept = _keep_damaged(store)
+    try:
+        read_manifest(store)
+    except (CorruptError, StoreError):
+        store.replace(spec.MANIFEST_NAME, pending, data)
+        return kept
+    raise AlreadyCommittedError(f"the MANIFEST of {store.location} is good by now; that stands")
+
+
+def _check_settled(store: LocalStore, manifest: Manifest) -> None:
+    """Check that nobody is saving here: who finds a MANIFEST of others removes its own files."""
+    age = time.time() - max(map(store.modified_s, manifest.file_names))
+    if age < YOUNG_S:
+        raise StateError(
+            f"the newest data file of {store.location} is {max(age, 0) / 60:.0f} minutes old: its "
+            "save may be under way yet, and would remove what it wrote. Wait until it is an hour "
+            "old, or write to another place with --to"
+        )
+
+
+def _keep_damaged(store: LocalStore) -> str:
+    """Give a damaged MANIFEST a second name, beside the checkpoint."""
+    for number in range(1000):
+        kept = f"{store.location}.damaged-MANIFEST{f'-{number}' if number else ''}"
+        try:
+            store.vfs.link(f"{store.location}/{spec.MANIFEST_NAME}", kept)
+        except StoreError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            continue
+        store.vfs.sync_directory(os.path.dirname(kept))
+        return kept
+    raise StoreError(f"{store.location}.damaged-MANIFEST has a thousand names; remove some")
+
+
+def _salvage(
+    found: _Found,
+    lost: Mapping[str, Any],
+    there: LocalStore,
+    options: Options,
+    report: Report,
+) -> str:
+    """Write the whole tensors to a new checkpoint, which needs no other; return its place.
+
+    Raises:
+        CorruptError: there is nothing whole.
+    """
+    from ..chains.recompress import make_writing, rewritten_header, write_again
+    from ..codecs.registry import LOSSLESS
+    from ..engine.chain import open_readable
+
+    check_absent(there)
+    subject = found.subject
+    chain: Chain = open_readable(subject.store, subject.manifest)
+    old, names = subject.manifest.table.header, names_of(subject.manifest)
+    kept = [n for n, tensor in enumerate(old.tensors) if names[tensor.path] not in lost]
+    if old.tensors and not kept:
+        raise CorruptError(
+            f"no tensor of {subject.store.location} is whole; nothing was written. Its values can "
+            "be read by holdfast.open(…).objects()"
+        )
+    index = {number: place for place, number in enumerate(kept)}
+    losses = tuple(
+        replace(loss, tensor=index[loss.tensor]) for loss in old.losses if loss.tensor in index
+    )
+    part = replace(old.part(kept), objects=old.objects, losses=losses)
+    is_raw = all(codec.name == spec.CODEC_RAW for codec in old.codecs)
+    codec = None if is_raw else LOSSLESS
+    header = rewritten_header(part, codec, None)
+    if lost or found.not_recovered:
+        header = _marked(header, found.not_recovered, lost)
+    writing = make_writing(there, header, chain, codec, "")
+    try:
+        made = write_again(chain, writing, options, report)
+        commit(there, header, *made.told, lambda: None)
+    except BaseException:
+        if not there.exists(spec.MANIFEST_NAME):
+            remove_files(there, header.save_id)
+        raise
+    return there.location

@@ -1,0 +1,334 @@
+"""All bytes of a run read again from the disk, slowly, and where it stopped when it is interrupted.
+
+What it knows lies in two files in the run: `.scrub.json`, how far this pass has come (it goes when
+the pass ends), and `scrub.jsonl`, a line for each checkpoint that was verified, and for each pass.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ..arguments import is_positive
+from ..engine.retire import sweep_pending
+from ..errors import (
+    CorruptError,
+    HoldfastError,
+    NotCommittedError,
+    OptionError,
+    StoreError,
+    VersionError,
+    shown,
+)
+from ..faults.damage import (
+    Damage,
+    Lost,
+    find_base_damage,
+    find_lost_manifest,
+    find_misnamed,
+    of_fault,
+)
+from ..faults.survey import START, survey
+from ..format import spec
+from ..loading.checkpoint import Checkpoint
+from ..loading.checkpoint import open as open_checkpoint
+from ..options import SLOT_BYTES, Options, options_of
+from ..stores.local import LocalStore
+from ..stores.url import open_store
+from ..worker import in_worker
+
+STATE_NAME = ".scrub.json"
+PENDING_PREFIX = ".scrub-"
+REPORT_NAME = "scrub.jsonl"
+STATE_BYTES_MAX = 64 << 20
+STEP_PREFIX = "step-"
+SAVE_EVERY_S = 5.0  # so much is read again after a SIGKILL
+BURST_S = 1.0  # what was not read in time is not caught up with, but for so much
+# Two slots: little is read ahead of what the rate allows.
+OPTIONS = Options(pool_bytes=2 * SLOT_BYTES)
+
+Report = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass over a run, as its state file has it.
+
+    Attributes:
+        location: of the run.
+        started: when.
+        todo: steps that are to be verified yet, the first is under way.
+        save_id: of that.
+        place: (file, offset) from which that goes on.
+        verified: how many steps were.
+        read_bytes: of payloads, of all of them.
+        retired: steps that went meanwhile.
+        steps: how many there were when it began.
+        step_bytes: of payloads, of the step that is under way.
+        unread: (step, why) of those that could not be read, which says nothing of them.
+        damage: (step, fault) of all.
+    """
+
+    location: str
+    started: str
+    todo: list[str]
+    save_id: str = ""
+    place: tuple[int, int] = START
+    verified: int = 0
+    read_bytes: int = 0
+    retired: list[str] = field(default_factory=list)
+    steps: int = 0
+    step_bytes: int = 0
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    damage: list[tuple[str, Damage]] = field(default_factory=list)
+
+
+@in_worker
+def scrub(
+    path: "str | os.PathLike[str]",
+    *,
+    bytes_per_s: float | None = None,
+    options: Options | None = None,
+    report: Report = lambda _: None,
+) -> Pass:
+    """Verify every checkpoint of a run, from the disk and not from memory; go on where it stopped.
+
+    When it is interrupted (Ctrl-C, any exception), how far it has come is kept in the run, and told
+    in a note of the exception; the next call goes on from there. Steps that are retired meanwhile
+    are no faults.
+
+    Args:
+        path: directory of the run.
+        bytes_per_s: at most so many are read in a second; default: as fast as it goes.
+        report: called with the bytes read since the last call.
+
+    Raises:
+        NotCommittedError: the run has no checkpoint, or there is none.
+        OptionError: it is no run.
+        StoreError: what it knows cannot be kept in the run.
+    """
+    if bytes_per_s is not None and not is_positive(bytes_per_s):
+        raise OptionError(f"bytes_per_s is {shown(bytes_per_s)}; expected a number above 0")
+    store, options = open_store(path), OPTIONS if options is None else options_of(options)
+    if store.exists(spec.MANIFEST_NAME):
+        raise OptionError(
+            f"{store.location} is one checkpoint, and scrub is for runs; use 'holdfast verify'"
+        )
+    state = _load(store)
+    if state is None:
+        state = Pass(store.location, _now(), steps := _steps(store), steps=len(steps))
+    if not (state.todo or state.verified or state.retired):
+        if not _names(store):
+            open_checkpoint(store.location)  # says why it is none
+        raise NotCommittedError(
+            f"{store.location} has no committed step; there is nothing to scrub"
+        )
+    sweep_pending(store, PENDING_PREFIX, 0)
+    _save(store, state)  # now, while nothing is read in vain
+    pace = _Pace(bytes_per_s)
+    try:
+        while state.todo:
+            _scrub_step(store, state, options, pace, report)
+            state.todo.pop(0)
+            state.save_id, state.place, state.step_bytes = "", START, 0
+            _save(store, state)
+    except BaseException as error:
+        with contextlib.suppress(StoreError):
+            _save(store, state)
+            error.add_note(_progress(state))
+        raise
+    told = {"steps": state.verified, "read_bytes": state.read_bytes, "faults": len(state.damage)}
+    _note(store, {"verb": "pass", "started": state.started, **told})
+    store.remove(STATE_NAME)
+    return state
+
+
+def _progress(state: Pass) -> str:
+    faults = f"{len(state.damage)} fault{'s' * (len(state.damage) != 1)}"
+    done = max(state.steps - len(state.todo), 0)
+    return f"stopped after {done} of {state.steps} steps; {faults} so far; call again to go on"
+
+
+def _scrub_step(
+    run: LocalStore, state: Pass, options: Options, pace: "_Pace", report: Report
+) -> None:
+    """Verify the step that is next, from where it is."""
+    name, started = state.todo[0], time.monotonic()
+    known = len(state.damage)
+    store = run.sibling(os.path.join(os.path.basename(run.location), name))
+    _forget_cached(store.location)
+    try:
+        store.exists("")  # a name that is no text is no path either
+        checkpoint = open_checkpoint(store.location, options=options)
+    except NotCommittedError:
+        if (lost := find_lost_manifest(store)) is None:
+            state.retired.append(name)
+            return
+        state.damage.append((name, lost))
+    except CorruptError as error:
+        where = f"{store.location}/{spec.MANIFEST_NAME}"
+        state.damage.append((name, Damage(where, error.args[0])))
+    except (StoreError, VersionError) as error:
+        state.unread.append((name, str(error)))
+        return
+    else:
+        if state.save_id != checkpoint.save_id:
+            state.save_id, state.place, state.step_bytes = checkpoint.save_id, START, 0
+        if not _read(run, state, checkpoint, pace, report):
+            del state.damage[known:]
+            state.retired.append(name)
+            return
+    state.verified += 1
+    faults = [asdict(fault) for _, fault in state.damage[known:]]
+    seconds = round(time.monotonic() - started, 3)
+    told = {"save_id": state.save_id, "read_bytes": state.step_bytes, "seconds": seconds}
+    _note(run, {"verb": "scrub", "step": name, **told, "good": not faults, "damage": faults})
+
+
+def _read(
+    run: LocalStore, state: Pass, checkpoint: Checkpoint, pace: "_Pace", report: Report
+) -> bool:
+    """Read a checkpoint from where it is; return whether it is the same at the end."""
+    name, subject = state.todo[0], checkpoint.subject
+    saved_s, told = time.monotonic(), {fault for step, fault in state.damage if step == name}
+    try:
+        if state.place == START:
+            found = find_misnamed(subject)
+            found += find_base_damage(subject) if checkpoint.base is not None else []
+            state.damage += [(name, fault) for fault in found if fault not in told]
+        parts = survey(
+            subject.store, subject.manifest, subject.options, start=state.place, patient=True
+        )
+        with contextlib.closing(parts):
+            for part in parts:
+                faults = [of_fault(subject, fault) for fault in part.faults]
+                state.damage += [(name, fault) for fault in faults if fault not in told]
+                state.place, state.read_bytes = part.end, state.read_bytes + part.size_bytes
+                state.step_bytes += part.size_bytes
+                report(part.size_bytes)
+                pace.wait(part.size_bytes)
+                if time.monotonic() - saved_s > SAVE_EVERY_S:
+                    _save(run, state)
+                    saved_s = time.monotonic()
+    except HoldfastError as error:
+        if _is_still(checkpoint):
+            state.unread.append((name, str(error)))
+            return True
+        return False
+    return all(step != name for step, _ in state.damage) or _is_still(checkpoint)
+
+
+def _is_still(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is there yet: one that was retired, or rebased, looks damaged."""
+    try:
+        return open_checkpoint(checkpoint.location).save_id == checkpoint.save_id
+    except NotCommittedError:
+        return False
+    except HoldfastError:
+        return True
+
+
+class _Pace:
+    """Lets so many bytes pass in a second."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s, self._due_s = bytes_per_s, time.monotonic()
+
+    def wait(self, count_bytes: int) -> None:
+        """Sleep until what was read may have been."""
+        if self._bytes_per_s is None:
+            return
+        now_s = time.monotonic()
+        self._due_s = max(self._due_s, now_s - BURST_S) + count_bytes / self._bytes_per_s
+        if self._due_s > now_s:
+            time.sleep(self._due_s - now_s)
+
+
+def _steps(store: LocalStore) -> list[str]:
+    """List the committed steps, and those that have lost their MANIFEST, ascending."""
+    steps = (LocalStore(f"{store.location}/{name}", store.vfs) for name in _names(store))
+    committed = (os.path.basename(step.location) for step in steps if _is_committed(step))
+    return sorted(committed, key=lambda name: (len(name), name))
+
+
+def _names(store: LocalStore) -> list[str]:
+    """List the directories of steps; of what cannot be listed, none."""
+    try:
+        entries = store.list()
+    except StoreError:
+        return []
+    return [e.name for e in entries if e.kind == "directory" and e.name.startswith(STEP_PREFIX)]
+
+
+def _is_committed(store: LocalStore) -> bool:
+    try:
+        return store.exists(spec.MANIFEST_NAME) or find_lost_manifest(store) is not None
+    except StoreError:
+        return True  # for all that is known; opening it says why it cannot be read
+
+
+def _forget_cached(location: str) -> None:
+    """Have the kernel drop what it holds of the files, so that they are read from the disk.
+
+    Payloads are read past the page cache where the file system can; headers and footers are not.
+    """
+    for path in _files_below(location):
+        with contextlib.suppress(OSError):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(path, flags)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def _files_below(location: str) -> Iterator[str]:
+    for directory, _, names in os.walk(location):
+        yield from (os.path.join(directory, name) for name in names)
+
+
+def _load(store: LocalStore) -> Pass | None:
+    """Return the pass that was interrupted; None: there is none, or its state cannot be read."""
+    if not store.exists(STATE_NAME):
+        return None
+    try:
+        values: dict[str, Any] = json.loads(store.get(STATE_NAME, STATE_BYTES_MAX))
+        values["damage"] = [(step, _as_damage(fault)) for step, fault in values["damage"]]
+        values["unread"] = [(str(step), str(why)) for step, why in values["unread"]]
+        file, offset = values["place"]
+        values["place"] = (int(file), int(offset))
+        values["todo"] = [str(name) for name in values["todo"] if _is_name(name)]
+        return Pass(**values | {"location": store.location})
+    except (StoreError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None  # it only says what need not be read again
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a name leads to a step of the run, and nowhere else."""
+    return isinstance(name, str) and name.startswith(STEP_PREFIX) and not {"/", "\0"} & set(name)
+
+
+def _as_damage(values: dict[str, Any]) -> Damage:
+    lost = tuple(
+        Lost(part["tensor"], tuple((tuple(a), tuple(b)) for a, b in part["boxes"]))
+        for part in values["lost"]
+    )
+    return Damage(values["where"], values["what"], values["tensor"], lost)
+
+
+def _save(store: LocalStore, state: Pass) -> None:
+    data = json.dumps(asdict(state)).encode()
+    store.replace(STATE_NAME, f"{PENDING_PREFIX}{os.urandom(8).hex()}", data)
+
+
+def _note(store: LocalStore, told: dict[str, Any]) -> None:
+    """Add a line to the report."""
+    store.append(REPORT_NAME, f"{json.dumps({'time': _now()} | told)}\n".encode())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

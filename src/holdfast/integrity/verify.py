@@ -1,0 +1,141 @@
+"""A checkpoint with everything below it, checked: what is damaged, and what that costs."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..errors import CorruptError, NotCommittedError
+from ..faults.damage import (
+    Damage,
+    Subject,
+    find_damage,
+    find_lost_manifest,
+    find_wrong,
+    from_below,
+    manifest_below,
+    of_base,
+)
+from ..format import spec
+from ..loading.checkpoint import Checkpoint
+from ..loading.checkpoint import open as open_checkpoint
+from ..options import Options
+from ..stores.url import open_store
+from ..worker import in_worker
+
+Report = Callable[[int], None]
+Known = dict[str, "Verified"]  # by location
+ATTEMPTS = 3  # at a checkpoint that is rebased while it is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What `verify` found.
+
+    Attributes:
+        location: where the checkpoint is.
+        checkpoint: it, open; None: its MANIFEST cannot be read.
+        damage: every fault, and of those below it each that costs it something.
+        below: how many checkpoints it needs.
+        spared: faults below it that cost it nothing.
+    """
+
+    location: str
+    checkpoint: Checkpoint | None
+    damage: tuple[Damage, ...]
+    below: int = 0
+    spared: tuple[Damage, ...] = ()
+
+
+@in_worker
+def verify(
+    path: "str | os.PathLike[str]",
+    *,
+    deep: bool = False,
+    patient: bool = False,
+    options: Options | None = None,
+    report: Report = lambda _: None,
+    known: Known | None = None,
+) -> Verified:
+    """Check every byte of a checkpoint, and of what it was made from, down to the last.
+
+    Args:
+        deep: also decode everything, and compare it with the digests of what was saved.
+        patient: what the disk cannot read (EIO) is damage too, not an error.
+        report: called with the number of payload bytes checked since the last call.
+        known: what was found of others; what is found is put there, so that a checkpoint that
+            several were made from is read once.
+
+    Raises:
+        NotCommittedError: there is no checkpoint, or it was retired meanwhile.
+        VersionError: a newer holdfast wrote it, or what it was made from.
+        StoreError: the disk or the network failed, which says nothing about the checkpoint.
+    """
+    store, known = open_store(path), {} if known is None else known
+    location = store.location
+    if location in known and not deep:
+        return known[location]
+    for _ in range(ATTEMPTS):
+        try:
+            checkpoint = open_checkpoint(location, options=options)
+        except NotCommittedError:
+            if (lost := find_lost_manifest(store)) is None:
+                raise
+            return known.setdefault(location, Verified(location, None, (lost,)))
+        except CorruptError as error:
+            where = f"{location}/{spec.MANIFEST_NAME}"
+            return known.setdefault(
+                location, Verified(location, None, (Damage(where, error.args[0]),))
+            )
+        found = verify_subject(checkpoint.subject, report, known, deep=deep, patient=patient)
+        found = replace(found, checkpoint=checkpoint)
+        if not found.damage or _is_still(checkpoint):
+            break
+    known[location] = found
+    return found
+
+
+def verify_subject(
+    subject: Subject, report: Report, known: Known, *, deep: bool = False, patient: bool = False
+) -> Verified:
+    """Do as `verify`, with a MANIFEST that has been read."""
+    location, header = subject.store.location, subject.manifest.table.header
+    # A file that is missing may be found so twice.
+    damage = list(dict.fromkeys(find_damage(subject, report, patient=patient)))
+    below, spared = 0, list[Damage]()
+    if header.base is not None and len(subject.manifest.based):
+        place = os.path.join(os.path.dirname(location), header.base.name)
+        try:
+            manifest = manifest_below(subject)
+        except CorruptError as error:
+            damage.append(of_base(subject, place, error))
+        else:
+            try:
+                found = verify(
+                    place, patient=patient, options=subject.options, report=report, known=known
+                )
+            except NotCommittedError as error:  # it went meanwhile
+                found = Verified(place, None, ())
+                damage.append(of_base(subject, place, CorruptError(str(error))))
+            below = found.below + 1
+            spared += found.spared
+            for fault in found.damage:
+                hit = from_below(subject, fault, manifest)
+                (spared if hit is None else damage).append(hit or fault)
+    if deep:
+        damage += find_wrong(subject, damage, lambda _: None)
+    return Verified(location, None, tuple(damage), below, tuple(spared))
+
+
+def _is_still(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint that was looked at is there yet: what goes away looks damaged.
+
+    Raises:
+        NotCommittedError: it was retired.
+    """
+    subject = checkpoint.subject
+    if not subject.store.exists(spec.MANIFEST_NAME):
+        raise NotCommittedError(f"{checkpoint.location} was retired while it was verified")
+    try:
+        return open_checkpoint(checkpoint.location).save_id == checkpoint.save_id
+    except CorruptError:
+        return False

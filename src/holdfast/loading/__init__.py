@@ -1,0 +1,1 @@
+"""A load, and a checkpoint that is looked into."""

@@ -1,0 +1,285 @@
+"""The whole load, on one page: open → plan → read → decode → place."""
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import worker
+from .._core import xxh3_128
+from ..arguments import (
+    Arguments,
+    camps,
+    check_alike,
+    check_order,
+    check_state,
+    encode_arguments,
+    first_line,
+)
+from ..engine.chain import Chain, Link, open_chain, read_chain
+from ..engine.check import check_files, check_names, file_share, read_manifest
+from ..engine.exchange import Exchange
+from ..engine.pool import Lease, lease
+from ..engine.read import still_there
+from ..engine.read_pipeline import Done, read_shards
+from ..engine.trust import check_of
+from ..errors import CorruptError, MismatchError
+from ..format.names import misnamed, step_name
+from ..group.base import COORDINATOR, Phase, sends
+from ..group.find import find_group
+from ..options import SLOT_BYTES, Options, options_of
+from ..plan.load_plan import find_chunks
+from ..plan.share_plan import encode_rows, share_out
+from ..state.target import Target, bind
+from ..stores.url import open_store
+from .fit import check_fit, describe_fit, source_of, wanted_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from ..format.manifest import Manifest
+    from ..group.base import Group
+    from ..stores.base import Store
+
+logger = logging.getLogger("holdfast")
+
+_USAGE = 'load() takes the path first and the state by name: holdfast.load("runs/a", into=state)'
+OPENINGS = 2  # of a checkpoint that may be rebased at that time
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did on this rank.
+
+    Attributes:
+        path: the checkpoint.
+        step: as recorded in it, or None.
+        tensors: number of tensors filled.
+        missing: names the target has and the checkpoint has not; left as they were.
+        unexpected: names the checkpoint has and no rank's target; not read.
+        bytes_needed: bytes of the elements this rank asked for.
+        bytes_read: bytes this rank read from the store, gaps included: for itself, and its share of
+            what other ranks need too.
+        bytes_sent: bytes this rank sent to others: to each that needs some of what it read.
+        seconds: from call to return.
+    """
+
+    path: str
+    step: int | None
+    tensors: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    bytes_needed: int
+    bytes_read: int
+    bytes_sent: int
+    seconds: float = 0.0
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    into: Mapping[Any, Any],
+    strict: bool = True,
+    partial: bool = False,
+    cast: bool = False,
+    group: "ProcessGroup | Group | Literal['alone'] | None" = None,
+    options: Options | None = None,
+) -> LoadReport:
+    """Fill a state from a checkpoint, in place, whatever layout wrote it.
+
+    Of the chunks that its shards need, a rank reads those that no other needs; what several need is
+    read by one of them and sent to the rest, an equal share by each. Each is verified in host
+    memory, where it is placed, before a byte of it reaches a tensor. With ``strict`` every byte
+    under the checkpoint's directory is checked, by one rank or another, and the names on both sides
+    must be the same.
+
+    Args:
+        path: directory of the checkpoint.
+        into: as given to `save`: nested dicts of tensors, DTensors, modules, optimizers, values.
+            Values that are no tensors are replaced in their dict or list.
+        strict: raise when a name is missing or unexpected; otherwise only report it.
+        partial: the target need not take all names of the checkpoint (weights without the
+            optimizer), but what it has must all be there. What is not asked for is not read.
+        cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
+        group: ranks that load together; default: the default process group, or this process.
+            ``"alone"``: this process by itself, whatever process group there is.
+
+    Raises:
+        NotCommittedError: there is no checkpoint at ``path``.
+        CorruptError: a check failed; what was filled before it holds verified values, and is
+            named in ``.filled``. A TrustError where ``options.trust`` was to be kept to.
+        MismatchError: names, shapes or dtypes differ; the text lists all of them. Or the ranks
+            found different checkpoints; the text says which rank found which. Nothing was changed.
+        OptionError: the ranks gave different arguments.
+        VersionError: a newer holdfast wrote it.
+        StoreError: the disk or the network failed.
+        PeerError: another rank failed.
+
+    Example:
+        ``holdfast.load("runs/a/step-1000", into={"model": model, "optimizer": optimizer})``
+    """
+    started = time.perf_counter()
+    ranks, chosen = find_group(group), options_of(options)
+    report = worker.run(
+        lambda: load_from(
+            path, ranks, into, strict=strict, partial=partial, cast=cast, options=chosen
+        )
+    )
+    report = replace(report, seconds=time.perf_counter() - started)
+    gigabytes = report.bytes_read / 1e9
+    logger.info("loaded %s: %.3f GB in %.2f s", report.path, gigabytes, report.seconds)
+    return report
+
+
+def load_from(
+    path: "str | os.PathLike[str]",
+    ranks: "Group",
+    into: Mapping[Any, Any],
+    *,
+    strict: bool,
+    partial: bool,
+    cast: bool,
+    options: Options,
+    step: int | None = None,
+) -> LoadReport:
+    """Walk all the way; the report lacks only the time.
+
+    Args:
+        step: of a run, by the directory's name; what does not belong there is let be.
+    """
+    arguments = {"call": "load", "strict": strict, "partial": partial, "cast": cast}
+    links, target, fits = _open_alike(path, ranks, into, options, step, arguments)
+    store, manifest = links[-1].store, links[-1].manifest
+    chain = links if len(links) > 1 else ()
+    missing, unexpected = check_fit(store.location, manifest, fits, strict=strict, partial=partial)
+    targets = target.targets()
+    chunks = find_chunks(manifest, wanted_of(manifest, targets))
+
+    with contextlib.ExitStack() as held:
+        with Phase(ranks) as checked:
+            if strict and not partial:
+                _check_around(store, manifest, ranks, strangers=step is not None)
+            pool: AbstractContextManager[Lease] = lease(store.vfs, store.location, options)
+            if sends(ranks) and not chain:  # taken before others count on what this rank reads
+                pool = contextlib.nullcontext(held.enter_context(pool))
+                checked.answer = encode_rows(chunks)
+
+        runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
+        exchange = Exchange(ranks, shared) if sends(ranks) and not chain else None
+        with _saying_what_is_filled():
+            with Phase(ranks), pool as leased:
+                if chain:  # each rank reads all that it needs
+                    done = read_chain(chain, leased, runs, targets)
+                else:
+                    done = read_shards(store, leased, manifest, runs, targets, exchange)
+            _finish(target, done, ranks)
+    return LoadReport(
+        path=store.location,
+        step=manifest.table.header.step,
+        tensors=len(targets),
+        missing=missing,
+        unexpected=unexpected,
+        bytes_needed=target.size_bytes(),
+        bytes_read=done.read_bytes,
+        bytes_sent=done.sent_bytes,
+    )
+
+
+def _finish(target: Target, done: Done, ranks: "Group") -> None:
+    """Put in place what is no tensor, when no rank has found damage."""
+    with Phase(ranks):
+        done.check()
+        worker.call_in_caller(target.finish)
+
+
+@contextlib.contextmanager
+def _saying_what_is_filled() -> Iterator[None]:
+    """Say of a failure, an interrupt too, that the target is not what it was."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, CorruptError):  # which names the tensors
+            error.add_note(
+                "The target of this load is partly filled: some of its tensors hold the "
+                "checkpoint's values, others their own. Load again before you use it"
+            )
+        raise
+
+
+def _open_alike(
+    path: "str | os.PathLike[str]",
+    ranks: "Group",
+    into: Mapping[Any, Any],
+    options: Options,
+    step: int | None,
+    arguments: Arguments,
+) -> tuple[Chain, Target, list[bytes]]:
+    """Open one checkpoint on all ranks; once more when they found different ones.
+
+    A rebase may have replaced MANIFEST between the reads of two ranks.
+
+    Returns:
+        (the checkpoint with its bases, the target, what `describe_fit` returned on each rank).
+
+    Raises:
+        MismatchError: they found different ones again; the same text on every rank.
+        OptionError: the arguments differ between the ranks.
+    """
+    found: list[str] = []
+    for _ in range(OPENINGS):
+        with Phase(ranks) as prepared:
+            check_order(path, into, _USAGE)
+            check_state(into, "into")
+            store = open_store(path)
+            manifest = _read_manifest(store, options, step)
+            alone = (Link(store, manifest),)
+            chain = open_chain(store, manifest) if len(manifest.based) else alone
+            target = worker.call_in_caller(functools.partial(bind, into, source_of(manifest)))
+            digests = [link.manifest.digest for link in chain]
+            what, shown = f"the load of {store.location}", _shown(chain)
+            first = encode_arguments(what, arguments, manifests=digests, shown=shown)
+            prepared.answer = first + describe_fit(manifest, target, cast=arguments["cast"])
+        firsts = [first_line(answer) for answer in prepared.answers]
+        check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
+        if all(first["manifests"] == digests for first in firsts):
+            return chain, target, [answer.split(b"\n", 1)[1] for answer in prepared.answers]
+        found = [first["shown"] for first in firsts]
+    raise MismatchError(
+        f"nothing was loaded: the ranks found different checkpoints. {camps(found)}. Give all "
+        "ranks the same checkpoint, or the same copy of it"
+    )
+
+
+def _shown(chain: Chain) -> str:
+    """Say which checkpoint a rank found."""
+    *bases, top = chain
+    header = top.manifest.table.header
+    digest = xxh3_128("".join(base.manifest.digest for base in bases).encode()).hex()[:8]
+    return (
+        f"{top.store.location} (step {header.step}, save {header.save_id[:8]}, MANIFEST "
+        f"{top.manifest.digest[:8]}{f', bases {digest}' if bases else ''})"
+    )
+
+
+def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manifest":
+    """Read it, where that is of whom it has to be, and of the step that it has to be."""
+    manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
+    found = manifest.table.header.step
+    if step is not None and (wrong := misnamed(step_name(step), found)):
+        raise MismatchError(
+            f"{store.location} {wrong}, or begin another run with it by holdfast.load"
+        )
+    return manifest
+
+
+def _check_around(store: "Store", manifest: "Manifest", ranks: "Group", *, strangers: bool) -> None:
+    """Check a rank's part of all bytes that are no payload."""
+    with still_there(store):
+        if not strangers and ranks.rank == COORDINATOR:
+            check_names(store, manifest)
+        check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))

@@ -1,0 +1,1 @@
+"""A run: its directory, when it saves, what it keeps, and how it goes on."""

@@ -1,0 +1,400 @@
+"""A run of checkpoints: save when due, keep what the policy keeps, restore the newest good one."""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import worker
+from ..errors import OptionError, PeerError, writable
+from ..group.base import COORDINATOR, Phase, Poll, SingleGroup
+from ..group.find import find_group
+from ..options import Options, options_of
+from ..saving.request import Wanted
+from .directory import Run, check_step
+from .emergency import LastState, meet
+from .restore import agree_steps, check_into, restore_newest, restore_step
+from .retention import Keep
+from .saver import Saver
+from .schedule import Every, Schedule
+from .settings import Alike, check_run
+from .signals import SignalWatch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from ..codecs.base import Codec
+    from ..group.base import Group
+
+logger = logging.getLogger("holdfast")
+
+
+class Checkpointer:
+    """Saves, keeps and restores the checkpoints of one run under ``root``.
+
+    All ranks of the group make one with the same arguments, and call its methods together. Their
+    first call compares these: an OptionError on all ranks says which rank gave what.
+
+    Saving is asynchronous: `step` returns when the state is copied to host memory, and the copy is
+    written while training goes on. With ``stage="lazy"`` it returns at once, and the next
+    ``optimizer.step()`` waits for the copy of what it changes. A save that fails is logged at once,
+    and its error is raised, once, by the next `step` or `save` after it has saved its own state, or
+    by `wait` or `close`. It harms no older checkpoint; catch it, and training can go on.
+
+    On a signal, and when the job's time is nearly up, `step` saves a last time on all ranks, waits
+    until that is durable, and sets ``stopping``.
+
+    Args:
+        root: directory of the run.
+        every: `step` saves at multiples of this number of steps; or when so much time (a
+            `datetime.timedelta`) has passed since the last save began; or with "auto" as often as
+            costs no more than ``overhead``, measured, beginning with the first step. None: only
+            `save` saves.
+        keep: what is kept after each save; default: everything.
+        stage, busy: as `holdfast.save_async` takes them; "sync" waits as `holdfast.save` does, and
+            needs no memory for a copy.
+        overhead: with "auto", the share of training that saves may cost.
+        mtbf_s: with "auto", the mean time between failures, if known: no more is saved than pays.
+        ends_in_s: seconds from now until the job is ended, by a scheduler perhaps: the last save
+            begins early enough to be durable by then.
+        signals: what asks for a last save; watched for from the first `step` on, which has to be
+            called in the main thread. A second one, more than two seconds later, is obeyed at once;
+            so is one that was served, when `step` is called again nevertheless.
+        emergency: when an exception leaves the ``with`` block (a KeyboardInterrupt too), save the
+            state of the last `step`, if no optimizer of torch has begun another since, `restore`
+            has not filled the state, and all ranks fail alike. What else changes the state after
+            `step` (`holdfast.load`, say) is not seen, and is saved as that step's.
+        deadline_s: seconds from its start until a save in the background that is not durable fails.
+        codec, group, options: as `holdfast.save` takes them.
+
+    Example::
+
+        with holdfast.Checkpointer("runs/a", every=500, keep=Keep.latest(3)) as checkpointer:
+            start = checkpointer.restore(state) or 0
+            for step in range(start + 1, steps + 1):
+                train()
+                checkpointer.step(step, state)
+                if checkpointer.stopping:
+                    break
+    """
+
+    def __init__(
+        self,
+        root: "str | os.PathLike[str]",
+        *,
+        every: Every = None,
+        keep: Keep | None = None,
+        codec: "str | Codec" = "raw",
+        stage: Literal["eager", "lazy", "sync"] = "eager",
+        busy: Literal["wait", "skip"] = "wait",
+        overhead: float = 0.03,
+        mtbf_s: float | None = None,
+        ends_in_s: float | None = None,
+        signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1),
+        emergency: bool = False,
+        deadline_s: float = 1800.0,
+        group: "ProcessGroup | Group | Literal['alone'] | None" = None,
+        options: Options | None = None,
+    ) -> None:
+        """Prepare; nothing is written before the first step or save.
+
+        Raises:
+            OptionError: an argument that cannot be.
+        """
+        self._group, self._ranks = group, find_group(group)
+        self._options, self._deadline_s = options_of(options), deadline_s
+        wanted = Wanted("", None, None, codec, self._options, stage, busy, deadline_s)
+        check_run(wanted, keep, self._ranks, emergency=emergency)
+        self._run = Run(root, keep or Keep.all())
+        self._schedule = Schedule(every, overhead=overhead, mtbf_s=mtbf_s, ends_in_s=ends_in_s)
+        self._saver = Saver(self._run, self._ranks, self._schedule, wanted)
+        self._signals = SignalWatch(signals)
+        self._last = LastState() if emergency else None
+        asks = self._signals.wanted or self._schedule.by_clock or emergency
+        self._poll = Poll(self._ranks) if asks else None
+        given = {"signals": self._signals.wanted, "ends_in_s": ends_in_s, "emergency": emergency}
+        self._alike = Alike(self._ranks, self._run, wanted, every=every, given=given)
+        self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
+        self._meeting = 0
+        self._stopping = self._closed = False
+        self._process = os.getpid()
+        # One that is dropped without `close` must not go on catching signals and holding a state.
+        self._release = weakref.finalize(self, _release, self._signals, self._last)
+        self._release.atexit = False
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; with an exception under way, what else fails is only logged."""
+        if error is None:
+            self.close()
+        elif not self._closed:
+            try:
+                worker.run(lambda: self._leave(error))
+            finally:
+                if self._signals.asked:  # it is passed on now, and may end the process
+                    logger.error("training ends with a signal, and this", exc_info=error)
+                self._end()
+
+    def close(self) -> None:
+        """Wait for the save in flight, and end the use of this object; idempotent.
+
+        Raises:
+            HoldfastError: the save failed.
+        """
+        if self._closed:
+            return
+        try:
+            worker.run(self._finish)
+        finally:
+            self._end()
+
+    @property
+    def root(self) -> str:
+        """Directory of the run."""
+        return self._run.root
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the last save has been made, on all ranks, because training has to end."""
+        return self._stopping
+
+    def steps(self) -> list[int]:
+        """List the committed steps, ascending, as this rank sees them."""
+        return self._run.steps()
+
+    def path(self, step: int) -> str:
+        """Return the directory of a step."""
+        return self._run.path(step)
+
+    def step(
+        self, step: int, state: Mapping[Any, Any], *, metrics: Mapping[str, float] | None = None
+    ) -> bool:
+        """Begin to save when that is due; return whether it was.
+
+        Call it after each step of training. It returns before the checkpoint is durable, unless it
+        is the last, or ``stage="sync"``. What is due while another save is in flight is left out if
+        ``busy="skip"``.
+
+        Args:
+            metrics: recorded in the checkpoint, for `Keep.best`; the coordinator's count.
+
+        Raises:
+            HoldfastError: as `holdfast.save_async`; or the save before has failed, which does not
+                keep this one from being made. Older checkpoints are untouched.
+        """
+        self._check_usable(step)
+        self._meet("step", step)
+        self._signals.pass_on_served()
+        self._signals.watch()
+        if self._ranks.rank == COORDINATOR and not self._run.fence.has_entered:
+            worker.run(self._run.fence.enter)
+        if self._last is not None:
+            self._last.take(step, state)
+        self._schedule.begin_step()
+        try:
+            self._saver.settle()
+            ends, due = self._agree(step)
+            if ends:
+                worker.run(lambda: self._save_last(step, state, metrics))
+                return True
+            return due and worker.run(lambda: self._saver.begin(step, state, metrics))
+        finally:
+            self._schedule.end_step()
+
+    def save(
+        self, step: int, state: Mapping[Any, Any], *, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Save this step now, after the one in flight; return when it is durable.
+
+        The step that was saved or restored last is not saved again.
+
+        Raises:
+            AlreadyCommittedError: the run holds this step already, from before.
+            HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
+        """
+        self._check_usable(step)
+        self._meet("save", step)
+        worker.run(lambda: self._saver.save(step, state, metrics))
+
+    def wait(self) -> None:
+        """Wait until the save in flight is durable, and what the policy lets go of is gone.
+
+        Raises:
+            HoldfastError: the save failed.
+        """
+        self._check_process()
+        worker.run(self._saver.wait)
+
+    def restore(
+        self, into: Mapping[Any, Any], *, step: int | None = None, partial: bool = False
+    ) -> int | None:
+        """Fill a state from the newest good step, or a given one; return that step.
+
+        Damaged steps are skipped, loudly: each is logged as an error, and is replaced when the run
+        reaches it again. All ranks restore the same step. A file that does not belong to a
+        checkpoint is let be; `holdfast.load` and ``holdfast verify`` refuse it. When another
+        process retires the newest step while it is read, the one that is then the newest is taken.
+
+        Args:
+            into: as `holdfast.load` takes it.
+            step: this step and no other. Later ones stay; to train on from it in another way, call
+                `retire_after`.
+            partial: as `holdfast.load` takes it: the weights alone, for evaluation beside the
+                training that writes this run. Nothing is written to the run then.
+
+        Returns:
+            The step, or None when the run has no checkpoint yet.
+
+        Raises:
+            CorruptError: there are checkpoints, and all are damaged.
+            NotCommittedError: the given step is not there, or was retired while it was read; or
+                the newest was, ten times.
+            MismatchError: the state does not fit, or the ranks found different checkpoints.
+        """
+        self._check_open()
+        if self._last is not None:
+            self._last.forget()  # from here on the state is of no step, until it is of another
+        return worker.run(lambda: self._restore(into, step, partial=partial))
+
+    def _restore(self, into: Mapping[Any, Any], step: int | None, *, partial: bool) -> int | None:
+        self._alike.check("restore", step=step, partial=partial)
+        self._saver.rest()
+        self._saver.saved_step = None
+        with Phase(self._ranks):
+            check_into(into)
+            if not partial and self._ranks.rank == COORDINATOR:
+                self._run.fence.look()
+        if step is None:
+            step = restore_newest(self._run, into, self._ranks, self._options, partial=partial)
+        else:
+            restore_step(self._run, step, into, self._ranks, self._options, partial=partial)
+        self._saver.saved_step = None if partial else step
+        return step
+
+    def retire_after(self, step: int) -> list[int]:
+        """Remove every step after ``step``, to train on from there in another way; return them."""
+        self._check_open()
+        check_step(step, least=-1)
+        return worker.run(lambda: self._retire_after(step))
+
+    def _retire_after(self, step: int) -> list[int]:
+        self._alike.check("retire_after", step=step)
+        self._saver.rest()
+        later = [s for s in agree_steps(self._run, self._ranks) if s > step]
+        if self._saver.saved_step in later:
+            self._saver.saved_step = None
+        with Phase(self._ranks):
+            for s in reversed(later if self._ranks.rank == COORDINATOR else []):
+                self._run.retire(s)
+        return later
+
+    def _meet(self, verb: str, step: int) -> None:
+        if not self._alike.has_met:
+            worker.run(lambda: self._alike.check(verb, step=step))
+
+    def _agree(self, step: int) -> tuple[bool, bool]:
+        """Return whether this is the last save, and whether one is due: the same on every rank."""
+        due, here = self._schedule.due_at(step), self._ranks.rank == COORDINATOR
+        if self._poll is None:
+            return False, due
+        signalled, ending, due_now, meeting = self._poll.turn(
+            [
+                int(self._signals.asked),
+                int(here and not self._stopping and self._schedule.ending()),
+                int(here and not due and self._schedule.due_now()),
+                self._token if here else 0,
+            ]
+        )
+        self._meeting = max(self._meeting, meeting)
+        # What the clock asked for may have been saved meanwhile.
+        due_now = due_now and self._saver.saved_step != step
+        return bool(signalled or ending), bool(due or due_now)
+
+    def _save_last(
+        self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, float] | None
+    ) -> None:
+        logger.info("saving step %d, the last: training has to end", step)
+        try:
+            with self._signals.serving():
+                self._saver.save_last(step, state, metrics)
+        finally:
+            self._stopping = True
+
+    def _leave(self, error: BaseException) -> None:
+        """Wait, and save in an emergency, while an exception is under way."""
+        reason = writable(f"{type(error).__name__}: {error}")
+        logger.info("training ends with %s", reason)  # it is raised when the waiting is over
+        try:
+            self._saver.wait()
+        except Exception as failure:  # whatever it is: the user's own comes first
+            logger.error("the save in flight failed: %s", failure)
+        if self._last is None or isinstance(error, GeneratorExit):
+            return
+        if self._last.step is not None and self._last.step == self._saver.saved_step:
+            return
+        try:
+            step, state = meet(self._ranks, self._meeting, self._last)
+            deadline = time.monotonic() + self._deadline_s
+            ranks = self._ranks.background(f"emergency/{self._meeting}/save", deadline)
+            self._saver.save_with(ranks, step, state, self._saver.completed(None))
+            logger.warning("saved step %d in an emergency, after %s", step, reason)
+        except Exception as failure:
+            logger.error("no emergency save: %s: %s", type(failure).__name__, failure)
+
+    def _finish(self) -> None:
+        if self._poll is not None:
+            with contextlib.suppress(PeerError):  # training's own collectives say it better
+                self._poll.close()
+        self._saver.wait()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._poll = None
+        try:
+            self._release()
+        finally:
+            _release(self._signals, self._last)  # if an interrupt came before the end of it
+
+    def _check_usable(self, step: int) -> None:
+        """Check that this object can save this step."""
+        self._check_open()
+        self.path(step)  # refuses what is no step
+        if self._group is None and isinstance(self._ranks, SingleGroup):
+            found = find_group(None, writing=True)
+            if found.world_size > 1:
+                raise OptionError(
+                    f"the Checkpointer of {self.root} was made before the process group of "
+                    f"{found.world_size} ranks, so each would save by itself; make it afterwards, "
+                    'or give group="alone" and a directory of its own to each rank'
+                )
+
+    def _check_open(self) -> None:
+        self._check_process()
+        if self._closed:
+            raise OptionError(f"the Checkpointer of {self.root} is closed; make a new one")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise OptionError(
+                f"the Checkpointer of {self.root} belongs to process {self._process}, and this is "
+                f"a child that was forked from it, {os.getpid()}; make a new one here"
+            )
+
+
+def _release(watch: SignalWatch, last: LastState | None) -> None:
+    if last is not None:
+        last.close()
+    watch.close()

@@ -1,0 +1,146 @@
+"""One job writes to a run: the one that took its newest epoch; an older one is refused.
+
+A job that was frozen, or cut off, may come back when another has taken its place. An epoch is a
+file ``.epoch-<number>`` in the run's directory, made by one exclusive step:
+
+  1. A job looks at the newest epoch when it restores.
+  2. Before it first writes it takes the next one, if that is still the newest; else it is refused.
+  3. Then it removes all pending manifests of the run: what an older job has not published by now
+     it never will, since `link` does not find it any more, or the look before it finds the epoch.
+  4. It looks again right before it publishes a step, and before it removes one.
+
+No clock decides. Knows no ranks: the coordinator alone holds an epoch. Epochs belong to a process,
+so that several Checkpointers of one go together.
+"""
+
+import json
+import logging
+import os
+import re
+import socket
+from datetime import UTC, datetime
+
+from ..engine.retire import LEAVING_PREFIX, is_pending
+from ..errors import FencedError, StoreError
+from ..format.names import step_of
+from ..stores.base import list_if_there
+from ..stores.local import LocalStore
+
+logger = logging.getLogger("holdfast")
+
+_EPOCH = re.compile(r"\.epoch-(\d{8,15})")
+_BYTES_MAX = 4096
+
+_held: dict[str, int] = {}  # by this process, in each run
+os.register_at_fork(after_in_child=_held.clear)
+
+
+class Fence:
+    """What a job knows of the epochs of one run. For one thread, until an epoch is held.
+
+    Attributes:
+        has_entered: whether `enter` has been called since the last `look`.
+    """
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._seen: int | None = None  # the newest when this job looked
+        self.has_entered = False
+
+    def look(self) -> None:
+        """Take note of the newest epoch: whoever takes a later one from here on comes after us."""
+        self._seen, self.has_entered = self._newest(), False
+
+    def enter(self) -> None:
+        """Take the next epoch with the first step of training, where there is a run already.
+
+        Not with its first save, which may be an hour later. What fails is told by that save.
+        """
+        if self.has_entered:
+            return
+        self.has_entered = True
+        try:
+            if self._steps():
+                self.hold()
+        except (FencedError, StoreError) as error:
+            logger.warning("%s", error)
+
+    def hold(self) -> None:
+        """Check that this job may write, and take the next epoch when it has none.
+
+        Raises:
+            FencedError: another job has taken a newer epoch than this one has seen.
+            StoreError: that cannot be found out.
+        """
+        newest = self._newest()
+        if newest and newest == _held.get(self._store.location):
+            return
+        if self._seen is None:
+            self._seen = newest
+        if newest and newest != self._seen:
+            raise self._refusal(newest)
+        self._take(newest + 1)
+
+    def _take(self, epoch: int) -> None:
+        if not self._store.claim(_name(epoch), f"{json.dumps(_description(epoch))}\n".encode()):
+            raise self._refusal(epoch)
+        self._seen = epoch  # should what follows fail, it is done again with the next one
+        newest = self._newest()
+        if newest != epoch:  # we came so late that the next one is there, and this one was free
+            self._store.remove(_name(epoch))
+            raise self._refusal(newest)
+        self._revoke()
+        for older in self._epochs():
+            if older < epoch:
+                self._store.remove(_name(older))
+        _held[self._store.location] = epoch
+        logger.debug("%s is this job's to write to, in epoch %d", self._store.location, epoch)
+
+    def _revoke(self) -> None:
+        """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""
+        for step in self._steps():
+            for entry in self._store.list(step):
+                # Nothing is published through a bar or a mark.
+                is_other = entry.kind == "directory" or entry.name.startswith(LEAVING_PREFIX)
+                if is_pending(entry.name) and not is_other:
+                    self._store.remove(f"{step}/{entry.name}")
+
+    def _steps(self) -> list[str]:
+        """List the directories of steps, committed or not."""
+        entries = list_if_there(self._store) or []
+        return [e.name for e in entries if e.kind == "directory" and step_of(e.name) is not None]
+
+    def _epochs(self) -> list[int]:
+        found = [_EPOCH.fullmatch(entry.name) for entry in list_if_there(self._store) or []]
+        return [int(match[1]) for match in found if match]
+
+    def _newest(self) -> int:
+        return max(self._epochs(), default=0)
+
+    def _read(self, epoch: int) -> dict[str, object]:
+        try:
+            found = json.loads(self._store.get(_name(epoch), _BYTES_MAX))
+        except (StoreError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _refusal(self, newest: int) -> FencedError:
+        found = self._read(newest)
+        host, pid, started = (found.get(key, "?") for key in ("host", "pid", "started"))
+        held = _held.get(self._store.location)
+        mine = f"this one has epoch {held}" if held else f"this one saw epoch {self._seen or 0}"
+        return FencedError(
+            f"{self._store.location} belongs to a newer job: epoch {newest}, taken at {started} by "
+            f"process {pid} on {host}; {mine}, and may not write to it any more. End this job; or, "
+            "if that one is not to go on, end it and restore again"
+        )
+
+
+def _description(epoch: int) -> dict[str, object]:
+    """Describe this job, for people."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "started": started}
+
+
+def _name(epoch: int) -> str:
+    return f".epoch-{epoch:08d}"

@@ -1,0 +1,222 @@
+"""Restore a run: a given step, or the newest good one, the same on all ranks."""
+
+import errno
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..arguments import check_state
+from ..errors import (
+    CorruptError,
+    MismatchError,
+    NotCommittedError,
+    OptionError,
+    PeerError,
+    StoreError,
+    TrustError,
+    shown,
+)
+from ..group.base import COORDINATOR, Phase
+from ..loading.load import load_from
+from ..options import Options
+from .directory import Run
+
+if TYPE_CHECKING:
+    from ..group.base import Group
+
+logger = logging.getLogger("holdfast")
+
+TRIES = 10  # of a step that another process lets go of while it is read
+
+
+def check_into(into: object) -> None:
+    """Check what is to be filled.
+
+    Raises:
+        OptionError: it is the number of a step.
+        StateError: it is no dict.
+    """
+    if type(into) is int:
+        raise OptionError(
+            f"into is {shown(into)}; restore() takes the state first: restore(state, step=…)"
+        )
+    check_state(into, "into")
+
+
+def restore_step(
+    run: Run,
+    step: int,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool = False,
+) -> None:
+    """Fill a state from one step; with ``partial`` nothing is noted in the run."""
+    record = _load(run, step, into, ranks, options, partial=partial)
+    if partial:
+        return
+    with Phase(ranks) as told:
+        told.answer = json.dumps(record).encode()
+    _note(run, step, [json.loads(answer) for answer in told.answers], ranks)
+    later = [s for s in agree_steps(run, ranks) if s > step]
+    if later and ranks.rank == COORDINATOR:
+        logger.warning(
+            "step %d is restored, but %s holds later ones, the last of them step %d: they stay the "
+            "newest, for the policy and for restore(). To train on from step %d, call "
+            "retire_after(%d) first",
+            *(step, run.root, later[-1], step, step),
+        )
+
+
+def restore_newest(
+    run: Run,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool = False,
+) -> int | None:
+    """Fill a state from the newest step that is not damaged; return the step, or None.
+
+    A step that is retired while it is read is no fault of its: there is a newer one by then.
+
+    Args:
+        partial: nothing is noted in the run.
+
+    Raises:
+        MismatchError: the ranks see different copies of the run, or the state does not fit.
+    """
+    gone, gone_steps = "", set[int]()
+    for _ in range(TRIES):
+        faults = []
+        for step in reversed(agree_steps(run, ranks)):
+            damage, gone = _try(run, step, into, ranks, options, partial=partial)
+            if gone:
+                logger.info("step %d is gone; looking for the newest again", step)
+                gone_steps.add(step)
+                break
+            if not damage:
+                return step
+            run.damaged.add(step)
+            logger.error("step %d is damaged and is skipped: %s", step, damage)
+            faults.append(f"step {step}: {damage}")
+        else:
+            if faults:
+                raise CorruptError(f"every checkpoint of {run.root} is damaged. {' '.join(faults)}")
+            return None
+    if ranks.world_size > 1 and len(gone_steps) == 1:  # the coordinator goes on finding it
+        raise MismatchError(
+            f"nothing was restored: rank 0 finds step {gone_steps.pop()} in {run.root}, and "
+            f"another rank does not: {gone}. Give all ranks the same directory, or the same copy"
+        )
+    raise NotCommittedError(
+        f"{TRIES} times the newest step of {run.root} was gone before it was read; let the run "
+        f"keep more of them. The last one: {gone}"
+    )
+
+
+def agree_steps(run: Run, ranks: "Group") -> list[int]:
+    """Return the steps that the coordinator sees, on every rank."""
+    with Phase(ranks) as listed:
+        if ranks.rank == COORDINATOR:
+            listed.answer = json.dumps(run.steps()).encode()
+    result: list[int] = json.loads(listed.answers[COORDINATOR])
+    return result
+
+
+def _load(
+    run: Run,
+    step: int,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool,
+) -> dict[str, Any]:
+    """Load a step; return what this rank has measured."""
+    started = time.perf_counter()
+    report = load_from(
+        run.path(step),
+        ranks,
+        into,
+        strict=True,
+        partial=partial,
+        cast=False,
+        options=options,
+        step=step,  # stray files are no reason to go back to an older one
+    )
+    seconds = round(time.perf_counter() - started, 6)
+    return {
+        "rank": ranks.rank,
+        "bytes": report.bytes_read,
+        "bytes_needed": report.bytes_needed,
+        "bytes_sent": report.bytes_sent,
+        "seconds": {"total": seconds},
+        "waits": 0,
+        "stall_s": seconds,
+    }
+
+
+def _try(
+    run: Run,
+    step: int,
+    into: Mapping[Any, Any],
+    ranks: "Group",
+    options: Options,
+    *,
+    partial: bool,
+) -> tuple[str, str]:
+    """Load a step.
+
+    Returns:
+        (what is damaged, why it is not there any more), the same on every rank; "" and "" when it
+        is good.
+    """
+    failure: BaseException | None = None
+    told: dict[str, Any] = {}
+    try:
+        told["record"] = _load(run, step, into, ranks, options, partial=partial)
+    except BaseException as error:  # whatever it is: the other ranks are on their way to judge it
+        failure = error
+    with Phase(ranks) as judged:
+        # What is neither is raised here, and so on every rank; a peer's error is the peer's.
+        if failure is not None and not isinstance(failure, PeerError):
+            if not (kind := _kind_of(failure)):
+                raise failure
+            told[kind] = str(failure)
+        judged.answer = json.dumps(told).encode()
+    found = [json.loads(answer) for answer in judged.answers]
+    damage, gone = (
+        " ".join(answer[kind] for answer in found if kind in answer) for kind in ("damage", "gone")
+    )
+    if failure is not None and not (damage or gone):
+        raise failure
+    if not (damage or gone or partial):
+        _note(run, step, [answer["record"] for answer in found], ranks)
+    return damage, gone
+
+
+def _note(run: Run, step: int, records: list[dict[str, Any]], ranks: "Group") -> None:
+    if ranks.rank != COORDINATOR:
+        return
+    gigabytes = sum(record["bytes"] for record in records) / 1e9
+    seconds = max(record["stall_s"] for record in records)
+    logger.info("restored step %d of %s: %.3f GB in %.2f s", step, run.root, gigabytes, seconds)
+    run.note("load", step, records)
+
+
+def _kind_of(error: BaseException) -> str:
+    """Whether an error says that this checkpoint cannot be read, and another perhaps can."""
+    if isinstance(error, NotCommittedError):
+        return "gone"
+    if isinstance(error, TrustError):
+        return ""  # an older step that is signed is no answer: say so, and let people decide
+    damaged = (
+        isinstance(error, CorruptError)
+        or (isinstance(error, StoreError) and error.errno == errno.EIO)
+        or (isinstance(error, MismatchError) and error.is_repaired)
+    )
+    return "damage" if damaged else ""

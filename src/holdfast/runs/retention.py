@@ -1,0 +1,101 @@
+"""Which checkpoints of a run are kept. Pure: steps and metrics in, steps out."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import OptionError, shown
+
+Metrics = Mapping[int, Mapping[str, float]]  # by step
+_Rule = Callable[[Sequence[int], Metrics], set[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A retention policy: ``Keep.latest(3) | Keep.every(1000) | Keep.best("loss", 2)``.
+
+    A step is kept when any of the joined policies keeps it; the newest step is always kept, and so
+    is every step that a kept one was made from (`holdfast.codecs.Delta`).
+    """
+
+    _rules: tuple[_Rule, ...] = ()
+    _text: str = "Keep.all()"
+    _metrics: frozenset[str] = frozenset()
+
+    def __or__(self, other: "Keep") -> "Keep":
+        """Keep what either policy keeps."""
+        if not isinstance(other, Keep):
+            raise OptionError(f"a Keep is joined by | with {shown(other)}; expected another Keep")
+        if not self._rules or not other._rules:
+            return Keep()
+        text = f"{self._text} | {other._text}"
+        return Keep(self._rules + other._rules, text, self._metrics | other._metrics)
+
+    def __repr__(self) -> str:
+        return self._text
+
+    @staticmethod
+    def all() -> "Keep":
+        """Keep every checkpoint."""
+        return Keep()
+
+    @staticmethod
+    def latest(count: int) -> "Keep":
+        """Keep the newest ``count`` checkpoints."""
+        _positive("Keep.latest", count)
+        return Keep((lambda steps, _: set(steps[-count:]),), f"Keep.latest({count})")
+
+    @staticmethod
+    def every(steps: int) -> "Keep":
+        """Keep the checkpoints of every ``steps``-th step."""
+        _positive("Keep.every", steps)
+        rule = lambda known, _: {s for s in known if s % steps == 0}  # noqa: E731
+        return Keep((rule,), f"Keep.every({steps})")
+
+    @staticmethod
+    def best(metric: str, count: int, *, mode: str = "min") -> "Keep":
+        """Keep the ``count`` checkpoints with the best value of a metric given to ``step``.
+
+        Checkpoints saved without that metric, or with NaN, count as worst and are not kept for it;
+        of equal values the newer is better.
+
+        Args:
+            mode: "min" when smaller is better, "max" when larger is.
+        """
+        _positive("Keep.best", count)
+        if not isinstance(metric, str):
+            raise OptionError(
+                f'metric is {shown(metric)}; expected the name of a metric, such as "loss"'
+            )
+        if mode not in ("min", "max"):
+            raise OptionError(f"mode is {shown(mode)}; there are min and max")
+        sign = 1 if mode == "min" else -1
+
+        def rule(steps: Sequence[int], metrics: Metrics) -> set[int]:
+            values = {s: metrics.get(s, {}).get(metric, math.nan) for s in steps}
+            known = [s for s in steps if not math.isnan(values[s])]
+            return set(sorted(known, key=lambda s: (sign * values[s], -s))[:count])
+
+        text = f"Keep.best({metric!r}, {count}, mode={shown(mode)})"
+        return Keep((rule,), text, frozenset({metric}))
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Names of the metrics that the policy looks at."""
+        return self._metrics
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it keeps every checkpoint."""
+        return not self._rules
+
+    def kept(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
+        """Return which of ``steps`` (ascending) are kept."""
+        if not self._rules or not steps:
+            return set(steps)
+        return {steps[-1]}.union(*(rule(steps, metrics) for rule in self._rules))
+
+
+def _positive(what: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise OptionError(f"{what} takes an integer from 1, not {shown(value)}")

@@ -1,0 +1,246 @@
+"""Makes the saves of a run, one at a time: now, or in the background; tells of each failure once.
+
+Does not know when one is due.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import AlreadyCommittedError, NoSpaceError, OptionError, StoreError
+from ..group.base import COORDINATOR, Phase
+from ..saving.handle import SaveHandle
+from ..saving.request import NoRoomError, Wanted
+from ..saving.save import Records, save_now, start_save
+from .directory import Run
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from ..group.base import Group
+
+logger = logging.getLogger("holdfast")
+
+State = Mapping[Any, Any]
+Metrics = Mapping[str, float] | None
+Made = TypeVar("Made")
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A save in the background; ``took_s`` gets its duration, on the coordinator, at its commit."""
+
+    step: int
+    handle: SaveHandle
+    call_stall_s: float
+    took_s: list[float]
+    is_settled: bool = False
+
+
+class Saver:
+    """See `holdfast.Checkpointer`. All ranks call the same methods in the same order.
+
+    Attributes:
+        saved_step: the step that was saved or restored last, or is being saved, while it is there.
+    """
+
+    def __init__(self, run: Run, ranks: "Group", schedule: Schedule, wanted: Wanted) -> None:
+        """Prepare; ``wanted`` lacks the path, the step and the metrics of each save.
+
+        Its ``stage`` may be "sync" too.
+        """
+        self.saved_step: int | None = None
+        self._run, self._ranks, self._schedule = run, ranks, schedule
+        self._wanted = wanted
+        self._flight: _Flight | None = None
+
+    def begin(self, step: int, state: State, metrics: Metrics) -> bool:
+        """Start a save; raise what the one before failed with. False: this one was skipped."""
+        if self._wanted.stage == "sync":
+            self.rest()
+            self._save_here(step, state, metrics)
+            return True
+        before = self._flight
+        if not self._start(step, state, metrics, self._wanted):
+            return False
+        self._tell(before)
+        return True
+
+    def save(self, step: int, state: State, metrics: Metrics) -> None:
+        """Save after the one in flight, unless it is saved; then raise what that one failed with.
+
+        When that was a first try of this step, this is the second.
+        """
+        self.rest()
+        if self.saved_step == step:
+            logger.info("step %d is saved already", step)
+            self.wait()
+        else:
+            self._save_here(step, state, metrics)
+
+    def save_last(self, step: int, state: State, metrics: Metrics) -> None:
+        """Do as `save`, but in the background, with a deadline at the end of the job."""
+        metrics = self.completed(metrics)
+        if self._wanted.stage == "sync":
+            self.save(step, state, metrics)
+            return
+        self.rest()  # the time that is left is counted from here
+        before = self._flight
+        if self.saved_step != step:
+            left_s = self._schedule.left_s
+            deadline_s = min(self._wanted.deadline_s, left_s if left_s > 0 else math.inf)
+            wanted = replace(self._wanted, stage="eager", busy="wait", deadline_s=deadline_s)
+            self._start(step, state, metrics, wanted)
+        self.wait()
+        self._tell(before)
+
+    def _save_here(self, step: int, state: State, metrics: Metrics) -> None:
+        """Save in this thread; when it is durable, raise what the save before failed with."""
+        self.save_with(self._ranks, step, state, metrics)
+        self.wait()
+
+    def save_with(self, ranks: "Group", step: int, state: State, metrics: Metrics) -> None:
+        """Save in this thread, with these ranks."""
+        self._replace_damaged(step, ranks)
+        self._schedule.try_save()
+        started = time.perf_counter()
+        wanted = self._for(step, metrics, self._wanted)
+        records = self._in_room(ranks, lambda: save_now(state, wanted, ranks))
+        taken_s = time.perf_counter() - started
+        if self._wanted.stage == "sync":  # others say nothing about those that `begin` makes
+            self._schedule.begin_flight()
+            self._schedule.end_flight(taken_s, taken_s)
+        self._schedule.measure(taken_s)
+        self.saved_step = step
+        self._conclude(step, [r | {"stall_s": r["seconds"]["total"]} for r in records])
+
+    def wait(self) -> None:
+        """Wait for the save in flight, and for what follows it; raise what it failed with."""
+        if self._flight is not None:
+            self._flight.handle.wait_done()
+        self.settle()
+        before, self._flight = self._flight, None
+        self._tell(before)
+
+    def rest(self) -> None:
+        """Wait for the save in flight, on all ranks, before they go on together."""
+        with Phase(self._ranks) as rested:
+            if self._flight is not None:
+                self._flight.handle.wait_done()
+            self.settle()
+            rested.answer = str(self.saved_step).encode()
+        if len(set(rested.answers)) > 1:
+            self.saved_step = None  # on some rank, it seems to have failed
+
+    def settle(self) -> None:
+        """Take note of how the save in flight has ended, if it has."""
+        flight = self._flight
+        if flight is None or flight.is_settled or not flight.handle.done():
+            return
+        if flight.handle.failure is not None and self.saved_step == flight.step:
+            self.saved_step = None
+        stall_s = flight.handle.ledger.stall_s
+        duration_s = flight.took_s[0] if flight.took_s else None
+        self._schedule.end_flight(duration_s, stall_s, stall_s - flight.call_stall_s)
+        flight.is_settled = True  # last: an interrupt may come anywhere
+
+    def completed(self, metrics: Metrics) -> dict[str, float]:
+        """Give metrics that the policy looks at and that are not known: a save may not wait."""
+        return dict.fromkeys(self._run.keep.metrics, math.nan) | dict(metrics or {})
+
+    def _start(self, step: int, state: State, metrics: Metrics, wanted: Wanted) -> bool:
+        took_s: list[float] = []
+
+        def after(records: Records) -> None:
+            took_s.extend(record["seconds"]["total"] for record in records[:1])
+            self._conclude(step, records)
+
+        self._replace_damaged(step, self._ranks)
+        self._schedule.try_save()
+        wanted = self._for(step, metrics, wanted)
+        handle = self._in_room(self._ranks, lambda: start_save(state, wanted, self._ranks, after))
+        if handle.skipped:
+            return False
+        handle.forget_failure()  # it is told of here
+        self.settle()
+        self._flight = _Flight(step, handle, handle.ledger.stall_s, took_s)
+        self.saved_step = step
+        self._schedule.begin_flight()
+        return True
+
+    def _in_room(self, ranks: "Group", save: Callable[[], Made]) -> Made:
+        """Save; where there is no room, let go of what the policy does, and try once more."""
+        with self._advising():
+            try:
+                return save()
+            except NoRoomError:
+                with Phase(ranks) as made:
+                    if ranks.rank == COORDINATOR:
+                        made.answer = str(self._run.make_room(self.saved_step)).encode()
+                if made.answers[COORDINATOR] == b"0":
+                    raise
+                return save()
+
+    def _for(self, step: int, metrics: Metrics, wanted: Wanted) -> Wanted:
+        def find_room() -> int | None:
+            # Where all ranks learn of an error: of their metrics, only the coordinator's count.
+            if lacking := self._run.keep.metrics - set(metrics or ()):
+                raise OptionError(
+                    f"{self._run.keep} looks at {', '.join(sorted(lacking))}, but metrics has "
+                    f"{', '.join(sorted(metrics or ())) or 'nothing'}; give it, as NaN if unknown"
+                )
+            spare = self._run.free_bytes()
+            self._run.fence.hold()
+            return spare
+
+        path, check = self._run.path(step), self._run.fence.hold
+        wanted = replace(wanted, path=path, step=step, metrics=metrics, check_last=check)
+        return replace(wanted, free_bytes=find_room)
+
+    def _conclude(self, step: int, records: Records) -> None:
+        """Do what follows a commit; of all ranks the coordinator has the records."""
+        if records:
+            self._run.note("save", step, records)
+            self._run.tidy(step)
+
+    def _replace_damaged(self, step: int, ranks: "Group") -> None:
+        """Retire a step that could not be restored, so that it can be saved again."""
+        if step not in self._run.damaged:
+            return
+        with Phase(ranks):
+            if ranks.rank == COORDINATOR:
+                logger.warning("replacing step %d, which was found damaged", step)
+                self._run.retire(step)
+        self._run.damaged.discard(step)
+
+    @contextlib.contextmanager
+    def _advising(self) -> Iterator[None]:
+        """Say in an error what a run can do about it."""
+        try:
+            yield
+        except AlreadyCommittedError as error:
+            self._run.fence.hold()  # when it was another job's save, that says more
+            raise AlreadyCommittedError(
+                f"{error}. To train on from an earlier step, call retire_after(step) first"
+            ) from error
+        except NoSpaceError as error:
+            told = NoSpaceError(f"{error.args[0]}. {self._advice()}")
+            told.errno = error.errno
+            raise told from error
+
+    def _advice(self) -> str:
+        try:
+            return self._run.advice()
+        except StoreError as error:
+            return f"What the steps kept there take cannot be found: {error}"
+
+    def _tell(self, flight: _Flight | None) -> None:
+        failure = flight.handle.failure if flight is not None else None
+        if flight is not None and failure is not None:
+            failure.add_note(f"It is step {flight.step} whose save failed, in the background.")
+            if isinstance(failure, NoSpaceError):
+                failure.add_note(self._run.room_advice())
+            raise failure

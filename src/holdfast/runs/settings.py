@@ -1,0 +1,93 @@
+"""What a Checkpointer is given: whether it is valid, and the same on all ranks. Knows no files."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ..arguments import check_alike, encode_arguments, first_line, is_positive
+from ..codecs.registry import find_codec, show_codec
+from ..errors import OptionError, shown
+from ..group.base import COORDINATOR, Phase
+from ..saving.request import Wanted
+from .retention import Keep
+from .schedule import Every
+
+if TYPE_CHECKING:
+    from ..group.base import Group
+    from .directory import Run
+
+_CHOICES = {"stage": ("eager", "lazy", "sync"), "busy": ("wait", "skip")}
+
+
+def check_run(wanted: Wanted, keep: object, ranks: "Group", *, emergency: object) -> None:
+    """Check what a `holdfast.Checkpointer` is given.
+
+    Raises:
+        OptionError: an argument that cannot be.
+    """
+    if keep is not None and not isinstance(keep, Keep):
+        raise OptionError(f"keep is {shown(keep)}; expected a Keep, such as Keep.latest(3)")
+    for name, choices in _CHOICES.items():
+        if (value := getattr(wanted, name)) not in choices:
+            raise OptionError(f"{name} is {shown(value)}; there are {', '.join(choices)}")
+    if not is_positive(wanted.deadline_s):
+        raise OptionError(
+            f"deadline_s is {shown(wanted.deadline_s)}; expected a number of seconds above 0"
+        )
+    find_codec(wanted.codec)
+    if not isinstance(emergency, bool):
+        raise OptionError(f"emergency is {shown(emergency)}; expected True or False")
+    if (wanted.stage != "sync" or emergency) and not hasattr(ranks, "background"):
+        raise OptionError(
+            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
+            'meet in the background; give stage="sync", and no emergency'
+        )
+
+
+class Alike:
+    """Compares the arguments of a Checkpointer, and of its calls, before the ranks rely on them.
+
+    Attributes:
+        has_met: whether that was done: a step of training meets nobody for it again.
+    """
+
+    def __init__(
+        self,
+        ranks: "Group",
+        run: "Run",
+        wanted: Wanted,
+        *,
+        every: Every,
+        given: Mapping[str, object],
+    ) -> None:
+        """Prepare; nothing is told yet.
+
+        Args:
+            given: further arguments. That they are given has to be the same on all ranks; of their
+                values the coordinator's count.
+        """
+        self._ranks, self.has_met = ranks, False
+        self._arguments: dict[str, Any] = {
+            "root": run.root,
+            "keep": repr(run.keep),
+            # Of a time, the coordinator's counts.
+            "every": "a timedelta" if isinstance(every, timedelta) else every,
+            "codec": show_codec(find_codec(wanted.codec)),
+            "stage": wanted.stage,
+            "busy": wanted.busy,
+            **{name: "given" if value else "not given" for name, value in given.items()},
+        }
+
+    def check(self, verb: str, **arguments: Any) -> None:
+        """Meet the other ranks, and compare.
+
+        Raises:
+            OptionError: on every rank.
+            PeerError: a rank was lost.
+        """
+        with Phase(self._ranks) as met:
+            given = {"call": verb, **arguments, **self._arguments}
+            met.answer = encode_arguments(f"{verb} of {self._arguments['root']}", given)
+        firsts = [first_line(answer) for answer in met.answers]
+        check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
+        self.has_met = True

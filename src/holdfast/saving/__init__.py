@@ -1,0 +1,1 @@
+"""A save: what it was asked for, what the ranks agree on, and the walk itself."""

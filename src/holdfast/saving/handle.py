@@ -1,0 +1,352 @@
+"""A save in the background, seen from the thread that asked for it: one for each process."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from .. import worker
+from ..engine.ledger import Ledger, Progress
+from ..errors import BusyError, CancelledError, HoldfastError, PeerError, StoreError
+
+logger = logging.getLogger("holdfast")
+
+# Every rank knows the outcome so long after the deadline: the coordinator's word has arrived.
+OUTCOME_GRACE_S = 4.0
+NICENESS = 5  # of the thread that writes: training comes first where cores are short
+
+Made = TypeVar("Made")
+
+
+class SaveHandle:
+    """A save in flight, as `holdfast.save_async` returns it. Thread-safe.
+
+    A failure is logged at once, raised by `result`, and by the next `save_async` when nobody asked.
+
+    Attributes:
+        path: the checkpoint's directory.
+        step: as given.
+        skipped: whether nothing is saved, because another save was in flight (``busy="skip"``).
+    """
+
+    def __init__(self, path: str, step: int | None, ledger: Ledger, deadline_s: float) -> None:
+        self.path = path
+        self.step = step
+        self.skipped = False
+        self.ledger = ledger
+        self.deadline = time.monotonic() + deadline_s
+        ledger.end_at(self.deadline)
+        self._staged, self._done = worker.Latch(), worker.Latch()
+        self._failure: BaseException | None = None
+        self._told = False
+        self._before_step: Callable[[], None] | None = None
+        self._thread: threading.Thread | None = None
+        self._after_end: list[Callable[[], object]] = []
+        self._process = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<SaveHandle of {self.path}: {self.ledger.state}>"
+
+    def wait_staged(self) -> None:
+        """Wait until the sources may change: nothing done to them later reaches the checkpoint.
+
+        Raises:
+            HoldfastError: staging failed.
+        """
+        self._wait(self._staged)
+        self._let_change()
+        if self.ledger.staged_bytes < self.ledger.total_bytes and self._failure is not None:
+            self._raise()
+
+    def result(self) -> str:
+        """Wait until the checkpoint is committed and durable on every rank; return its path.
+
+        Raises:
+            HoldfastError: it failed, here or on another rank, or did not end by its deadline.
+            BusyError: it was skipped.
+            CancelledError: it was cancelled.
+        """
+        self.wait_done()
+        self._raise()
+        return self.path
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or not."""
+        self._check_process()
+        return self._done.is_set()
+
+    def progress(self) -> Progress:
+        """Return how far it is, on this rank."""
+        self._check_process()
+        return self.ledger.progress()
+
+    def cancel(self) -> bool:
+        """Give the save up, on all ranks; return False when it is too late for that.
+
+        Every rank's `result` then raises: here a CancelledError, on the others a PeerError.
+        """
+        self._check_process()
+        return not self._done.is_set() and self.ledger.cancel()
+
+    # What follows is for the corridor.
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it failed, once it has ended."""
+        return self._failure
+
+    def skip(self, busy_ranks: list[int], busy: str) -> "SaveHandle":
+        """End before the beginning, as ``busy`` says."""
+        ranks = ", ".join(map(str, busy_ranks[:8])) + " …" * (len(busy_ranks) > 8)
+        text = f"{self.path} was not saved: the save before is still in flight on rank {ranks}"
+        if busy == "fail":
+            raise BusyError(f'{text}, and busy="fail"')
+        logger.info("%s", text)
+        self.skipped, self._told, self._failure = True, True, BusyError(text)
+        self.ledger.state = "skipped"
+        self._staged.set()
+        self._done.set()
+        return self
+
+    def start(
+        self, work: Callable[[], Made], after: Callable[[Made], None] = lambda _: None
+    ) -> None:
+        """Run the rest of the save in a thread; the end of Python waits for it till the deadline.
+
+        Where no thread can be had it is run here: the other ranks wait for it.
+
+        Args:
+            after: called there with what ``work`` has made, when the checkpoint is committed. It is
+                a part of the save for those who wait, but has no deadline.
+        """
+
+        def run() -> None:
+            nice()
+            self._run(work, after)
+
+        if (thread := worker.start(run, "holdfast-save")) is not None:
+            self._thread = thread
+            return
+        logger.warning("%s is saved before training goes on: no thread can be started", self.path)
+        self._run(work, after)
+
+    def when_ended(self, call: Callable[[], object]) -> None:
+        """Call this when it has ended, well or not, before anyone is told."""
+        self._after_end.append(call)
+
+    def hold_with(self, before_step: Callable[[], None]) -> None:
+        """Call this before what is staged changes, by a step or after `wait_staged`."""
+        self._before_step = before_step
+
+    def staged(self) -> None:
+        """Tell that the sources may change."""
+        if self.ledger.state == "staging":
+            self.ledger.state = "writing"
+        self._staged.set()
+
+    def forget_failure(self) -> None:
+        """Take it that the caller knows of the failure to come."""
+        self._told = True
+
+    def drop(self) -> None:
+        """Give the save up: its caller got an exception in place of the handle."""
+        self.forget_failure()
+        self.cancel()
+
+    def wait_done(self) -> None:
+        """Wait until it has ended, well or not."""
+        self._wait(self._done)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()  # it has nothing left to do
+
+    def hold_step(self) -> None:
+        """Wait until a step may change what this save has to stage."""
+        started = time.perf_counter()
+        if self._before_step is None:
+            self._staged.wait()
+        self._let_change()
+        self.ledger.stall_s += time.perf_counter() - started
+
+    def untold(self) -> BaseException | None:
+        """Return its failure when nobody has been told, and take it that the caller tells."""
+        if self._told or self._failure is None:
+            return None
+        self._told = True
+        return self._failure
+
+    def _let_change(self) -> None:
+        before_step = self._before_step
+        if before_step is not None:
+            before_step()
+
+    def _wait(self, event: worker.Latch) -> None:
+        self._check_process()
+        until = self.deadline + OUTCOME_GRACE_S
+        while not event.is_set():
+            left_s = until - time.monotonic()
+            if left_s <= 0 and self.ledger.state != "committed":
+                break
+            event.wait(min(left_s, worker.SLICE_S) if left_s > 0 else worker.SLICE_S)
+            worker.check()
+        else:
+            return
+        self._told = True
+        text = f"the save of {self.path} did not end by its deadline"
+        if self.ledger.state == "committing":
+            cause = "the ranks' store does not answer"
+            raise PeerError(f"{text}: {cause}", rank=-1, cause=cause)
+        raise StoreError(f"{text}: the disk does not answer, or is much too slow")
+
+    def _check_process(self) -> None:
+        """Check that this is no forked child: the save goes on in the parent alone."""
+        if os.getpid() != self._process:
+            raise HoldfastError(
+                f"the save of {self.path} belongs to process {self._process}, and this is a child "
+                f"that was forked from it, {os.getpid()}; ask for it there"
+            )
+
+    def _raise(self) -> None:
+        self._told = True
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self, work: Callable[[], Made], after: Callable[[Made], None]) -> None:
+        try:
+            made = work()
+            self.ledger.state = "committed"
+            after(made)
+        except BaseException as error:
+            self._failure = error
+            self.ledger.state = "failed"
+            if isinstance(error, CancelledError):
+                self._told = True  # to whom cancelled it
+                logger.info("the save of %s was cancelled", self.path)
+            else:
+                logger.error("saving %s failed: %s: %s", self.path, type(error).__name__, error)
+        finally:
+            self._before_step = None
+            for call in self._after_end:
+                call()
+            self._staged.set()
+            self._done.set()
+
+
+def nice() -> None:
+    """Let this thread stand back behind the threads that train."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    except OSError:  # it is niced already, or may not be: a matter of speed alone
+        logger.debug("the saving thread keeps its priority")
+
+
+_last: SaveHandle | None = None
+_owner: tuple[int, int] | None = None  # who prepares a save: a place of `worker`
+_turn = threading.Condition()  # guards both; of workers alone, so that nothing interrupts it
+
+
+def in_flight() -> SaveHandle | None:
+    """Return the save of this process that has not ended."""
+    return _last if _last is not None and not _last.done() else None
+
+
+@contextmanager
+def reserve(busy: str, deadline_s: float) -> Iterator[bool]:
+    """Reserve the process's one save in flight; False: another one has it, and is not waited for.
+
+    `take_flight` makes it a handle's. Without that it is free again when the block ends.
+
+    Args:
+        busy: "wait" for the save in flight, and for another thread that prepares one.
+
+    Raises:
+        HoldfastError: this very thread prepares one, and is within that call.
+    """
+    global _owner
+    place, until = worker.place(), time.monotonic() + deadline_s
+    while not (is_mine := _claim(place)) and busy == "wait":
+        worker.check()
+        before = in_flight()
+        if before is not None:
+            before.wait_done()
+            continue
+        with _turn:
+            _turn.wait(worker.SLICE_S)
+        if time.monotonic() > until:
+            raise StoreError(
+                "another thread of this process has prepared a save until this one's deadline "
+                f"({deadline_s:g} s); give it more time (deadline_s), or save in one thread"
+            )
+    try:
+        yield is_mine
+    finally:
+        if is_mine:
+            with _turn:
+                _owner = None
+                _turn.notify_all()
+
+
+def _claim(place: tuple[int, int]) -> bool:
+    """Reserve, where nobody has."""
+    global _owner
+    with _turn:
+        if _owner is not None and _owner[0] == place[0] and _owner[1] < place[1]:
+            raise HoldfastError(
+                "a save is being prepared in this thread already, and was interrupted by this one "
+                "(by a signal handler, or a hook of the state); let it end first, or set a flag "
+                "and save in the loop"
+            )
+        if _owner is not None or in_flight() is not None:
+            return False
+        _owner = place
+        return True
+
+
+def take_flight(handle: SaveHandle) -> None:
+    """Make this the process's save in flight: who has reserved it calls this, once."""
+    global _last
+    _last = handle
+
+
+def raise_untold() -> None:
+    """Raise the failure of the save before, when nobody has been told of it yet.
+
+    Raises:
+        HoldfastError: of the kind it failed with.
+    """
+    failure = _last.untold() if _last is not None else None
+    if failure is not None and _last is not None:
+        failure.add_note(f"The save of {_last.path} failed in the background, and is told of late.")
+        raise failure
+
+
+def hold_step() -> None:
+    """Wait, before an optimizer's step, until what it changes is staged."""
+    handle = in_flight()
+    if handle is not None:
+        handle.hold_step()
+
+
+def _await_end() -> None:
+    """Wait for the save in flight before Python ends: no longer than for any other reason.
+
+    Python itself would wait for ever for a thread that a dead disk or a frozen rank holds.
+    """
+    handle = in_flight()
+    try:
+        if handle is not None:
+            handle.wait_done()
+    except HoldfastError as error:
+        logger.error("%s", error)
+
+
+def _forget() -> None:
+    """In a forked child, which has no save in flight, nor anyone who would unlock anything."""
+    global _last, _owner, _turn
+    _last, _owner, _turn = None, None, threading.Condition()
+
+
+os.register_at_fork(after_in_child=_forget)
+worker.before_python_ends(_await_end)
