@@ -26,7 +26,7 @@ ROOMS_MAX, REENTRIES_MAX, DEPTH_MAX = 14, 15, 7
 PURE = ("layout", "boxes", "options", "errors", "__init__", "arguments", "group/find")
 PURE += ("loading/fit", "saving/request", "saving/agreement", "version")
 PURE += ("stores/url", "format/", "codecs/", "plan/")
-PURE += ("state/ambient", "state/memory", "state/overlap")
+PURE += ("engine/ledger", "state/ambient", "state/memory", "state/overlap")
 CONDUCTORS = ("saving/save.py", "loading/load.py", "worker.py", "engine/write_pipeline.py")
 CONDUCTORS += ("engine/read_pipeline.py",)
 
