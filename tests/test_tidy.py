@@ -15,6 +15,11 @@ SOURCE = ROOT / "src" / "holdfast"
 FILES = sorted(SOURCE.rglob("*.py"))
 NATIVE = sorted([*(ROOT / "core").rglob("*.[ch]*"), *(ROOT / "bindings").rglob("*.[ch]*")])
 
+# The same in C++: each room of core/src, and which others it may include.
+CORE = ROOT / "core" / "src"
+NATIVE_ROOMS: dict[str, set[str]] = {"hash": set(), "io": {"hash"}, "codec": {"hash"}}
+NATIVE_DEFINED_IN = {"kernel": "codec_kernel"}  # public headers whose source has another name
+
 # A room may import rooms of lower layers and itself: never sideways, never up.
 LAYERS = [
     {"errors", "streams", "version", "_core"},
@@ -234,6 +239,37 @@ def test_a_native_file_keeps_the_style(path: Path) -> None:
     assert not UNFINISHED.search(text)
     if "core" in path.relative_to(ROOT).parts[0]:
         assert "Python.h" not in text and "nanobind" not in text
+
+
+def native_arrows(name: str, text: str) -> list[str]:
+    """Return the rooms of the core that a file of `core/src` includes and may not.
+
+    ``name`` is its path there; a public header belongs to the room that defines its functions.
+    """
+    here = name.split("/")[0]
+    wrong = []
+    for public, path in re.findall(r'^#include "(holdfast/)?([\w/]+)\.h"', text, re.MULTILINE):
+        stem = NATIVE_DEFINED_IN.get(path, path)
+        sources = [f"{room}/{stem}" for room in NATIVE_ROOMS]
+        there = [s for s in sources if (CORE / f"{s}.cpp").exists()] if public else [path]
+        if not there or not {there[0].split("/")[0]} <= {here, *NATIVE_ROOMS[here]}:
+            wrong.append(f"{name} includes {public}{path}.h")
+    return wrong
+
+
+def test_the_rooms_of_the_core_include_only_what_lies_below() -> None:
+    files = sorted(CORE.rglob("*.[ch]*"))
+    assert {path.relative_to(CORE).parts[0] for path in files} == set(NATIVE_ROOMS)
+    for path in files:
+        assert native_arrows(path.relative_to(CORE).as_posix(), path.read_text()) == []
+
+
+def test_an_arrow_between_rooms_of_the_core_is_found() -> None:
+    assert native_arrows("hash/a.cpp", '#include "io/beneath.h"')
+    assert native_arrows("io/a.cpp", '#include "holdfast/lossless.h"')
+    assert native_arrows("io/a.cpp", '#include "holdfast/kernel.h"')
+    assert native_arrows("codec/a.cpp", '#include "scratch.h"')
+    assert not native_arrows("codec/a.cpp", '#include "holdfast/checksum.h"\n#include <span>')
 
 
 STATIC = re.compile(r"^\s+static (?!constexpr)[^()=;{]+[ &]\w+(\[\w*\])?\s*([={;]|\(\w+\);)")

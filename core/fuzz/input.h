@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 
+#include "codec/codec_kernel.h"
 #include "holdfast/lossless.h"
 
 namespace holdfast::fuzz {

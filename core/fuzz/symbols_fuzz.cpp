@@ -1,7 +1,7 @@
 // Coded symbols: every form, in contexts or without.
 #include <algorithm>
 
-#include "holdfast/entropy.h"
+#include "codec/entropy.h"
 #include "input.h"
 
 using namespace holdfast;

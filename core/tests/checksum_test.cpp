@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "check.h"
+#include "hash/checksum_variants.h"
 
 namespace holdfast {
 namespace {

@@ -1,4 +1,4 @@
-#include "holdfast/entropy.h"
+#include "codec/entropy.h"
 
 #include <algorithm>
 #include <cmath>

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "codec/codec_kernel.h"
 
 namespace holdfast {
 namespace {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "codec/codec_kernel.h"
 #include "holdfast/checksum.h"
 #include "holdfast/compact.h"
 #include "holdfast/excp.h"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "codec/codec_kernel.h"
 
 namespace holdfast {
 namespace {

@@ -8,9 +8,9 @@
 
 #include <cerrno>
 
-#include "../src/beneath.h"
 #include "check.h"
 #include "files.h"
+#include "io/beneath.h"
 
 namespace holdfast {
 namespace {

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 namespace holdfast {
 
@@ -39,19 +38,5 @@ Hash128 hash_samples(const void* data, std::size_t size, std::size_t item, std::
 void copy_chunk(void* target, const void* source, std::size_t size);
 
 bool is_zero(const void* data, std::size_t size);
-
-// One instruction set's implementation.
-struct ChecksumKernel {
-  const char* name;
-  std::uint64_t (*hash_64)(const void* data, std::size_t size, std::uint64_t seed);
-  Hash128 (*hash_128)(const void* data, std::size_t size);
-  // Copies first when `target` is not null.
-  Digest (*digest)(void* target, const void* source, std::size_t size, std::uint64_t seed);
-  Hash128 (*copy_to_cache)(void* target, const void* source, std::size_t size);
-  void (*copy)(void* target, const void* source, std::size_t size);
-};
-
-// Those this machine can run, fastest first; the functions above use the first. Never empty.
-std::span<const ChecksumKernel> checksum_kernels();
 
 }  // namespace holdfast

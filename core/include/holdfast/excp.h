@@ -10,7 +10,7 @@
 #include <limits>
 #include <span>
 
-#include "holdfast/codec_kernel.h"
+#include "holdfast/kernel.h"
 
 namespace holdfast {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "holdfast/codec_kernel.h"
+#include "holdfast/kernel.h"
 
 namespace holdfast {
 

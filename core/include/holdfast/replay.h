@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <span>
 
-#include "holdfast/codec_kernel.h"
 #include "holdfast/lossless.h"
 
 namespace holdfast {

@@ -1,0 +1,11 @@
+#include "codec/codec_variants.h"
+
+#ifdef __x86_64__
+#include "codec/codec_loops.h"
+
+namespace holdfast {
+
+constinit const CodecKernel kAvx2Codecs = all_loops("avx2");
+
+}  // namespace holdfast
+#endif

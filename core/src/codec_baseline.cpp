@@ -1,8 +1,0 @@
-#include "codec_loops.h"
-#include "codec_variants.h"
-
-namespace holdfast {
-
-constinit const CodecKernel kBaselineCodecs = all_loops("baseline");
-
-}  // namespace holdfast

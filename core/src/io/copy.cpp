@@ -1,0 +1,147 @@
+#include "holdfast/copy.h"
+
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "holdfast/checksum.h"
+#include "io/io_thread.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t kUnitBytes = 4 << 20;    // of work: threads that start late still get a share
+constexpr std::size_t kThreadBytes = 8 << 20;  // below, starting a thread costs more than it saves
+
+struct Unit {
+  Piece piece;  // the whole of one, or a part
+  std::size_t index;
+};
+
+std::vector<Unit> cut(std::span<const Piece> pieces) {
+  std::vector<Unit> units;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto& [target, source, size] = pieces[i];
+    for (std::size_t at = 0; at < size; at += kUnitBytes) {
+      units.push_back({{target + at, source + at, std::min(kUnitBytes, size - at)}, i});
+    }
+  }
+  return units;
+}
+
+// Calls `copy` with every unit, in several threads. `threads` counts the calling one.
+template <class Copy>
+void spread(const std::vector<Unit>& units, std::size_t threads, Copy copy) {
+  std::size_t total = 0;
+  for (const Unit& unit : units) total += unit.piece.size;
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&units, &next, &copy] {
+    for (std::size_t i = next++; i < units.size(); i = next++) copy(units[i]);
+  };
+  std::vector<std::thread> others;
+  try {
+    for (std::size_t i = 1; i < std::min(threads, total / kThreadBytes); ++i) {
+      others.push_back(start_io_thread(work));
+    }
+  } catch (const std::system_error&) {  // no more threads: those there are do it all
+  }
+  work();
+  for (std::thread& thread : others) thread.join();
+}
+
+// A pipe of our own: the kernel reads what is written to it, and says EFAULT of what is not there.
+class Pipe {
+ public:
+  Pipe() : error_(::pipe2(ends_, O_CLOEXEC | O_NONBLOCK) == 0 ? 0 : errno) {}
+  ~Pipe() {
+    if (error_ != 0) return;
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+
+  // 0 or an errno. Never waits: a write to the empty pipe takes what there is room for.
+  int copy(std::byte* target, const std::byte* source, std::size_t size) {
+    if (error_ != 0) return error_;
+    while (size > 0) {
+      const ssize_t taken = ::write(ends_[1], source, size);
+      if (taken < 0 && errno == EINTR) continue;
+      if (taken <= 0) return taken < 0 ? errno : EIO;
+      const auto count = static_cast<std::size_t>(taken);
+      if (const int error = drain(target, count)) return error;
+      target += count;
+      source += count;
+      size -= count;
+    }
+    return 0;
+  }
+
+ private:
+  int drain(std::byte* target, std::size_t size) {
+    while (size > 0) {
+      const ssize_t given = ::read(ends_[0], target, size);
+      if (given < 0 && errno == EINTR) continue;
+      if (given <= 0) return given < 0 ? errno : EIO;
+      target += given;
+      size -= static_cast<std::size_t>(given);
+    }
+    return 0;
+  }
+
+  int ends_[2];
+  int error_;
+};
+
+// 0 or an errno; EFAULT when a page of `source` is not there. The kernel finds the pages of
+// `target`, ours, by itself, and reads `source` as it reads what is given to any system call:
+// so it takes every mapping that can be read, of a device too, which process_vm_readv does not.
+int copy_by_kernel(std::byte* target, const std::byte* source, std::size_t size) {
+  while (size > 0) {
+    const iovec from{const_cast<std::byte*>(source), size};
+    const iovec to{target, size};
+    const ssize_t done = ::process_vm_writev(::getpid(), &from, 1, &to, 1, 0);
+    if (done < 0 && errno == EFAULT) return EFAULT;
+    if (done <= 0) return Pipe().copy(target, source, size);  // it is forbidden here, or unknown
+    target += done;
+    source += done;
+    size -= static_cast<std::size_t>(done);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void copy_pieces(std::span<const Piece> pieces, std::size_t threads) {
+  spread(cut(pieces), threads, [](const Unit& unit) {
+    copy_chunk(unit.piece.target, unit.piece.source, unit.piece.size);
+  });
+}
+
+Result<std::size_t> copy_if_there(std::span<const Piece> pieces, std::size_t threads) {
+  std::atomic<std::size_t> missing = pieces.size();
+  std::atomic<int> failed = 0;
+  spread(cut(pieces), threads, [&](const Unit& unit) {
+    if (missing < pieces.size() || failed != 0) return;
+    const auto& [target, source, size] = unit.piece;
+    const int error = copy_by_kernel(target, source, size);
+    if (error == EFAULT) {
+      missing = unit.index;
+    } else if (error != 0) {
+      failed = error;
+    }
+  });
+  if (missing == pieces.size() && failed != 0) {
+    return Status::system(failed, "copy memory through a pipe");
+  }
+  return missing.load();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,273 @@
+// One thread that owns an io_uring: it makes the ring, submits to it and reaps it (SINGLE_ISSUER),
+// and is woken by a read of an eventfd that is itself in the ring. No SQPOLL or IOPOLL: a save is
+// thousands of large operations, and a polling core is one the training loses.
+#include <liburing.h>
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <future>
+#include <system_error>
+#include <thread>
+
+#include "io/backend.h"
+#include "io/io_thread.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t kRegisteredBytesMax = 1 << 30;  // of one buffer, says io_uring_register(2)
+constexpr std::size_t kRegisteredCountMax = 1 << 14;
+
+// Absent from older <linux/io_uring.h>; kernels that do not know a flag answer EINVAL.
+constexpr unsigned kSetupCoopTaskrun = 1U << 8;    // Linux 5.19
+constexpr unsigned kSetupSingleIssuer = 1U << 12;  // Linux 6.0
+constexpr unsigned kSetupDeferTaskrun = 1U << 13;  // Linux 6.1
+constexpr std::array kSetupFlags = {kSetupSingleIssuer | kSetupDeferTaskrun, kSetupCoopTaskrun, 0U};
+
+// Tears the ring down, unless it was never made.
+class Ring {
+ public:
+  ~Ring() {
+    if (made_) io_uring_queue_exit(&ring_);
+  }
+  // 0 or an errno.
+  int make(unsigned entries) {
+    int result = 0;
+    for (const unsigned flags : kSetupFlags) {
+      result = io_uring_queue_init(entries, &ring_, flags);
+      if (result != -EINVAL) break;
+    }
+    made_ = result == 0;
+    return -result;
+  }
+  io_uring* get() { return &ring_; }
+
+ private:
+  io_uring ring_{};
+  bool made_ = false;
+};
+
+class EventFd {
+ public:
+  EventFd() : fd_(::eventfd(0, EFD_CLOEXEC)), error_(fd_ < 0 ? errno : 0) {}
+  ~EventFd() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  EventFd(const EventFd&) = delete;
+  EventFd& operator=(const EventFd&) = delete;
+  int get() const { return fd_; }
+  int error() const { return error_; }
+
+ private:
+  int fd_;
+  int error_;
+};
+
+// One operation in flight.
+struct Flight {
+  Block block;
+  Call call;
+  Admission admission;
+};
+
+class UringBackend final : public Backend {
+ public:
+  UringBackend(Blocks& blocks, Vfs& vfs, const Pool& pool, std::size_t depth)
+      : blocks_(blocks), vfs_(vfs), pool_(pool), flights_(depth) {}
+
+  ~UringBackend() override {
+    wake();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Returns once the thread has its ring, or could not make one.
+  Status start() {
+    if (wake_fd_.get() < 0) return Status::system(wake_fd_.error(), "make an eventfd");
+    std::promise<int> made;
+    std::future<int> error = made.get_future();
+    try {
+      thread_ = start_io_thread([this, &made] { run(made); });
+    } catch (const std::system_error& failure) {
+      return Status::system(failure.code().value(), "start a thread");
+    }
+    if (const int found = error.get(); found != 0) return Status::system(found, "make an io_uring");
+    return {};
+  }
+
+  void wake() override {
+    const std::uint64_t one = 1;
+    // Fails only when 2^64 - 2 wake-ups are unread: the thread is awake then.
+    [[maybe_unused]] const ssize_t written = ::write(wake_fd_.get(), &one, sizeof one);
+  }
+
+ private:
+  void run(std::promise<int>& made) {
+    // One more entry than flights: the read of the eventfd.
+    const int error = ring_.make(static_cast<unsigned>(flights_.size()) + 1);
+    if (error == 0) prepare();
+    made.set_value(error);
+    if (error != 0) return;
+    while (launch()) {
+      const int result = io_uring_submit_and_wait(ring_.get(), 1);
+      if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
+        broken_ = -result;
+      }
+      reap();
+      if (broken_ != 0) return fail_everything();
+    }
+  }
+
+  void prepare() {
+    register_pool();
+    for (Flight& flight : flights_) idle_.push_back(&flight);
+    listen();
+  }
+
+  // Saves the kernel from pinning the pages at every operation. RLIMIT_MEMLOCK may forbid it (8 MiB
+  // is a common limit), which must only cost speed.
+  void register_pool() {
+    std::vector<iovec> parts;
+    for (std::size_t begin = 0; begin < pool_.size(); begin += kRegisteredBytesMax) {
+      parts.push_back(
+          {pool_.memory() + begin, std::min(kRegisteredBytesMax, pool_.size() - begin)});
+    }
+    if (parts.size() > kRegisteredCountMax) return;
+    const auto count = static_cast<unsigned>(parts.size());
+    registered_ = io_uring_register_buffers(ring_.get(), parts.data(), count) == 0;
+  }
+
+  // The index of the registered buffer that holds the whole of `call`, or -1.
+  int buffer_of(const Call& call) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(call.data);
+    const auto memory = reinterpret_cast<std::uintptr_t>(pool_.memory());
+    if (!registered_ || address < memory || address - memory >= pool_.size()) return -1;
+    const std::size_t at = address - memory;
+    if (call.size > pool_.size() - at) return -1;
+    const std::size_t index = at / kRegisteredBytesMax;
+    return (at + call.size - 1) / kRegisteredBytesMax == index ? static_cast<int>(index) : -1;
+  }
+
+  void listen() {
+    io_uring_sqe* sqe = io_uring_get_sqe(ring_.get());
+    io_uring_prep_read(sqe, wake_fd_.get(), &wake_count_, sizeof wake_count_, 0);
+    io_uring_sqe_set_data(sqe, nullptr);
+  }
+
+  // Starts blocks while there are any and there is room; false when all work is done for ever.
+  bool launch() {
+    bool stopped = false;
+    while (!idle_.empty()) {
+      const auto block = blocks_.try_pop(stopped);
+      if (!block) break;
+      Flight* flight = idle_.back();
+      idle_.pop_back();
+      flight->block = *block;
+      fly(*flight);
+    }
+    return !stopped || idle_.size() < flights_.size();
+  }
+
+  // Asks for what is left of the block; ends the flight if the Vfs says there is nothing to do.
+  void fly(Flight& flight) {
+    for (bool over = false; !over;) {
+      flight.call = flight.block.next(/*direct=*/true);
+      flight.admission = vfs_.admit(flight.call);
+      if (!flight.admission.skipped) return prepare_entry(flight);
+      const std::int64_t result =
+          vfs_.settle(flight.call, flight.admission, flight.admission.result);
+      over = flight.block.take(flight.call, result);
+    }
+    land(flight);
+  }
+
+  void prepare_entry(Flight& flight) {
+    const Call& call = flight.call;
+    const auto size = static_cast<unsigned>(flight.admission.size);
+    const int buffer = buffer_of(call);
+    const bool write = call.operation == Operation::kWrite;
+    // Never null: the ring has one entry for each flight and one for the eventfd.
+    io_uring_sqe* sqe = io_uring_get_sqe(ring_.get());
+    if (buffer >= 0 && write) {
+      io_uring_prep_write_fixed(sqe, call.fd, call.data, size, call.number, buffer);
+    } else if (buffer >= 0) {
+      io_uring_prep_read_fixed(sqe, call.fd, call.data, size, call.number, buffer);
+    } else if (write) {
+      io_uring_prep_write(sqe, call.fd, call.data, size, call.number);
+    } else {
+      io_uring_prep_read(sqe, call.fd, call.data, size, call.number);
+    }
+    io_uring_sqe_set_data(sqe, &flight);
+  }
+
+  void land(Flight& flight) {
+    blocks_.finish(flight.block);
+    idle_.push_back(&flight);
+  }
+
+  void reap() {
+    io_uring_cqe* cqe = nullptr;
+    while (io_uring_peek_cqe(ring_.get(), &cqe) == 0) {
+      auto* flight = static_cast<Flight*>(io_uring_cqe_get_data(cqe));
+      const int result = cqe->res;
+      io_uring_cqe_seen(ring_.get(), cqe);
+      if (flight != nullptr) {
+        arrive(*flight, result);
+      } else if (result >= 0 || result == -EINTR || result == -EAGAIN) {
+        listen();
+      } else {
+        broken_ = -result;  // a kernel before 5.6, without IORING_OP_READ
+      }
+    }
+  }
+
+  void arrive(Flight& flight, int result) {
+    const std::int64_t seen = vfs_.settle(flight.call, flight.admission, result);
+    if (flight.block.take(flight.call, seen)) {
+      land(flight);
+    } else {
+      fly(flight);
+    }
+  }
+
+  // The ring takes nothing any more, which no running kernel was seen to do: every request fails
+  // with what it said, so that nobody waits for ever.
+  void fail_everything() {
+    for (Flight& flight : flights_) {
+      if (std::find(idle_.begin(), idle_.end(), &flight) != idle_.end()) continue;
+      flight.block.error = broken_;
+      blocks_.finish(flight.block);
+    }
+    while (auto block = blocks_.pop()) {
+      block->error = broken_;
+      blocks_.finish(*block);
+    }
+  }
+
+  Blocks& blocks_;
+  Vfs& vfs_;
+  const Pool& pool_;
+  EventFd wake_fd_;
+  std::uint64_t wake_count_ = 0;  // the eventfd is read into it; outlives the ring
+  std::vector<Flight> flights_;
+  std::vector<Flight*> idle_;
+  bool registered_ = false;
+  int broken_ = 0;
+  Ring ring_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_uring_backend(Blocks& blocks, Vfs& vfs, const Pool& pool,
+                                                    std::size_t depth) {
+  auto backend = std::make_unique<UringBackend>(blocks, vfs, pool, depth);
+  Status status = backend->start();
+  if (!status.ok()) return status;
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace holdfast
