@@ -5,8 +5,7 @@
 
 namespace holdfast {
 
-constinit const ChecksumKernel kAvx2Kernel = {"avx2", hash_64, hash_128,
-                                              digest, copy_to_cache, copy};
+constinit const ChecksumKernel kAvx2Kernel = all_functions("avx2");
 
 }  // namespace holdfast
 #endif

@@ -5,8 +5,7 @@
 
 namespace holdfast {
 
-constinit const ChecksumKernel kAvx512Kernel = {"avx512", hash_64, hash_128,
-                                                digest, copy_to_cache, copy};
+constinit const ChecksumKernel kAvx512Kernel = all_functions("avx512");
 
 }  // namespace holdfast
 #endif

@@ -3,7 +3,6 @@
 
 namespace holdfast {
 
-constinit const ChecksumKernel kBaselineKernel = {"baseline", hash_64, hash_128,
-                                                  digest, copy_to_cache, copy};
+constinit const ChecksumKernel kBaselineKernel = all_functions("baseline");
 
 }  // namespace holdfast

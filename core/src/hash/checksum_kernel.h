@@ -14,7 +14,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "holdfast/checksum.h"
+#include "hash/checksum_variants.h"
 
 namespace holdfast {
 namespace {
@@ -228,6 +228,17 @@ void copy(void* target, const void* source, std::size_t size) {
     size -= end;
   }
   if (size > 0) memcpy(to, from, size);
+}
+
+constexpr ChecksumKernel all_functions(const char* name) {
+  return {
+      .name = name,
+      .hash_64 = hash_64,
+      .hash_128 = hash_128,
+      .digest = digest,
+      .copy_to_cache = copy_to_cache,
+      .copy = copy,
+  };
 }
 
 }  // namespace
