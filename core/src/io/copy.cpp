@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "holdfast/checksum.h"
+#include "io/descriptor.h"
 #include "io/io_thread.h"
 
 namespace holdfast {
@@ -59,20 +60,18 @@ void spread(const std::vector<Unit>& units, std::size_t threads, Copy copy) {
 // A pipe of our own: the kernel reads what is written to it, and says EFAULT of what is not there.
 class Pipe {
  public:
-  Pipe() : error_(::pipe2(ends_, O_CLOEXEC | O_NONBLOCK) == 0 ? 0 : errno) {}
-  ~Pipe() {
-    if (error_ != 0) return;
-    ::close(ends_[0]);
-    ::close(ends_[1]);
+  Pipe() {
+    int ends[2] = {-1, -1};
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) error_ = errno;
+    read_end_ = Descriptor(ends[0]);
+    write_end_ = Descriptor(ends[1]);
   }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
 
   // 0 or an errno. Never waits: a write to the empty pipe takes what there is room for.
   int copy(std::byte* target, const std::byte* source, std::size_t size) {
     if (error_ != 0) return error_;
     while (size > 0) {
-      const ssize_t taken = ::write(ends_[1], source, size);
+      const ssize_t taken = ::write(write_end_.get(), source, size);
       if (taken < 0 && errno == EINTR) continue;
       if (taken <= 0) return taken < 0 ? errno : EIO;
       const auto count = static_cast<std::size_t>(taken);
@@ -87,7 +86,7 @@ class Pipe {
  private:
   int drain(std::byte* target, std::size_t size) {
     while (size > 0) {
-      const ssize_t given = ::read(ends_[0], target, size);
+      const ssize_t given = ::read(read_end_.get(), target, size);
       if (given < 0 && errno == EINTR) continue;
       if (given <= 0) return given < 0 ? errno : EIO;
       target += given;
@@ -96,8 +95,9 @@ class Pipe {
     return 0;
   }
 
-  int ends_[2];
-  int error_;
+  Descriptor read_end_;
+  Descriptor write_end_;
+  int error_ = 0;
 };
 
 // 0 or an errno; EFAULT when a page of `source` is not there. The kernel finds the pages of

@@ -11,6 +11,7 @@
 #include <map>
 
 #include "holdfast/queue.h"
+#include "io/descriptor.h"
 #include "io/fork_lock.h"
 
 namespace holdfast {
@@ -20,20 +21,6 @@ constexpr std::array<const char*, 3> kBackends = {"io_uring", "direct", "buffere
 constexpr std::size_t kProbeBytes = 4096;
 
 std::map<dev_t, std::string> known;  // under a ForkLock
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // An open file without a name, or -1 and errno.
 int open_unnamed(const std::string& directory, bool direct) {

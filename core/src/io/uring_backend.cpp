@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "io/backend.h"
+#include "io/descriptor.h"
 #include "io/io_thread.h"
 
 namespace holdfast {
@@ -51,22 +52,6 @@ class Ring {
   bool made_ = false;
 };
 
-class EventFd {
- public:
-  EventFd() : fd_(::eventfd(0, EFD_CLOEXEC)), error_(fd_ < 0 ? errno : 0) {}
-  ~EventFd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  EventFd(const EventFd&) = delete;
-  EventFd& operator=(const EventFd&) = delete;
-  int get() const { return fd_; }
-  int error() const { return error_; }
-
- private:
-  int fd_;
-  int error_;
-};
-
 // One operation in flight.
 struct Flight {
   Block block;
@@ -86,7 +71,8 @@ class UringBackend final : public Backend {
 
   // Returns once the thread has its ring, or could not make one.
   Status start() {
-    if (wake_fd_.get() < 0) return Status::system(wake_fd_.error(), "make an eventfd");
+    wake_fd_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
+    if (wake_fd_.get() < 0) return Status::system(errno, "make an eventfd");
     std::promise<int> made;
     std::future<int> error = made.get_future();
     try {
@@ -250,7 +236,7 @@ class UringBackend final : public Backend {
   Blocks& blocks_;
   Vfs& vfs_;
   const Pool& pool_;
-  EventFd wake_fd_;
+  Descriptor wake_fd_;
   std::uint64_t wake_count_ = 0;  // the eventfd is read into it; outlives the ring
   std::vector<Flight> flights_;
   std::vector<Flight*> idle_;

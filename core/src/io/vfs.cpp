@@ -10,6 +10,7 @@
 #include <cstdio>
 
 #include "io/beneath.h"
+#include "io/descriptor.h"
 
 namespace holdfast {
 namespace {
@@ -106,28 +107,26 @@ template <class Open>
 std::int64_t open_regular(bool direct, Open open) {
   // O_NONBLOCK: opening a FIFO would wait for its writer.
   const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  const int fd = open(flags);
-  if (fd < 0) return fd == -ENXIO || fd == -ENODEV ? -EINVAL : fd;
+  const int found = open(flags);
+  if (found < 0) return found == -ENXIO || found == -ENODEV ? -EINVAL : found;
+  Descriptor file(found);
   struct stat info{};
   // A ring would answer EAGAIN where a read has to wait, were O_NONBLOCK left on.
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
-      ::fcntl(fd, F_SETFL, flags & ~(O_NONBLOCK | O_NOFOLLOW)) == 0) {
-    return fd;
+  if (::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
+      ::fcntl(file.get(), F_SETFL, flags & ~(O_NONBLOCK | O_NOFOLLOW)) == 0) {
+    return file.release();
   }
-  ::close(fd);
   return -EINVAL;
 }
 
 std::int64_t list_entries(const std::string& root, const std::string& name,
                           std::vector<DirectoryEntry>& entries) {
-  const int fd = open_beneath(root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return fd;
-  DIR* directory = ::fdopendir(fd);
-  if (directory == nullptr) {
-    const int error = errno;
-    ::close(fd);
-    return -error;
-  }
+  const int found = open_beneath(root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (found < 0) return found;
+  Descriptor place(found);
+  DIR* directory = ::fdopendir(place.get());
+  if (directory == nullptr) return -errno;
+  place.release();  // closedir closes it
   entries.clear();
   errno = 0;
   while (const dirent* entry = ::readdir(directory)) {
