@@ -111,7 +111,7 @@ sanitize: $(VENV)/.system
 	ASAN_OPTIONS=handle_segv=0 ctest --test-dir build/asan --output-on-failure
 
 # What runs in several threads, under TSan. What the kernel does with memory it does not see.
-THREAD_TESTS := copy fault pool probe queue vfs
+THREAD_TESTS := copy fault pool probe queue ring vfs
 sanitize-threads: $(VENV)/.system
 	cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=thread
 	cmake --build build/tsan -j2 --target $(THREAD_TESTS:%=%_test)

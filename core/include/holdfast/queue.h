@@ -1,9 +1,10 @@
 // Reads and writes in flight on the files of one Vfs.
 // One caller at a time. The caller keeps descriptor and memory alive until wait() has handed the
-// request back; the Vfs and the Pool are kept alive by the Queue. Requests on one file complete in
-// any order. Errors of create(): argument, or system when a ring cannot be made. Errors of a
-// request come with its Completion, as do injected ones. After a fork() the child must not use the
-// Queue; destroying it there leaks, and harms nothing.
+// request back. That is never before the kernel has done with them, even when its ring breaks. The
+// Queue keeps the Vfs and the Pool alive. Requests on one file complete in any order. Errors of
+// create(): argument, or system when a ring cannot be made. Errors of a request come with its
+// Completion, as do injected ones. After a fork() the child must not use the Queue; destroying it
+// there leaks, and harms nothing.
 #pragma once
 
 #include <sys/types.h>

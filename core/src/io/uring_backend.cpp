@@ -1,6 +1,9 @@
 // One thread that owns an io_uring: it makes the ring, submits to it and reaps it (SINGLE_ISSUER),
 // and is woken by a read of an eventfd that is itself in the ring. No SQPOLL or IOPOLL: a save is
 // thousands of large operations, and a polling core is one the training loses.
+//
+// Memory that the kernel may still read or write belongs to it: a block is handed back once its
+// completion was seen, or when the kernel never took its entry. This holds for a broken ring too.
 #include <liburing.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
@@ -9,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <future>
 #include <system_error>
 #include <thread>
@@ -28,6 +32,10 @@ constexpr unsigned kSetupCoopTaskrun = 1U << 8;    // Linux 5.19
 constexpr unsigned kSetupSingleIssuer = 1U << 12;  // Linux 6.0
 constexpr unsigned kSetupDeferTaskrun = 1U << 13;  // Linux 6.1
 constexpr std::array kSetupFlags = {kSetupSingleIssuer | kSetupDeferTaskrun, kSetupCoopTaskrun, 0U};
+
+// Between two looks at a ring that cannot even wait; and how many before 8 bytes are left to it.
+constexpr std::chrono::milliseconds kLookDelay(1);
+constexpr int kLooksMax = 1000;
 
 // Tears the ring down, unless it was never made.
 class Ring {
@@ -57,6 +65,7 @@ struct Flight {
   Block block;
   Call call;
   Admission admission;
+  std::uint64_t entry = 0;  // in the ring, counted from 1; 0 for none
 };
 
 class UringBackend final : public Backend {
@@ -97,14 +106,25 @@ class UringBackend final : public Backend {
     if (error == 0) prepare();
     made.set_value(error);
     if (error != 0) return;
-    while (launch()) {
-      const int result = io_uring_submit_and_wait(ring_.get(), 1);
-      if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
-        broken_ = -result;
-      }
-      reap();
-      if (broken_ != 0) return fail_everything();
+    while (broken_ == 0 && launch()) submit_and_wait();
+    if (broken_ != 0) fail_everything();
+    end_listening();
+  }
+
+  void submit_and_wait() {
+    const int result = io_uring_submit_and_wait(ring_.get(), 1);
+    if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
+      broken_ = -result;
     }
+    reap();
+  }
+
+  // Waits for something that the kernel has, and gives it nothing more. Completions may come even
+  // where the call fails.
+  void wait() {
+    io_uring_cqe* cqe = nullptr;
+    if (io_uring_wait_cqe(ring_.get(), &cqe) != 0) std::this_thread::sleep_for(kLookDelay);
+    reap();
   }
 
   void prepare() {
@@ -138,9 +158,25 @@ class UringBackend final : public Backend {
   }
 
   void listen() {
-    io_uring_sqe* sqe = io_uring_get_sqe(ring_.get());
-    io_uring_prep_read(sqe, wake_fd_.get(), &wake_count_, sizeof wake_count_, 0);
+    io_uring_sqe* sqe = next_entry(listening_);
+    io_uring_prep_read(sqe, wake_fd_.get(), wake_count_.get(), sizeof *wake_count_, 0);
     io_uring_sqe_set_data(sqe, nullptr);
+  }
+
+  // The eventfd is read into memory of ours: that goes only when the kernel has done so.
+  void end_listening() {
+    ending_ = true;
+    wake();
+    for (int look = 0; listening_ != 0 && look < kLooksMax; ++look) {
+      broken_ == 0 ? submit_and_wait() : wait();
+    }
+    if (listening_ != 0) static_cast<void>(wake_count_.release());
+  }
+
+  // Never null: the ring has one entry for each flight and one for the eventfd.
+  io_uring_sqe* next_entry(std::uint64_t& number) {
+    number = ++entries_;
+    return io_uring_get_sqe(ring_.get());
   }
 
   // Starts blocks while there are any and there is room; false when all work is done for ever.
@@ -175,8 +211,7 @@ class UringBackend final : public Backend {
     const auto size = static_cast<unsigned>(flight.admission.size);
     const int buffer = buffer_of(call);
     const bool write = call.operation == Operation::kWrite;
-    // Never null: the ring has one entry for each flight and one for the eventfd.
-    io_uring_sqe* sqe = io_uring_get_sqe(ring_.get());
+    io_uring_sqe* sqe = next_entry(flight.entry);
     if (buffer >= 0 && write) {
       io_uring_prep_write_fixed(sqe, call.fd, call.data, size, call.number, buffer);
     } else if (buffer >= 0) {
@@ -190,6 +225,7 @@ class UringBackend final : public Backend {
   }
 
   void land(Flight& flight) {
+    flight.entry = 0;
     blocks_.finish(flight.block);
     idle_.push_back(&flight);
   }
@@ -202,31 +238,35 @@ class UringBackend final : public Backend {
       io_uring_cqe_seen(ring_.get(), cqe);
       if (flight != nullptr) {
         arrive(*flight, result);
-      } else if (result >= 0 || result == -EINTR || result == -EAGAIN) {
-        listen();
-      } else {
-        broken_ = -result;  // a kernel before 5.6, without IORING_OP_READ
+        continue;
       }
+      listening_ = 0;
+      const bool heard = result >= 0 || result == -EINTR || result == -EAGAIN;
+      if (!heard) broken_ = -result;  // a kernel before 5.6, without IORING_OP_READ
+      if (broken_ == 0 && !ending_) listen();
     }
   }
 
   void arrive(Flight& flight, int result) {
     const std::int64_t seen = vfs_.settle(flight.call, flight.admission, result);
-    if (flight.block.take(flight.call, seen)) {
-      land(flight);
-    } else {
-      fly(flight);
-    }
+    const bool over = flight.block.take(flight.call, seen);
+    if (!over && broken_ == 0) return fly(flight);
+    if (!over) flight.block.error = broken_;
+    land(flight);
   }
 
-  // The ring takes nothing any more, which no running kernel was seen to do: every request fails
-  // with what it said, so that nobody waits for ever.
+  // The ring takes nothing any more, which no running kernel was seen to do. What it has not taken
+  // fails with what it said, so that nobody waits for ever; what it has is waited for, however long
+  // that takes: its memory may still be read and written.
   void fail_everything() {
+    const std::uint64_t taken = entries_ - io_uring_sq_ready(ring_.get());
+    if (listening_ > taken) listening_ = 0;
     for (Flight& flight : flights_) {
-      if (std::find(idle_.begin(), idle_.end(), &flight) != idle_.end()) continue;
+      if (flight.entry <= taken) continue;
       flight.block.error = broken_;
-      blocks_.finish(flight.block);
+      land(flight);
     }
+    while (idle_.size() < flights_.size()) wait();
     while (auto block = blocks_.pop()) {
       block->error = broken_;
       blocks_.finish(*block);
@@ -237,10 +277,13 @@ class UringBackend final : public Backend {
   Vfs& vfs_;
   const Pool& pool_;
   Descriptor wake_fd_;
-  std::uint64_t wake_count_ = 0;  // the eventfd is read into it; outlives the ring
+  std::unique_ptr<std::uint64_t> wake_count_ = std::make_unique<std::uint64_t>();
   std::vector<Flight> flights_;
   std::vector<Flight*> idle_;
+  std::uint64_t entries_ = 0;    // prepared so far
+  std::uint64_t listening_ = 0;  // the entry that reads the eventfd; 0 for none
   bool registered_ = false;
+  bool ending_ = false;
   int broken_ = 0;
   Ring ring_;
   std::thread thread_;
