@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
-PACKAGES := g++ cmake ninja-build pkg-config liburing-dev libzstd-dev libhtscodecs-dev libxxhash-dev python3-dev python3-venv
+PACKAGES := g++ cmake ninja-build liburing-dev libxxhash-dev python3-dev python3-venv
 BLOCK_PACKAGES := nbdkit nbdkit-plugin-python libnbd-bin fuse3 e2fsprogs
 NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
