@@ -108,14 +108,14 @@ build/fuzz/.built: $(VENV)/.system $(NATIVE)
 sanitize: $(VENV)/.system
 	cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=address,undefined
 	cmake --build build/asan -j2
-	ASAN_OPTIONS=handle_segv=0 ctest --test-dir build/asan --output-on-failure
+	ctest --test-dir build/asan --output-on-failure
 
 # What runs in several threads, under TSan. What the kernel does with memory it does not see.
 THREAD_TESTS := copy fault pool probe queue ring vfs
 sanitize-threads: $(VENV)/.system
 	cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=thread
 	cmake --build build/tsan -j2 --target $(THREAD_TESTS:%=%_test)
-	TSAN_OPTIONS="halt_on_error=1 handle_segv=0" setarch -R \
+	TSAN_OPTIONS=halt_on_error=1 setarch -R \
 	  ctest --test-dir build/tsan --output-on-failure -R '^($(subst $() ,|,$(THREAD_TESTS)))$$'
 
 # Saves, loads and codecs, from Python, with the extension under ASan + UBSan. But for two tests: memory
