@@ -13,8 +13,8 @@
 namespace holdfast {
 
 inline constexpr std::uint32_t kInfinity = 0x7F800000;
-inline constexpr std::size_t kFineCount = 1
-                                          << 16;  // elements without a grid below which all is fine
+// Elements without a grid below which all is fine.
+inline constexpr std::size_t kFineCount = 1 << 16;
 
 // The elements as a grid: in rows as long as the payload says, or, where it says 0, in one row.
 Elements viewed(const Elements& elements, std::uint32_t width);

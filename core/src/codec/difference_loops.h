@@ -6,7 +6,7 @@
 
 #include "codec/codec_kernel.h"
 #include "codec/float_bits.h"
-#include "codec/places.h"
+#include "codec/float_order.h"
 
 namespace holdfast {
 namespace {

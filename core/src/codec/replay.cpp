@@ -9,8 +9,8 @@
 #include "codec/entropy.h"
 #include "codec/float_bits.h"
 #include "codec/float_mode.h"
+#include "codec/float_order.h"
 #include "codec/least_squares.h"
-#include "codec/places.h"
 #include "codec/scratch.h"
 
 namespace holdfast {
