@@ -12,7 +12,8 @@ from unittest.mock import patch
 import pytest
 
 from conftest import MEMORY
-from holdfast.engine import chain, check, read, survey
+from holdfast.engine import chain, check, read
+from holdfast.faults import survey
 from holdfast.format import table
 from holdfast.integrity import verify as verify_module
 from holdfast.loading import load as load_module

@@ -1,0 +1,278 @@
+"""How many calls a save and a load are, beside other formats: rooms, calls, re-entries, depth.
+
+Of one package, everything is counted: all its source files, all threads, comprehensions and resumed
+generators too (in Python 3.11 each of them is a call).
+
+- rooms: source files that are entered.
+- calls: Python functions that are called, or resumed.
+- re-entries: calls into a file that was entered before, from another one. A thread's first call
+  comes from another one too.
+- depth: most files nested in one thread, one on the other.
+
+Each subject runs once before it is counted: imports, pools and what is kept of a plan are there.
+
+    make bench-peers    # installs the other formats; who is not there is skipped
+    python benchmarks/walk.py
+"""
+
+import gc
+import importlib
+import os
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import holdfast
+
+HOLDFAST = Path(holdfast.__file__).parent
+MORE = 100  # tensors, for what each further one costs
+PEERS = ("DCP", "torchsnapshot", "Orbax")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Orbax reads it when it is imported
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What was counted, as the module says."""
+
+    rooms: int
+    calls: int
+    reentries: int
+    depth: int
+
+
+class Counter:
+    """Follows every call into the files below ``root``; counts those while `counting`."""
+
+    def __init__(self, root: Path) -> None:
+        self._prefix = f"{root}{os.sep}"
+        self._stacks: dict[int, list[str]] = {}
+        self.counting = False
+        self.entered: dict[str, int] = {}  # room → calls into it
+        self.reentries: dict[tuple[str, str], int] = {}  # (from, into) → how often
+        self.depth = 0
+
+    @property
+    def walk(self) -> Walk:
+        """Return the four numbers."""
+        calls, reentries = sum(self.entered.values()), sum(self.reentries.values())
+        return Walk(len(self.entered), calls, reentries, self.depth)
+
+    def on_event(self, frame: FrameType, event: str, _: object) -> None:
+        """Take one event of `sys.setprofile`, of any thread."""
+        room = frame.f_code.co_filename
+        if not room.startswith(self._prefix) or event not in ("call", "return"):
+            return
+        stack = self._stacks.setdefault(threading.get_ident(), [])
+        if event == "return":
+            if stack:  # else it was called before anything was followed
+                stack.pop()
+            return
+        if self.counting:
+            self._count(stack[-1] if stack else "", room)
+        stack.append(room)
+        if self.counting:
+            changes = sum(one != other for one, other in pairwise(stack))
+            self.depth = max(self.depth, 1 + changes)
+
+    def _count(self, caller: str, room: str) -> None:
+        if room in self.entered and caller != room:
+            arrow = (caller, room)
+            self.reentries[arrow] = self.reentries.get(arrow, 0) + 1
+        self.entered[room] = self.entered.get(room, 0) + 1
+
+
+def count(action: Action, before: Action, root: Path = HOLDFAST) -> Counter:
+    """Run ``before``, then ``action``, and count the second.
+
+    Threads that ``before`` starts, and that stay, are followed too.
+    """
+    counter = Counter(root)
+    threading.setprofile(counter.on_event)
+    sys.setprofile(counter.on_event)
+    try:
+        before()
+        gc.collect()  # what ends objects is no part of the walk
+        counter.counting = True
+        action()
+        counter.counting = False
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return counter
+
+
+def subjects(scratch: Path) -> dict[str, Callable[[], Counter]]:
+    """Return what counts each walk of holdfast, by name; one tensor where nothing else is said."""
+    one = {"model": {"w": torch.ones(8, 8)}}
+    save, load = holdfast.save, holdfast.load
+    new = _Names(scratch)
+
+    def saved_twice(state: Any, **options: Any) -> Counter:
+        return count(lambda: save(state, new(), **options), lambda: save(state, new(), **options))
+
+    def loaded_twice(state: Any) -> Counter:
+        path = new()
+        save(state, path)
+        return count(lambda: load(path, into=state), lambda: load(path, into=state))
+
+    def lazily() -> Counter:
+        state = linear_and_adamw()
+
+        def act() -> None:
+            holdfast.save_async(state, new(), stage="lazy").result()
+
+        return count(act, act)
+
+    def chain() -> tuple[Any, Path]:
+        state, run = linear_and_adamw(), new()
+        for number in (1, 2):
+            save(state, run / f"step-{number:08d}", step=number, codec="delta")
+            train(state)
+        return state, run
+
+    def link() -> Counter:
+        state, run = chain()
+
+        def act(number: int) -> None:
+            train(state)
+            save(state, run / f"step-{number:08d}", step=number, codec="delta")
+
+        return count(lambda: act(4), lambda: act(3))
+
+    def loaded_chain() -> Counter:
+        state, run = chain()
+        path = run / "step-00000003"
+        save(state, path, step=3, codec="delta")
+        return count(lambda: load(path, into=state), lambda: load(path, into=state))
+
+    return {
+        "save": lambda: saved_twice(one),
+        "load": lambda: loaded_twice(one),
+        "lossless save": lambda: saved_twice(linear_and_adamw(), codec="lossless"),
+        "lazy save": lazily,
+        "delta link": link,
+        "load of a chain of 3": loaded_chain,
+    }
+
+
+def each_further(scratch: Path) -> dict[str, float]:
+    """Return the calls that one more plain tensor costs a raw save and a raw load."""
+    new = _Names(scratch)
+
+    def calls(tensors: int) -> tuple[int, int]:
+        state = {f"w{i}": torch.full((8, 8), float(i)) for i in range(tensors)}
+        path = new()
+
+        def save() -> None:
+            holdfast.save(state, new())
+
+        def load() -> None:
+            holdfast.load(path, into=state)
+
+        holdfast.save(state, path)
+        return count(save, save).walk.calls, count(load, load).walk.calls
+
+    few, many = calls(MORE), calls(2 * MORE)
+    return {verb: (many[i] - few[i]) / MORE for i, verb in enumerate(("save", "load"))}
+
+
+def linear_and_adamw() -> dict[str, Any]:
+    """Return a model of one layer and its optimizer, after one step."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    train(state)
+    return state
+
+
+def train(state: dict[str, Any]) -> None:
+    """Take one step."""
+    state["optimizer"].zero_grad()
+    state["model"](torch.ones(1, 8)).square().mean().backward()
+    state["optimizer"].step()
+
+
+def peer(name: str, scratch: Path) -> dict[str, Counter]:
+    """Count a save and a load of one tensor by another format, in its own package."""
+    module = importlib.import_module(f"compare.{name.lower()}")
+    package = {"DCP": "torch.distributed.checkpoint", "Orbax": "orbax.checkpoint"}.get(name, name)
+    file = importlib.import_module(package).__file__
+    if file is None:
+        raise ImportError(f"{package} is no package with files")
+    found, root = module.peers()[0], Path(file).parent
+    state, new = {"model": {"w": torch.ones(8, 8)}}, _Names(scratch)
+    path = new()
+    found.save(state, path)
+
+    def save() -> None:
+        found.save(state, new())
+
+    def load() -> None:
+        found.load(path, state)
+
+    return {"save": count(save, save, root), "load": count(load, load, root)}
+
+
+@contextmanager
+def new_directory() -> Iterator[Path]:
+    """Give an empty directory that is removed.
+
+    At the same depth for all who count: a save syncs every directory above that is young, a few
+    calls for each.
+    """
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as made:
+        yield Path(made)
+
+
+class _Names:
+    """Paths that do not exist yet."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+
+    def __call__(self) -> Path:
+        return self._scratch / f"checkpoint-{uuid.uuid4().hex}"
+
+
+def table(walks: dict[str, Walk]) -> str:
+    """Return Markdown."""
+    lines = ["| | rooms | calls | re-entries | depth |", "|---|---|---|---|---|"]
+    for name, walk in walks.items():
+        cells = [f"{n:,}" for n in (walk.rooms, walk.calls, walk.reentries, walk.depth)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table."""
+    walks: dict[str, Walk] = {}
+    with new_directory() as scratch:
+        for name, subject in subjects(scratch).items():
+            walks[f"holdfast, {name}"] = subject().walk
+        for name in PEERS:
+            try:
+                found = peer(name, scratch)
+            except ImportError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr)
+                continue
+            walks |= {f"{name}, {verb}": counter.walk for verb, counter in found.items()}
+        print(table(walks))
+        for verb, calls in each_further(scratch).items():
+            print(f"\nEach further plain tensor of a {verb}: {calls:.2f} calls.")
+
+
+if __name__ == "__main__":
+    main()
