@@ -9,7 +9,8 @@ Invariants:
   1. An exception in the waiting thread reaches the body as an Interrupted, at its next `check`.
      The caller goes on with its exception when the body has ended. A body that a dead disk or a
      lost rank holds is waited for no longer than `STOP_S`, or until a second exception; it ends by
-     itself, and fills no target any more.
+     itself, and fills no target any more. What it makes is dropped; a `check` after what it reads
+     says whether that was of the call.
   2. What the two threads share is safe at every point where a handler may raise. No Condition, no
      Event: their own frames may be interrupted, and keep their lock.
   3. A worker has none of the caller's modes of torch, but its CUDA streams.
@@ -104,24 +105,18 @@ class _Call(Generic[Result]):
             self.failure = error
         self.answered.set()
 
-    def fail(self, error: BaseException) -> None:
-        """Answer that it was not called, or not to its end."""
-        self.failure = error
-        self.answered.set()
-
 
 class _Job:
     """One call of a verb: its body, in a worker, and the thread that waits for it."""
 
-    def __init__(self, body: Callable[[], Any]) -> None:
+    def __init__(self, body: Callable[[], Any], dropped: Callable[[Any], object]) -> None:
         self.place = (threading.get_ident(), len(here.serving))
         self.is_daemon = threading.current_thread().daemon
         self.interrupt: BaseException | None = None
         self._is_left = False  # nobody serves any more
         self.result: Any = None
         self.failure: BaseException | None = None
-        self._body = body
-        self._process = os.getpid()
+        self._body, self._dropped, self._process = body, dropped, os.getpid()
         self._context = contextvars.copy_context()
         torch = sys.modules.get("torch")
         on_cuda = torch is not None and torch.cuda.is_initialized()
@@ -181,8 +176,10 @@ class _Job:
         self.interrupt, self._is_left = error, True
         if self._take():
             self._end()
-        if self._asked is not None:
-            self._asked.fail(error)
+        if (asked := self._asked) is not None:
+            asked.failure = error
+            asked.answered.set()
+        self._drop()
 
     def ask(self, function: Callable[[], Result]) -> Result:
         """Have the caller's thread call a function; in the worker."""
@@ -210,6 +207,7 @@ class _Job:
         try:
             with self._streams():
                 self.result = self._context.run(self._body)
+            self._drop()
         except BaseException as error:
             self.failure = error
         here.job = here.place = None
@@ -219,6 +217,11 @@ class _Job:
         """Return whether the first thread to ask is this one; it runs the body, or drops it."""
         thread = threading.get_ident()
         return self._turn.setdefault("thread", thread) == thread
+
+    def _drop(self) -> None:
+        """Drop what nobody gets: called when it is there, and when the caller has left."""
+        if self._is_left and self.result is not None:
+            self._dropped(self.result)
 
     def _end(self) -> None:
         _jobs.discard(self)
@@ -262,14 +265,14 @@ def run(
     Within a body it is called here.
 
     Args:
-        dropped: called with a result that the caller does not get: an exception came instead.
+        dropped: called, once or twice, with a result that an exception keeps from the caller.
 
     Raises:
         HoldfastError: a daemon thread calls while Python ends, which would cut it off anywhere.
     """
     if here.job is not None:
         return body()
-    job, before = _Job(body), here.serving
+    job, before = _Job(body, dropped), here.serving
     try:
         here.serving = (*before, job)
         if not job.begin():
@@ -277,14 +280,13 @@ def run(
         result: Result = job.serve()
         return result
     except BaseException as error:
+        job.interrupt = error  # by no call, before which another may come
         try:
             job.stop(error)
         except BaseException as second:
             job.leave(second)  # the first may not have come so far
             second.add_note(HELD_UP)
             raise
-        if job.result is not None:
-            dropped(job.result)
         raise
     finally:
         here.serving = before

@@ -138,6 +138,14 @@ PLANTS: dict[str, Plant] = {
         r"\bhang|(file|descriptor|thread) left|a later|broke",
         ("save", "injected in waits", "load"),
     ),
+    "a body does not ask whether its caller waits": Plant(
+        [
+            ("holdfast.worker", "check", _nothing),
+            ("holdfast.engine.stage", "copy_from_host", _late),
+        ],
+        "visible with other bits than were saved: step-",
+        ("save_async", "Checkpointer", "eager", "struck twice", "injected twice"),
+    ),
     "Python ends without a wait": Plant(
         [("holdfast.worker", "_waits", lambda _: [])],
         "last-.* was acknowledged, and is not there|ended with -6, not",

@@ -1,7 +1,8 @@
 """What the thread that calls a verb, and the worker that runs its body, are to each other."""
 
 import threading
-from contextlib import _GeneratorContextManager
+from collections.abc import Callable, Iterator
+from contextlib import _GeneratorContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,56 @@ import torch
 
 import holdfast
 from holdfast import worker
+from holdfast.engine import stage as staging
+from holdfast.errors import AlreadyCommittedError
+from holdfast.runs.saver import Saver
+from holdfast.runs.schedule import Schedule
+from holdfast.saving.handle import SaveHandle, in_flight
 from holdfast.state.ambient import ordinary_torch
 from holdfast.testing import Fault, faulty
 
 WITHIN_S = 20.0
+
+
+@contextmanager
+def left_at(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> Iterator[Callable[[], None]]:
+    """Interrupt the caller as its body comes to a function; yield what lets the body go on there.
+
+    As with a second interrupt, the caller does not wait for it.
+    """
+    there, goes_on, function = threading.Event(), threading.Event(), getattr(module, name)
+    serve = worker._Job.serve
+
+    def held_up(*given: Any, **named: Any) -> Any:
+        if worker.here.job is not None and not there.is_set():
+            there.set()
+            assert goes_on.wait(WITHIN_S)
+        return function(*given, **named)
+
+    def interrupted(job: worker._Job) -> Any:
+        while not there.wait(0.001):
+            asks = not job._calls.empty()
+            if job.ended.is_set():
+                return serve(job)
+            if asks:  # for the state
+                job._calls.get().make()  # type: ignore[union-attr]
+        points.setattr(worker._Job, "serve", serve)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as points:
+        points.setattr(worker, "STOP_S", 0.0)
+        points.setattr(worker._Job, "serve", interrupted)
+        points.setattr(module, name, held_up)
+        yield goes_on.set
+        goes_on.set()
+
+
+def let_end() -> None:
+    """Wait until no body is at anything."""
+    for job in list(worker._jobs):
+        assert job.ended.wait(WITHIN_S)
 
 
 def test_a_second_interrupt_before_the_first_is_passed_on_leaves_no_save_that_waits(
@@ -37,7 +84,7 @@ def test_a_second_interrupt_before_the_first_is_passed_on_leaves_no_save_that_wa
 
 def test_who_drops_a_body_and_lost_that_word_by_an_interrupt_ends_it() -> None:
     """It was taken by the caller, who waited for its end, and nobody ended it."""
-    job = worker._Job(lambda: None)
+    job = worker._Job(lambda: None, lambda _: None)
     assert job._take()  # an interrupt comes right here
     job.leave(KeyboardInterrupt())
     assert job.ended.wait(0)
@@ -104,3 +151,73 @@ def test_an_interrupt_as_a_walk_of_the_state_ends_leaves_autograd_on(
         assert torch.is_grad_enabled() and raised.tb  # which holds what has not ended
     finally:
         torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("stage", ["eager", "lazy"])
+@pytest.mark.parametrize("verb", ["save_async", "Checkpointer.step"])
+def test_a_save_that_its_caller_left_as_it_was_staged_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, stage: Any
+) -> None:
+    """The caller trained on, and a checkpoint of several steps became visible."""
+    state = {"w": torch.ones(3), "n": 1}
+    with left_at(monkeypatch, staging, "copy_from_host") as go_on:
+        with pytest.raises(KeyboardInterrupt):
+            if verb == "save_async":
+                holdfast.save_async(state, tmp_path / "a", stage=stage)
+            else:
+                holdfast.Checkpointer(tmp_path, every=1, stage=stage, signals=()).step(1, state)
+        state["w"] += 1  # type: ignore[operator]
+        go_on()
+    holdfast.save_async(state, tmp_path / "b", deadline_s=WITHIN_S).result()
+    found = [path.parent.name for path in tmp_path.rglob("MANIFEST")]
+    assert found == ["b"]
+
+
+def test_a_save_that_its_caller_left_and_that_fails_is_no_failure_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when one interrupt comes: the caller has got an exception for it."""
+    state = {"w": torch.ones(3)}
+    with left_at(monkeypatch, SaveHandle, "start") as go_on, faulty(Fault("sync", persistent=True)):
+        with pytest.raises(KeyboardInterrupt):
+            holdfast.save_async(state, tmp_path / "a")
+        go_on()
+        let_end()
+        before = in_flight()
+        if before is not None:
+            before.wait_done()
+    holdfast.save_async(state, tmp_path / "b", deadline_s=WITHIN_S).result()
+    assert list(tmp_path.iterdir()) == [tmp_path / "b"]
+
+
+def test_a_step_that_its_caller_left_is_not_taken_for_the_one_that_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the left body noted came after what the next noted, which was acknowledged too soon."""
+    run, state = holdfast.Checkpointer(tmp_path, every=1, signals=()), {"w": torch.ones(3)}
+    with left_at(monkeypatch, Saver, "settle") as go_on:
+        with pytest.raises(KeyboardInterrupt):
+            run.step(1, state)
+        threading.Timer(0.3, go_on).start()
+        with faulty(Fault("sync", action="delay", argument=1000, persistent=True)):
+            run.step(2, state)
+            let_end()
+            run.wait()
+            assert Path(run.path(2), "MANIFEST").exists()
+
+
+def test_a_save_that_its_caller_left_is_not_taken_for_one_of_what_was_restored_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step that the left body has saved at last was not saved again, without a word."""
+    run, state = holdfast.Checkpointer(tmp_path, every=1, signals=()), {"w": torch.ones(3)}
+    run.save(1, state)
+    with left_at(monkeypatch, Schedule, "measure") as go_on:
+        with pytest.raises(KeyboardInterrupt):
+            run.save(2, state)
+        run.restore(state, step=1)
+        go_on()
+        let_end()
+    state["w"] += 1
+    with pytest.raises(AlreadyCommittedError):
+        run.save(2, state)

@@ -56,6 +56,7 @@ class Saver:
         self._run, self._ranks, self._schedule = run, ranks, schedule
         self._wanted = wanted
         self._flight: _Flight | None = None
+        self._epoch = object()  # another from each `rest`: what was left before is not listened to
 
     def begin(self, step: int, state: State, metrics: Metrics) -> bool:
         """Start a save; raise what the one before failed with. False: this one was skipped."""
@@ -104,6 +105,7 @@ class Saver:
 
     def save_with(self, ranks: "Group", step: int, state: State, metrics: Metrics) -> None:
         """Save in this thread, with these ranks."""
+        epoch = self._epoch
         self._replace_damaged(step, ranks)
         self._schedule.try_save()
         started = time.perf_counter()
@@ -114,7 +116,8 @@ class Saver:
             self._schedule.begin_flight()
             self._schedule.end_flight(taken_s, taken_s)
         self._schedule.measure(taken_s)
-        self.saved_step = step
+        if epoch is self._epoch:  # else its caller went on without it, and may have restored
+            self.saved_step = step
         self._conclude(step, [r | {"stall_s": r["seconds"]["total"]} for r in records])
 
     def wait(self) -> None:
@@ -127,6 +130,7 @@ class Saver:
 
     def rest(self) -> None:
         """Wait for the save in flight, on all ranks, before they go on together."""
+        self._epoch = object()
         with Phase(self._ranks) as rested:
             if self._flight is not None:
                 self._flight.handle.wait_done()
@@ -158,18 +162,20 @@ class Saver:
             took_s.extend(record["seconds"]["total"] for record in records[:1])
             self._conclude(step, records)
 
+        def begun(handle: SaveHandle) -> None:
+            # No later: a body that its caller has left could meet the next one here.
+            self.settle()
+            self._flight = _Flight(step, handle, handle.ledger.stall_s, took_s)
+            self.saved_step = step
+            self._schedule.begin_flight()
+
         self._replace_damaged(step, self._ranks)
         self._schedule.try_save()
         wanted = self._for(step, metrics, wanted)
-        handle = self._in_room(self._ranks, lambda: start_save(state, wanted, self._ranks, after))
-        if handle.skipped:
-            return False
-        handle.forget_failure()  # it is told of here
-        self.settle()
-        self._flight = _Flight(step, handle, handle.ledger.stall_s, took_s)
-        self.saved_step = step
-        self._schedule.begin_flight()
-        return True
+        start: Callable[[], SaveHandle] = lambda: start_save(  # noqa: E731
+            state, wanted, self._ranks, after, begun
+        )
+        return not self._in_room(self._ranks, start).skipped
 
     def _in_room(self, ranks: "Group", save: Callable[[], Made]) -> Made:
         """Save; where there is no room, let go of what the policy does, and try once more."""

@@ -36,6 +36,7 @@ class SaveHandle:
         self.path = path
         self.step = step
         self.skipped = False
+        self.is_given = False  # to anybody: who got an exception in its place has been told
         self.ledger = ledger
         self.deadline = time.monotonic() + deadline_s
         ledger.end_at(self.deadline)
@@ -147,15 +148,6 @@ class SaveHandle:
             self.ledger.state = "writing"
         self._staged.set()
 
-    def forget_failure(self) -> None:
-        """Take it that the caller knows of the failure to come."""
-        self._told = True
-
-    def drop(self) -> None:
-        """Give the save up: its caller got an exception in place of the handle."""
-        self.forget_failure()
-        self.cancel()
-
     def wait_done(self) -> None:
         """Wait until it has ended, well or not."""
         self._wait(self._done)
@@ -172,7 +164,7 @@ class SaveHandle:
 
     def untold(self) -> BaseException | None:
         """Return its failure when nobody has been told, and take it that the caller tells."""
-        if self._told or self._failure is None:
+        if self._told or not self.is_given or self._failure is None:
             return None
         self._told = True
         return self._failure

@@ -155,7 +155,9 @@ def save_async(
     """
     wanted = Wanted(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
     ranks = find_group(group, writing=True)
-    return worker.run(lambda: start_save(state, wanted, ranks), dropped=SaveHandle.drop)
+    handle = worker.run(lambda: start_save(state, wanted, ranks), dropped=SaveHandle.cancel)
+    handle.is_given = True  # by no call, before which an interrupt may come
+    return handle
 
 
 def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Records:
@@ -185,11 +187,13 @@ def start_save(
     wanted: Wanted,
     ranks: "Group",
     after: Callable[[Records], None] = lambda _: None,
+    begun: Callable[[SaveHandle], None] = lambda _: None,
 ) -> SaveHandle:
     """Walk as far as stage, and go on in the background.
 
     Args:
         after: called there, on every rank, when the checkpoint is committed.
+        begun: called here when it is in flight, before another save is prepared.
     """
     called = time.perf_counter()
     with contextlib.ExitStack() as stack:
@@ -216,10 +220,10 @@ def start_save(
             failure = error
             handle.staged()  # as far as it will be: no step has to wait for them
             handle.start(lambda: _fail(agreed, background, failure, ledger))
-            handle.forget_failure()
             raise
         ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
         handle.start(lambda: _finish(agreed, background, write, ledger, wanted.check_last), after)
+        begun(handle)
     return handle
 
 
@@ -302,6 +306,8 @@ def _stage(
         ledger.staged_bytes = copies.copied_bytes
     if later:
         hold_steps(leaves.optimizers, hold_step)
+    worker.check()  # who left before may have changed what was copied; from here on steps wait
+    if later:
         handle.hold_with(copies.before_step)
     else:
         handle.staged()
