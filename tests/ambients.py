@@ -16,7 +16,7 @@ import holdfast
 
 SOURCE = str(Path(holdfast.__file__).parent)
 TORCH = str(Path(torch.__file__).parent)
-USERS = ("own_state", "load_module_state")  # of holdfast: they call what is the user's
+USERS = ("make", "_own_state")  # of holdfast: they call what is the user's
 
 
 class Refused(AssertionError):

@@ -71,7 +71,7 @@ def test_a_second_interrupt_before_the_first_is_passed_on_leaves_no_save_that_wa
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    state = {"w": torch.ones(3)}
+    state = {"w": torch.ones(3), "model": torch.nn.Linear(1, 1)}  # which has a hook
     with monkeypatch.context() as points:  # two at which a handler may raise
         points.setattr(worker._Call, "make", interrupted)
         points.setattr(worker._Job, "stop", interrupted)
@@ -94,18 +94,19 @@ def test_an_interrupt_as_a_load_asks_for_its_last_hook_ends_the_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The body raised the interrupt itself, whose notes were copied to their own end."""
-    path, asked = tmp_path / "a", iter([False, True])
-    holdfast.save({"w": torch.ones(3), "n": 1}, path)
+    counter = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)]), 1)
+    path, state = tmp_path / "a", {"w": torch.ones(3), "n": 1, "counter": counter}
+    holdfast.save(state, path)
     make = worker._Call.make
 
     def interrupted(call: "worker._Call[Any]") -> None:
-        if next(asked):  # not for the target, but to put in place what is no tensor
+        if getattr(call.function, "func", None) == counter.load_state_dict:
             raise KeyboardInterrupt
         make(call)
 
     monkeypatch.setattr(worker._Call, "make", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
-        holdfast.load(path, into={"w": torch.zeros(3), "n": 0})
+        holdfast.load(path, into=state)
     assert ["partly filled" in note for note in raised.value.__notes__] == [True]
 
 
@@ -127,30 +128,42 @@ def test_a_save_that_failed_before_its_call_was_interrupted_is_no_failure_of_the
 
 
 @pytest.mark.parametrize("verb", ["save", "save_async", "load"])
-def test_an_interrupt_as_a_walk_of_the_state_ends_leaves_autograd_on(
+def test_settings_of_torch_are_changed_in_no_thread_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Training could not go on after that."""
-    holdfast.save({"w": torch.ones(3)}, tmp_path / "a")
-    state, main = {"w": torch.zeros(3)}, threading.get_ident()
-    leave = _GeneratorContextManager.__exit__
+    """An exception as a ``with`` ends keeps them from being put back: training could not go on."""
 
-    def interrupted(block: Any, *error: Any) -> bool | None:
-        if threading.get_ident() == main and block.gen.gi_code.co_name == ordinary_torch.__name__:
-            raise KeyboardInterrupt  # at its first instruction
-        return leave(block, *error)
+    class Stateful:
+        def state_dict(self) -> dict[str, Any]:
+            hooks.append(threading.get_ident())
+            return {"w": torch.ones(3)}
 
-    try:
-        with monkeypatch.context() as points:
-            points.setattr(_GeneratorContextManager, "__exit__", interrupted)
-            with pytest.raises(KeyboardInterrupt) as raised:
-                if verb == "load":
-                    holdfast.load(tmp_path / "a", into=state)
-                else:
-                    getattr(holdfast, verb)(state, tmp_path / "b")
-        assert torch.is_grad_enabled() and raised.tb  # which holds what has not ended
-    finally:
-        torch.set_grad_enabled(True)
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            hooks.append(threading.get_ident())
+
+    model = torch.nn.BatchNorm1d(4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer, "own": Stateful(), "t": torch.ones(3)}
+    state["random"] = holdfast.RandomState()
+    hooks, main, entered = list[int](), threading.get_ident(), list[int]()
+    holdfast.save(state, tmp_path / "a")
+    enter = _GeneratorContextManager.__enter__
+
+    def entering(block: Any) -> Any:
+        if block.gen.gi_code.co_name == ordinary_torch.__name__:
+            entered.append(threading.get_ident())
+        return enter(block)
+
+    with monkeypatch.context() as points:
+        points.setattr(_GeneratorContextManager, "__enter__", entering)
+        if verb == "load":
+            holdfast.load(tmp_path / "a", into=state)
+        elif verb == "save":
+            holdfast.save(state, tmp_path / "b")
+        else:
+            holdfast.save_async(state, tmp_path / "b").result()
+    assert entered and main not in entered
+    assert set(hooks) == {main}
 
 
 @pytest.mark.parametrize("stage", ["eager", "lazy"])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import worker
 from ..errors import MismatchError, OptionError, StateError, shown
 from ..group.base import COORDINATOR
 from ..group.find import find_group
@@ -51,12 +52,14 @@ class RandomState:
         """
         self._place = checked_place(rank, world_size)
 
+    @worker.in_worker
     @ordinary_torch()
     def state_dict(self) -> dict[str, Any]:
         """Return the states of this rank's generators, by its rank."""
         rank, world_size = self._place or place_of_group()
         return {"world_size": world_size, "ranks": {str(rank): _capture()}}
 
+    @worker.in_worker
     @ordinary_torch()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore this rank's generators from the states of all ranks.

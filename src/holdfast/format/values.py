@@ -7,6 +7,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import CorruptError, StateError
@@ -195,6 +196,22 @@ def encode_path(path: Path) -> Json:
         shown = dotted(path)[:80]
         raise StateError(f"the path {shown}… takes {size_bytes} bytes; at most {PATH_BYTES_MAX}")
     return encoded
+
+
+def encode_paths(paths: Iterable[Path]) -> list[Json]:
+    """`encode_path` of each, of which there are many: those of plain texts take no further call."""
+    encoded: list[Json] = []
+    for path in paths:
+        texts = "".join(path) if {*map(type, path)} == _TEXTS else ""  # type: ignore[arg-type]
+        is_short = len(texts) + len(path) <= PATH_BYTES_MAX // 6 and len(path) <= PATH_KEYS_MAX
+        if texts.isascii() and texts and is_short:
+            encoded.append([*path])
+        else:
+            encoded.append(encode_path(path))
+    return encoded
+
+
+_TEXTS = {str}
 
 
 # One encoder for all: json.dumps would make a new one for each of these arguments.

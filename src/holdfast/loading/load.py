@@ -1,7 +1,6 @@
 """The whole load, on one page: open → plan → read → decode → place."""
 
 import contextlib
-import functools
 import logging
 import os
 import time
@@ -195,7 +194,7 @@ def _finish(target: Target, done: Done, ranks: "Group") -> None:
     """Put in place what is no tensor, when no rank has found damage."""
     with Phase(ranks):
         done.check()
-        worker.call_in_caller(target.finish)
+        target.finish()
 
 
 @contextlib.contextmanager
@@ -240,7 +239,7 @@ def _open_alike(
             manifest = _read_manifest(store, options, step)
             alone = (Link(store, manifest),)
             chain = open_chain(store, manifest) if len(manifest.based) else alone
-            target = worker.call_in_caller(functools.partial(bind, into, source_of(manifest)))
+            target = bind(into, source_of(manifest))
             digests = [link.manifest.digest for link in chain]
             what, shown = f"the load of {store.location}", _shown(chain)
             asks = encode_arguments(what, arguments, manifests=digests, shown=shown)

@@ -255,7 +255,7 @@ def _describe(
             word["metrics"] = encode_value(dict(wanted.metrics or {}), ("metrics",))
             if wanted.free_bytes is not None:
                 word["free_bytes"] = wanted.free_bytes()
-        options, leaves = wanted.options, worker.call_in_caller(lambda: flatten(state))
+        options, leaves = wanted.options, flatten(state)
         settings = {
             "chunk_elements": options.chunk_elements,
             "file_bytes": options.file_bytes,

@@ -1,13 +1,13 @@
 """Torch without the settings of the calling thread: its modes, transforms, grad and inference mode.
 
-Users' hooks (``state_dict``, ``load_state_dict``) run with the settings that their user chose. What
-holdfast itself does with a tensor runs without. Knows no state and no files.
+Users' hooks (``state_dict``, ``load_state_dict``) run in the thread of their user, with what is set
+there. What holdfast itself does with a tensor runs without, in a worker: as a ``with`` ends in the
+thread of the user, an exception from a signal handler may keep the settings from being put back.
+Knows no state and no files.
 """
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -17,9 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
-
-Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
 
 
 @contextmanager
@@ -39,27 +36,6 @@ def ordinary_torch() -> Iterator[None]:
         torch.no_grad(),
     ):
         yield
-
-
-def keeps_autograd(walk: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Let an exception leave autograd as it was.
-
-    One that a signal handler raises as a ``with`` ends keeps that from ending: `ordinary_torch` in
-    a thread of the user would leave autograd off.
-    """
-
-    @functools.wraps(walk)
-    def walking(*values: Arguments.args, **options: Arguments.kwargs) -> Result:
-        before = torch.is_grad_enabled()
-        try:
-            return walk(*values, **options)
-        except BaseException:
-            if torch.is_grad_enabled() != before:
-                with torch._C.DisableTorchFunction():  # modes of the user see no call of ours
-                    torch._C._set_grad_enabled(before)
-            raise
-
-    return walking
 
 
 def has_modes() -> bool:

@@ -7,11 +7,13 @@ shape here, and no rank asks another one. Knows modules; no optimizers, no files
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from .. import worker
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path, Shape
@@ -144,7 +146,8 @@ def finish_flat(module: nn.Module, values: dict[str, Any]) -> None:
     for key, value in values.items():
         owner, _, name = key.rpartition(".")
         if name == "_extra_state":
-            module.get_submodule(owner).set_extra_state(value)
+            part = module.get_submodule(owner)
+            worker.call_in_caller(partial(part.set_extra_state, value))
     _forget_gathered(module)
 
 

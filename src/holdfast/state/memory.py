@@ -17,7 +17,7 @@ from ..format.spec import DIMENSIONS_MAX
 from ..layout import Path
 
 _WORK_MAX = 1_000_000  # numpy's bound; what is harder to tell is taken to overlap
-_PLAIN = (torch.Tensor, nn.Parameter)  # types that leave every operation to torch
+ORDINARY = (torch.Tensor, nn.Parameter)  # types that leave every operation to torch
 
 
 def check_dense(value: torch.Tensor, path: Path) -> None:
@@ -46,7 +46,7 @@ def own_memory(value: torch.Tensor, path: Path) -> torch.Tensor:
     """
     if fault := _no_memory(value):
         raise StateError(f"{dotted(path)} {fault}")
-    if type(value) in _PLAIN:
+    if type(value) in ORDINARY:
         data = value.detach()
     else:
         with torch._C._DisableTorchDispatch():
@@ -73,7 +73,7 @@ def _no_memory(value: torch.Tensor) -> str:
             "own; return it from the transform, and call holdfast with the result"
         )
     try:
-        is_there = value.data_ptr() or kind in _PLAIN or not value.numel()
+        is_there = value.data_ptr() or kind in ORDINARY or not value.numel()
     except RuntimeError:
         is_there = False
     return "" if is_there else _unknown(value)

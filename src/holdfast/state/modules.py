@@ -7,14 +7,16 @@ state loads whatever the order or number of groups: ``state.<parameter>.exp_avg`
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from .. import worker
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
@@ -71,13 +73,7 @@ def module_state(module: nn.Module, path: Path) -> dict[str, tuple[str, Any]]:
     inner = unwrap(module)
     is_flat = any(True for _ in flat_wrappers(inner))
     result: dict[str, tuple[str, Any]] = {}
-    keep_vars = has_modes()
-    if is_flat:
-        state = local_state(inner, keep_vars=keep_vars)
-    elif keep_vars and getattr(inner.state_dict, "__func__", None) is nn.Module.state_dict:
-        state = inner.state_dict(keep_vars=True)
-    else:
-        state = inner.state_dict()
+    state = worker.call_in_caller(lambda: _own_state(inner, is_flat=is_flat))
     for key, value in state.items():
         name = canonical_name(key)
         if name in result:
@@ -88,13 +84,23 @@ def module_state(module: nn.Module, path: Path) -> dict[str, tuple[str, Any]]:
     return result
 
 
+def _own_state(module: nn.Module, *, is_flat: bool) -> Mapping[str, Any]:
+    keep_vars = has_modes()
+    if is_flat:
+        return local_state(module, keep_vars=keep_vars)
+    if keep_vars and getattr(module.state_dict, "__func__", None) is nn.Module.state_dict:
+        return module.state_dict(keep_vars=True)
+    return module.state_dict()
+
+
 def load_module_state(module: nn.Module, values: dict[str, Any]) -> None:
     """Give own keys back through ``load_state_dict``, unless every value is already in place."""
     inner = unwrap(module)
     if any(True for _ in flat_wrappers(inner)):
         finish_flat(inner, values)
     elif needs_loading(inner, values):
-        inner.load_state_dict(_with_versions(inner, values))
+        load = partial(inner.load_state_dict, _with_versions(inner, values))
+        worker.call_in_caller(load)
 
 
 @ordinary_torch()

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from .. import worker
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path, Tensor
@@ -87,7 +88,7 @@ def own_state(value: Any, path: Path) -> Any:
                 f"{dotted(path)} holds state of tensors that are in none of its groups (of shape "
                 f"{shapes:.80}); delete it from optimizer.state"
             )
-    return value.state_dict()
+    return worker.call_in_caller(value.state_dict)
 
 
 def is_numbered(rests: list[Path]) -> bool:

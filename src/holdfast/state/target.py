@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from .. import worker
 from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
-from .ambient import computes_nothing, fake_load, keeps_autograd, ordinary_torch
+from .ambient import computes_nothing, fake_load, ordinary_torch
 from .flat_optimizer import Wanted, bind_flat
 from .modules import (
     ParameterNames,
@@ -80,14 +81,12 @@ class Target:
         """Return the bytes of all elements that this process holds."""
         return sum(data.nbytes for leaf in self.tensors.values() for data, _ in leaf.parts)
 
-    @keeps_autograd
     def finish(self) -> None:
         """Put everything that is not a tensor in place; call it once all tensors are filled."""
         for action in self.actions:
             action()
 
 
-@keeps_autograd
 def bind(into: Mapping[Any, Any], source: Source) -> Target:
     """Match a target with what a checkpoint offers.
 
@@ -114,8 +113,8 @@ def _no_setter(value: Any) -> None:
 class _Bind:
     """One pass over a target.
 
-    It calls users' hooks, with the modes that their user has set, and touches no tensor itself:
-    ``later`` does that, behind it.
+    It calls users' hooks in the thread of their user, and touches no tensor itself: ``later`` does
+    that, behind it.
     """
 
     def __init__(self, target: Target, source: Source, names: dict[Path, ParameterNames]) -> None:
@@ -124,7 +123,7 @@ class _Bind:
         self.names = names
         self.memories: dict[object, tuple[Path, Tensor]] = {}
         self.later: list[Callable[[], None]] = []
-        self.fakes = computes_nothing()
+        self.fakes = worker.call_in_caller(computes_nothing)
 
     def visit(self, value: Any, path: Path, setter: Setter) -> None:
         """Bind one node; ``setter`` replaces it in its parent."""
@@ -236,7 +235,9 @@ class _Bind:
                     "state_dict() of the optimizer here do not know"
                 )
         filled = self._filled(found, path, current, make)
-        self.target.actions.append(lambda: value.load_state_dict(rebuild(filled, current)))
+        self.target.actions.append(
+            lambda: worker.call_in_caller(partial(value.load_state_dict, rebuild(filled, current)))
+        )
 
     def _filled(
         self,

@@ -3,8 +3,8 @@
 Knows no names but the path it is given.
 """
 
-import functools
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
+from ..format.spec import DIMENSIONS_MAX
 from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
 from .dtensor import local_part
-from .memory import check_dense, own_memory, spread
+from .memory import ORDINARY, check_dense, own_memory, spread
 from .shard import TENSORS, Shard, check_shard, parts_of
 
 DTYPE_NAMES = {
@@ -126,8 +127,53 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
         tie = _tie_key(data, tensor, (boxes, value.device_mesh))
         return LocalTensor(tensor, data, parts, tie, plain=False)
     data = own_memory(value, path)
-    tensor, box = _tensor(path, dtype, shape), whole(shape)
-    return LocalTensor(tensor, data, ((data, box),), _tie_key(data, tensor, box), plain=True)
+    tensor = _tensor(path, dtype, shape)
+    tie = _tie_key(data, tensor, None)
+    return LocalTensor(tensor, data, ((data, whole(shape)),), tie, plain=True)
+
+
+def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, LocalTensor]:
+    """`local_tensor` of each, of which there are many: ordinary ones take no further call."""
+    global _tensors
+    if len(_tensors) > TENSORS_MAX:
+        _tensors = {}
+    known, result = _tensors, dict[Path, LocalTensor]()
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    value: Any
+    for path, value in found.items():
+        # The checks of `check_dense` and `own_memory`, as an ordinary tensor passes them.
+        if (
+            type(value) not in ORDINARY
+            or value.layout is not torch.strided
+            or not value.is_cpu
+            or not value.is_contiguous()
+            or value.is_nested
+            or is_wrapped(value)
+            or value.dtype not in DTYPE_NAMES
+            or not value.data_ptr()
+            or value.ndim > DIMENSIONS_MAX
+        ):
+            result[path] = local_tensor(value, path)
+            continue
+        data, dtype, shape = value.detach(), DTYPE_NAMES[value.dtype], tuple(value.shape)
+        storage, offset = data.untyped_storage(), data.storage_offset()
+        if (offset + data.numel()) * data.itemsize > storage.nbytes():
+            result[path] = local_tensor(value, path)  # which says what is wrong
+            continue
+        tensor = known.get(path)
+        if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
+            tensor = known[path] = Tensor(path, dtype, shape)
+        bits = (data.is_conj(), data.is_neg())
+        place = (data.device, storage.data_ptr(), offset)
+        tie = (*place, shape, data.stride(), dtype, shape, None, bits) if data.numel() else None
+        parts = ((data, Box((0,) * len(shape), shape)),)
+        result[path] = LocalTensor(tensor, data, parts, tie, plain=True)
+    return result
+
+
+# Most are those of the save before, and then one object: what is equal is seen at once.
+_tensors: dict[Path, Tensor] = {}
+TENSORS_MAX = 1 << 16
 
 
 def _given_shard(value: Shard, path: Path) -> LocalTensor:
@@ -161,9 +207,13 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     return LocalTensor(tensor, data, tuple(parts), tie, plain=False)
 
 
-@functools.lru_cache(maxsize=1 << 16)  # most are those of the save before
 def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
-    return Tensor(path, dtype, shape)
+    tensor = Tensor(path, dtype, shape)
+    known = _tensors.get(path)
+    if known != tensor:
+        _tensors[path] = tensor
+        return tensor
+    return known
 
 
 def mesh_of(value: object) -> dict[str, list[int] | list[str]] | None:

@@ -4,20 +4,22 @@ Dicts are opened; lists and tuples are opened only when a tensor or a stateful o
 else they are one JSON-like leaf. Modules and optimizers get canonical names (`modules`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.values import encode_path, encode_value
+from ..format.values import encode_path, encode_paths, encode_value
 from ..layout import Key, Path
-from .ambient import keeps_autograd, ordinary_torch
+from .ambient import ordinary_torch
 from .flat_optimizer import state_of_run
+from .memory import ORDINARY
 from .modules import (
     ParameterNames,
     group_options,
@@ -28,7 +30,7 @@ from .modules import (
 )
 from .optimizers import holder, is_plain, own_state
 from .shard import TENSORS, Shard
-from .tensors import LocalTensor, Part, local_tensor, mesh_of
+from .tensors import LocalTensor, Part, local_tensors, mesh_of
 
 DEPTH_MAX = 100  # of containers and stateful objects; more is a cycle or a mistake
 
@@ -65,7 +67,6 @@ class Leaves:
         return {path: leaf.parts for path, leaf in self.tensors.items()}
 
 
-@keeps_autograd
 def flatten(state: Mapping[Any, Any]) -> Leaves:
     """Lay a state flat: ``{"model": {"w": t}, "step": 3}`` → tensors ``model.w``, objects ``step``.
 
@@ -76,10 +77,11 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     walk = _Walk(leaves, parameter_names(dict(find_modules(state))))
     walk.visit(state, ())
     leaves.objects.pop((), None)  # an empty state is a state
+    encode_paths(walk.found)  # fails here, rather than at the commit
     with ordinary_torch():
-        for path, value in walk.found.items():
-            leaves.tensors[path] = local_tensor(value, path)
-            leaves.mesh = leaves.mesh or mesh_of(value)
+        leaves.tensors = local_tensors(walk.found)
+    first = next((value for value in walk.found.values() if isinstance(value, DTensor)), None)
+    leaves.mesh = mesh_of(first)
     return leaves
 
 
@@ -92,7 +94,8 @@ def find_modules(
     elif id(value) in above or len(above) > DEPTH_MAX:
         return
     elif isinstance(value, (Mapping, list, tuple)):
-        for key, item in items_of(value):
+        below = value.items() if isinstance(value, Mapping) else items_of(value)
+        for key, item in below:
             if not isinstance(item, torch.Tensor):  # of which there are many
                 yield from find_modules(item, (*path, plain_key(key)), (*above, id(value)))
 
@@ -141,15 +144,22 @@ def open_node(value: Any, path: Path) -> Node:
     if _is_stateful(value):
         return Node("stateful")
     if isinstance(value, Mapping) and value:
-        if all(isinstance(key, (str, int)) and not isinstance(key, bool) for key in value):
-            return Node("container", tuple(items_of(value)))
+        if {*map(type, value)} <= _KEYS or all(map(_is_key, value)):
+            return Node("container", tuple(value.items()))
         if holds_tensors(value):
             where = dotted(path) or "the state"
-            odd = next(k for k in value if isinstance(k, bool) or not isinstance(k, (str, int)))
+            odd = next(key for key in value if not _is_key(key))
             raise StateError(f"{where} holds tensors and the key {odd!r}; use text or integers")
     if isinstance(value, (list, tuple)) and holds_tensors(value):
         return Node("container", tuple(items_of(value)))
     return _LEAF
+
+
+_KEYS = {str, int}
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, (str, int)) and not isinstance(key, bool)
 
 
 def check_depth(depth: int, path: Path) -> None:
@@ -185,7 +195,7 @@ def holds_tensors(value: object) -> bool:
 class _Walk:
     """One pass over a state; ``names`` are the parameters' names that optimizers use.
 
-    It calls users' hooks, with the modes that their user has set, and touches no tensor itself.
+    It calls users' hooks in the thread of their user, and touches no tensor itself.
     """
 
     def __init__(self, leaves: Leaves, names: dict[Path, ParameterNames]) -> None:
@@ -203,21 +213,32 @@ class _Walk:
         if node.kind == "tensor":
             self._tensor(value, path)
         elif node.kind == "module":
-            for name, (_, item) in module_state(value, path).items():
-                self.visit(item, (*path, name))
+            named = [(name, item) for name, (_, item) in module_state(value, path).items()]
+            self._visit_all(named, path)
         elif node.kind == "optimizer":
             self._optimizer(value, path)
         elif node.kind == "stateful":
             self.visit(own_state(value, path), path)
         elif node.kind == "container":
-            for key, item in node.items:
-                self.visit(item, (*path, plain_key(key)))
+            self._visit_all(node.items, path)
         else:
             self._object(value, path)
         self.depth -= 1
 
+    def _visit_all(self, items: Sequence[tuple[Key, Any]], path: Path) -> None:
+        """Visit what is in a container; tensors, which are many, without a further call."""
+        for key, item in items:
+            if type(item) not in ORDINARY or type(key) is not str:
+                self.visit(item, (*path, plain_key(key)))
+                continue
+            below = (*path, key)
+            if below in self.found or below in self.leaves.objects:
+                self._claim(below)
+            self.found[below] = item
+            if self.exact:
+                self.leaves.exact.add(below)
+
     def _tensor(self, value: torch.Tensor | Shard, path: Path) -> None:
-        encode_path(path)
         self._claim(path)
         self.found[path] = value
         if self.exact:

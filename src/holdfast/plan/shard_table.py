@@ -1,0 +1,110 @@
+"""The shards that one rank writes, as columns. Pure; knows no torch, no files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..boxes import I64, U64, Boxes, unflatten
+from ..layout import ITEM_BYTES, Box, Shard, Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardTable:
+    """Shards in the order in which they are written; none is empty.
+
+    Attributes:
+        tensors: those that a checkpoint's header lists.
+        tensor: index of each shard's tensor.
+        boxes: of each shard.
+    """
+
+    tensors: tuple[Tensor, ...]
+    tensor: I64
+    boxes: Boxes
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self.shards())
+
+    def __getitem__(self, rows: slice) -> "ShardTable":
+        return ShardTable(self.tensors, self.tensor[rows], self.boxes[rows])
+
+    @property
+    def item_bytes(self) -> I64:
+        """Bytes of an element of each."""
+        return np.array([ITEM_BYTES[t.dtype] for t in self.tensors], np.int64)[self.tensor]
+
+    @property
+    def ndim(self) -> I64:
+        """Dimensions of each."""
+        return np.array([len(t.shape) for t in self.tensors], np.int64)[self.tensor]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all."""
+        return int((self.boxes.elements * self.item_bytes).sum())
+
+    def shards(self) -> list[Shard]:
+        """Return each by itself."""
+        columns = self.tensor.tolist(), self.boxes.offset.tolist(), self.boxes.shape.tolist()
+        result = []
+        for index, offset, shape in zip(*columns, strict=True):
+            tensor = self.tensors[index]
+            ndim = len(tensor.shape)
+            result.append(Shard(tensor, Box(tuple(offset[:ndim]), tuple(shape[:ndim]))))
+        return result
+
+    def chunks(self, chunk_elements: int) -> "ChunkColumns":
+        """Cut all into chunks (`layout.chunks_of`)."""
+        item_bytes, elements = self.item_bytes, self.boxes.elements
+        step = np.where(item_bytes == 16, -(-chunk_elements // 2), chunk_elements)
+        counts = -(-elements // step)
+        sizes = np.repeat(step * item_bytes, counts)
+        sizes[np.cumsum(counts) - 1] = (elements - (counts - 1) * step) * item_bytes
+        return ChunkColumns(counts.astype(np.uint64), sizes.astype(np.uint64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkColumns:
+    """The chunks of shards.
+
+    Attributes:
+        counts: chunks of each shard.
+        sizes: bytes of each chunk, decoded.
+    """
+
+    counts: U64
+    sizes: U64
+
+    @property
+    def shard(self) -> I64:
+        """Which shard each chunk is of."""
+        return np.repeat(np.arange(len(self.counts)), self.counts.astype(np.int64))
+
+    @property
+    def first(self) -> I64:
+        """The first chunk of each shard, and the end of the last."""
+        return np.concatenate([[0], np.cumsum(self.counts.astype(np.int64))])
+
+    @property
+    def start_bytes(self) -> U64:
+        """Bytes of the chunks of the same shard before each."""
+        before = np.cumsum(self.sizes) - self.sizes
+        return before - np.repeat(before[self.first[:-1]], self.counts.astype(np.int64))
+
+
+def table_of(shards: Sequence[Shard], tensors: Sequence[Tensor]) -> ShardTable:
+    """Return shards as columns; those without elements are left out.
+
+    Args:
+        tensors: those that the header lists.
+    """
+    shards = [shard for shard in shards if shard.box.elements]
+    index = {tensor.path: number for number, tensor in enumerate(tensors)}
+    tensor = np.array([index[shard.tensor.path] for shard in shards], np.int64)
+    flat = np.array([n for s in shards for n in (*s.box.offset, *s.box.shape)], np.int64)
+    ndim = np.array([len(shard.box.shape) for shard in shards], np.int64)
+    return ShardTable(tuple(tensors), tensor, unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim))
