@@ -35,9 +35,7 @@ from ..group.find import find_group
 from ..group.replies import decode_replies, encode_reply
 from ..options import Options, options_of
 from ..plan import known
-from ..plan.requests import (
-    encode_request,
-)
+from ..plan.requests import encode_request
 from ..plan.save_plan import decode_objects, encode_objects
 from ..state.steps import changed_by_steps, hold_steps
 from ..state.tree import Leaves, flatten
