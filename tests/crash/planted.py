@@ -31,6 +31,7 @@ def drop_a_file_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_a_directory_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalStore, "sync_made", lambda self, name: None)
     patch.setattr(LocalStore, "sync_path", lambda self, name: None)
 
 
@@ -42,15 +43,13 @@ def publish_before_durable(patch: pytest.MonkeyPatch) -> None:
         store, name = self._store, self._names[-1]
 
         def sync_now() -> None:
-            descriptor = store.open(name, direct=False)
-            store.vfs.sync(descriptor)
-            store.close(descriptor)
-            store.sync_path(name)
+            _sync_file(store, name)
+            store.sync_made(name)
 
         late.append(sync_now)
 
-    def publish_first(self: LocalStore, *arguments: Any) -> bool:
-        done = publish(self, *arguments)
+    def publish_first(self: LocalStore, pending_name: str, name: str) -> bool:
+        done = publish(self, pending_name, name)
         while late:
             late.pop()()
         return done
@@ -66,10 +65,8 @@ def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
         self.remove(name)
         return create(self, name, direct=direct)
 
-    def publish_again(
-        self: LocalStore, name: str, pending_name: str, data: bytes, *check: Any
-    ) -> bool:
-        self.replace(name, pending_name, data)
+    def publish_again(self: LocalStore, pending_name: str, name: str) -> bool:
+        self.replace(pending_name, name)
         return True
 
     patch.setattr(holdfast.saving.save, "check_absent", lambda store: None)
@@ -95,6 +92,10 @@ def retire_without_fsync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LocalStore, "sync_directory", lambda self, name="": None)
 
 
+def retire_before_the_hint_is_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.runs.directory.Run, "_settle", lambda self: None)
+
+
 def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
     save = holdfast.runs.saver.save_now
 
@@ -107,15 +108,15 @@ def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
 
 
 def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    def replace(self: LocalStore, name: str, pending_name: str, data: bytes, *check: Any) -> None:
-        descriptor = self.create(pending_name, direct=False)
-        self.vfs.write(descriptor, data, 0)
-        self.close(descriptor)
-        for look in check:
-            look()
-        self.vfs.rename(f"{self.location}/{pending_name}", f"{self.location}/{name}")
+    """Sync what is linked alone: nothing that is renamed."""
+    publish = LocalStore.publish
 
-    patch.setattr(LocalStore, "replace", replace)
+    def publish_synced(self: LocalStore, pending_name: str, name: str) -> bool:
+        _sync_file(self, pending_name)
+        return publish(self, pending_name, name)
+
+    drop_the_manifest_fsync(patch)
+    patch.setattr(LocalStore, "publish", publish_synced)
 
 
 def drop_the_manifest_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -133,20 +134,18 @@ def sync_the_manifest_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def publish_by_rename_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    def publish(self: LocalStore, name: str, pending_name: str, data: bytes, *check: Any) -> bool:
-        pending = f"{self.location}/{pending_name}"
-        _write_carelessly(self, pending, data)
-        self.vfs.rename(pending, f"{self.location}/{name}")
-        self.sync_path(name)
+    def publish(self: LocalStore, pending_name: str, name: str) -> bool:
+        self.replace(pending_name, name)
         return True
 
+    drop_the_manifest_fsync(patch)
     patch.setattr(LocalStore, "publish", publish)
 
 
 def drop_every_directory_fsync(patch: pytest.MonkeyPatch) -> None:
     drop_a_directory_fsync(patch)
     retire_without_fsync(patch)
-    patch.setattr(LocalStore, "_sync_above", lambda self, now_s: None)
+    patch.setattr(LocalStore, "sync_above", lambda self, name: None)
 
 
 def say_saved_when_staged(patch: pytest.MonkeyPatch) -> None:
@@ -174,3 +173,9 @@ def _write_carelessly(self: LocalStore, path: str, data: bytes) -> None:
     descriptor = self.vfs.create(path)
     self.vfs.write(descriptor, data, 0)
     self.close(descriptor)
+
+
+def _sync_file(store: LocalStore, name: str) -> None:
+    descriptor = store.open(name, direct=False)
+    store.vfs.sync(descriptor)
+    store.close(descriptor)

@@ -26,6 +26,7 @@ class Process:
         self.frozen_s = 0.0  # in all
         self.clock_off_s = 0.0
         self.epochs: dict[str, int] = {}
+        self.synced: dict[str, float] = {}  # directories, and when they were last changed
         self.saving = (0, 0)  # the step and the value that it saves
         self.forced: set[int] = set()  # steps that it retires because it is told to
         self.retired: set[int] = set()

@@ -4,7 +4,7 @@ A plant is a list of (where, name, what stands there instead), put in place afte
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,39 +44,70 @@ def _write_carelessly(store: Any, path: str, data: bytes) -> None:
     store.vfs.close(descriptor)
 
 
-def _replace_carelessly(
-    store: Any, name: str, pending: str, data: bytes, check: Callable[[], None] = _nothing
-) -> None:
-    _write_carelessly(store, store._path(pending), data)
-    check()
-    store.vfs.rename(store._path(pending), store._path(name))
+_sync_made = LocalStore.sync_made
 
 
-def _publisher(order: Sequence[str]) -> Callable[..., bool]:
-    """Return a `LocalStore.publish` that takes its steps in another order, or leaves some out."""
+def _sync_made_by_one(store: Any, name: str) -> None:
+    if "/00000-" in name:
+        _sync_made(store, name)
 
-    def publish(
-        store: Any, name: str, pending_name: str, data: bytes, check: Callable[[], None]
-    ) -> bool:
-        pending, made = store._path(pending_name), False
-        try:
-            for step in order:
-                if step == "write":
-                    store._write_durably(pending, data)
-                elif step == "above":
-                    store._sync_above(store.modified_s(pending_name))
-                elif step == "check":
-                    check()
-                elif step == "link":
-                    made = store._link(pending, store._path(name))
-                elif made:
-                    store.sync_path(name)
-            return made
-        finally:
-            with contextlib.suppress(StoreError):
-                store.vfs.unlink(pending)
 
-    return publish
+def _prepare_carelessly(store: Any, pending_name: str, data: bytes) -> None:
+    _write_carelessly(store, store._path(pending_name), data)
+
+
+def _sync_late(store: Any, pending_name: str, name: str) -> bool:
+    """Publish what was prepared without fsync; sync it first."""
+    descriptor = store.open(pending_name, direct=False)
+    store.vfs.sync(descriptor)
+    store.close(descriptor)
+    return _publish(store, pending_name, name)
+
+
+_publish = LocalStore.publish
+
+
+def _publish_without_sync(store: Any, pending_name: str, name: str) -> bool:
+    pending = store._path(pending_name)
+    try:
+        return bool(store._link(pending, store._path(name)))
+    finally:
+        with contextlib.suppress(StoreError):
+            store.vfs.unlink(pending)
+
+
+class _LinkBeforeTheLastLook(commits.Commit):
+    """Lets the manifest appear where it should only be prepared."""
+
+    def prepare(self, *given: Any) -> None:
+        super().prepare(*given)
+        super().publish()
+
+    def publish(self) -> None:
+        pass
+
+
+class _LastLookBeforeTheSync(commits.Commit):
+    """Prepares the manifest when all have looked."""
+
+    def prepare(self, *given: Any) -> None:
+        self._given = given
+
+    def publish(self) -> None:
+        super().prepare(*self._given)
+        super().publish()
+
+
+class _CommitWithoutOne(commits.Commit):
+    """Leaves out what the last rank wrote."""
+
+    def prepare(self, header: Any, planned: Planned, written: Any, content: str = "") -> None:
+        if header.world_size > 1:
+            first = planned.first[:-1]
+            some = np.arange(int(first[-1]))
+            planned = Planned(planned.tensor[some], planned.boxes[some], first)
+            written = written[:-1]
+        super().prepare(header, planned, written, content)
 
 
 def _retire_data_first(store: Any) -> None:
@@ -94,16 +125,6 @@ def _hold_without_a_look(fence: Any) -> None:
         _hold(fence)
 
 
-def _commit_without_one(
-    store: Any, header: Any, planned: Planned, written: Any, check: Callable[[], None]
-) -> None:
-    if header.world_size > 1:
-        first = planned.first[:-1]
-        some = np.arange(int(first[-1]))
-        planned, written = Planned(planned.tensor[some], planned.boxes[some], first), written[:-1]
-    commits.commit(store, header, planned, written, check)
-
-
 def _modified_by_own_clock(store: Any, name: str) -> float:
     return float(save_module.time.time())
 
@@ -114,19 +135,18 @@ def _keep_but_one(run: Any, kept: set[int]) -> set[int]:
 
 PLANTS: dict[str, Plant] = {
     "no fsync of data": [(DataFileWriter, "_sync", _sync_directories_alone)],
-    "no fsync of directories": [(LocalStore, "sync_path", _nothing)],
-    "no fsync of directories above": [(LocalStore, "_sync_above", _nothing)],
+    "no fsync of directories": [
+        (LocalStore, "sync_made", _nothing),
+        (LocalStore, "sync_path", _nothing),
+    ],
+    "no fsync of directories that others made": [(LocalStore, "sync_path", _nothing)],
+    "no fsync of directories but by one rank": [(LocalStore, "sync_made", _sync_made_by_one)],
+    "no fsync of directories above": [(LocalStore, "sync_above", _nothing)],
     "no fsync of the pending manifest": [(LocalStore, "_write_durably", _write_carelessly)],
     "fsync again after a failed one": [(DataFileWriter, "_sync", _sync_again)],
-    "acknowledged before the link is durable": [
-        (LocalStore, "publish", _publisher(("write", "above", "check", "link")))
-    ],
-    "link before the last check": [
-        (LocalStore, "publish", _publisher(("write", "above", "link", "check", "sync")))
-    ],
-    "last check before the manifest is synced": [
-        (LocalStore, "publish", _publisher(("check", "write", "above", "link", "sync")))
-    ],
+    "acknowledged before the link is durable": [(LocalStore, "publish", _publish_without_sync)],
+    "link before the last check": [(save_module, "Commit", _LinkBeforeTheLastLook)],
+    "last check before the manifest is synced": [(save_module, "Commit", _LastLookBeforeTheSync)],
     "no look at the deadline": [(ledger.Ledger, "check_deadline", _nothing)],
     "no look at the epoch": [(fence_module.Fence, "hold", _hold_without_a_look)],
     "pending manifests are not revoked": [(fence_module.Fence, "_revoke", _nothing)],
@@ -137,7 +157,10 @@ PLANTS: dict[str, Plant] = {
         (LocalStore, "bar", _nothing),
         (commits, "check_present", _nothing),
     ],
-    "LATEST is not atomic": [(LocalStore, "replace", _replace_carelessly)],
+    "LATEST is not atomic": [
+        (LocalStore, "prepare", _prepare_carelessly),
+        (LocalStore, "publish", _sync_late),
+    ],
     "retention ignores bases": [
         (directory_module.Run, "_with_bases", lambda run, kept: kept),
         (directory_module.Run, "_check_unneeded", _nothing),  # it would notice
@@ -148,7 +171,7 @@ PLANTS: dict[str, Plant] = {
     "retention leaves no mark": [(directory_module, "leaving", contextlib.nullcontext)],
     "retention lets the newest go": [(directory_module.Run, "_with_bases", _keep_but_one)],
     "commit without one rank": [
-        (save_module, "commit", _commit_without_one),
+        (save_module, "Commit", _CommitWithoutOne),
         (commits, "check_tiling", _nothing),
     ],
     "files removed though published": [

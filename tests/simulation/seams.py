@@ -62,6 +62,7 @@ def switch(before: Process, after: Process) -> None:
     handle_module._last = after.flight  # type: ignore[assignment]
     handle_module._owner = after.preparing
     fence_module._held = after.epochs
+    local._changed_s = after.synced
 
 
 def enter(
@@ -75,6 +76,7 @@ def enter(
     SEAT.saving, SEAT.tidying = saving, tidying
     local._current_vfs = disk  # type: ignore[assignment]
     handle_module._last, handle_module._owner, fence_module._held = None, None, {}
+    local._changed_s = {}
 
 
 def _token(size: int) -> str:
@@ -183,6 +185,7 @@ def installed() -> Iterator[None]:
     """Put the stand-ins in place, and back."""
     put = [(where, name, getattr(where, name), new) for where, name, new in _patches()]
     before = local._current_vfs, handle_module._last, handle_module._owner, fence_module._held
+    synced = local._changed_s
     logger = logging.getLogger("holdfast")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -194,4 +197,5 @@ def installed() -> Iterator[None]:
         for where, name, old, _ in reversed(put):
             setattr(where, name, old)
         local._current_vfs, handle_module._last, handle_module._owner, fence_module._held = before
+        local._changed_s = synced
         logger.setLevel(level)

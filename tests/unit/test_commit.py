@@ -120,14 +120,14 @@ def test_a_file_that_the_coordinator_sees_otherwise_is_not_committed(
 def test_a_manifest_that_did_not_come_about_leaves_no_file(
     new_path: NewPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> bool:
-        raise StoreError("publish: no such luck")
+    def fail(*_: Any) -> None:
+        raise StoreError("sync: no such luck")
 
     path = new_path()
-    monkeypatch.setattr(LocalStore, "publish", fail)
+    monkeypatch.setattr(LocalStore, "sync_above", fail)  # the manifest is there, under its own name
     with pytest.raises(StoreError, match="no such luck") as caught:
         save(path)
-    assert left(path) == [] and not getattr(caught.value, "__notes__", [])
+    assert not path.exists() and not getattr(caught.value, "__notes__", [])
 
 
 def test_a_checkpoint_is_not_replaced_by_one_of_other_content(

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+import holdfast
+from holdfast._core import Vfs
 from holdfast.errors import StoreError
+from holdfast.stores import local
 from holdfast.stores.local import LocalStore
-from holdfast.testing.faults import recording
+from holdfast.testing.faults import Fault, faulty, recording
 
 NewPath = Callable[[], Path]
 
@@ -48,21 +51,88 @@ def test_young_directories_are_synced_by_a_machine_whose_clock_is_ahead(
     root, right = new_path(), time.time
     monkeypatch.setattr(time, "time", lambda: right() + 7200.0)
     with recording() as disk:
-        LocalStore(root / "made" / "too" / "step").publish("name", ".name", b"", lambda: None)
+        store = LocalStore(root / "made" / "too" / "step")
+        store.prepare(".name", b"")
+        store.sync_above(".name")
     synced = {path for operation, path, *_ in disk.trace() if operation == "sync_directory"}
-    assert {str(root / "made" / "too"), str(root / "made"), str(root)} <= synced
+    assert {str(root / "made"), str(root)} <= synced
 
 
-def test_what_is_to_be_checked_last_is_and_keeps_a_name_from_being_made(new_path: NewPath) -> None:
+def test_a_prepared_file_gets_a_name_that_nothing_has(new_path: NewPath) -> None:
     store = LocalStore(new_path())
+    store.prepare(".name", b"one")
+    assert store.publish(".name", "name")
+    store.prepare(".other", b"two")
+    assert not store.publish(".other", "name")
+    assert [entry.name for entry in store.list()] == ["name"]
+    assert store.get("name", 9) == b"one"
 
-    def check() -> None:
-        assert store.exists(".name") and not store.exists("name")
-        raise StoreError("too late")
 
-    with pytest.raises(StoreError, match="too late"):
-        store.publish("name", ".name", b"data", check)
+def test_a_prepared_file_takes_the_place_of_another(new_path: NewPath) -> None:
+    store = LocalStore(new_path())
+    for content in (b"one", b"two"):
+        store.prepare(".name", content)
+        store.replace(".name", "name")
+    assert [entry.name for entry in store.list()] == ["name"]
+    assert store.get("name", 9) == b"two"
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_what_could_not_be_prepared_is_not_there(new_path: NewPath, operation: str) -> None:
+    with faulty(Fault(operation)):
+        store = LocalStore(new_path())
+        with pytest.raises(StoreError):
+            store.prepare(".name", b"one")
     assert store.list() == []
+
+
+def test_who_made_a_directory_syncs_the_one_it_is_in(new_path: NewPath) -> None:
+    """The others sync what they have made; what is left is for the coordinator."""
+    root = new_path()
+    (root / "step").mkdir(parents=True)
+    with recording() as disk:
+        stores = [LocalStore(root / "step") for _ in range(3)]
+        for number, store in enumerate(stores):
+            store.close(store.create(f"data/id/{number}", direct=False))
+            store.sync_made(f"data/id/{number}")
+        stores[1].sync_path("data/id/0")
+        stores[0].sync_path("data/id/0")
+    synced = [
+        str(Path(path).relative_to(root))
+        for operation, path, *_ in disk.trace()
+        if operation == "sync_directory"
+    ]
+    assert synced[:5] == ["step/data/id", "step/data", "step", "step/data/id", "step/data/id"]
+    assert synced[5:] == ["step/data", "step", ".", "."]
+
+
+def test_a_directory_above_is_synced_once_until_it_changes(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who saves every minute need not sync what is above the run each time."""
+    root, age_s = new_path(), 5.0
+    (root / "run").mkdir(parents=True)
+
+    def seen(path: str) -> SimpleNamespace:
+        found = os.stat(path)
+        return SimpleNamespace(st_dev=found.st_dev, st_ctime=found.st_ctime - age_s)
+
+    def synced(disk: Vfs) -> bool:
+        store, begin = LocalStore(root / "run" / "step"), len(disk.trace())
+        name = f".{os.urandom(4).hex()}"
+        store.prepare(name, b"")
+        store.sync_above(name)
+        return str(root) in [call[1] for call in disk.trace()[begin:]]
+
+    monkeypatch.setattr(local, "os", SimpleNamespace(**{**vars(os), "stat": seen}))
+    with recording() as disk:
+        assert synced(disk) and synced(disk)  # the next entry may come within a tick of the clock
+        age_s = 60.0
+        assert synced(disk) and not synced(disk)
+        (root / "other").mkdir()
+        assert synced(disk) and not synced(disk)
+    with recording() as disk:
+        assert synced(disk)  # what another disk was told, this one was not
 
 
 def test_nothing_is_made_where_it_cannot_be_told_what_is_young(
@@ -77,5 +147,5 @@ def test_nothing_is_made_where_it_cannot_be_told_what_is_young(
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", lose_contact)
         with pytest.raises(StoreError, match=r"stat above .*: the server does not answer"):
-            LocalStore(root).publish("name", ".name", b"", lambda: None)
-    assert LocalStore(root).list() == []
+            holdfast.save({"value": 1}, root)
+    assert LocalStore(root.parent).list() == []

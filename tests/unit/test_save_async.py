@@ -349,14 +349,14 @@ def test_nothing_is_committed_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks take it by then that nothing was."""
-    original = LocalStore._sync_above
+    original = LocalStore.sync_above
 
-    def until_too_late(store: LocalStore, now_s: float) -> None:
+    def until_too_late(store: LocalStore, name: str) -> None:
         """Do the last that is done before the MANIFEST appears."""
-        original(store, now_s)
+        original(store, name)
         handle_module._last.ledger.end_at(0.0)  # type: ignore[union-attr]
 
-    monkeypatch.setattr(LocalStore, "_sync_above", until_too_late)
+    monkeypatch.setattr(LocalStore, "sync_above", until_too_late)
     handle = holdfast.save_async({"w": torch.ones(1000)}, tmp_path / "a")
     with pytest.raises(StoreError, match="deadline passed"):
         handle.result()

@@ -55,7 +55,7 @@ def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[s
     try:
         chain = open_chain(store.sibling(name))
         if not is_own:  # whoever published it may have died, or hang, before it was durable
-            store.sibling(name).sync_path(spec.MANIFEST_NAME)
+            store.sibling(name).sync_directory()
     except (CorruptError, NotCommittedError, VersionError) as error:
         logger.warning("%s stands by itself: %s", store.location, error)
         return None

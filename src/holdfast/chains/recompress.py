@@ -70,7 +70,7 @@ def recompress(
     writing = make_writing(there, header, chain, chosen, word["save_id"] if word else "")
     try:
         made = write_again(chain, writing, options_of(options), report)
-        commit(there, _with_losses(header, made.basis), *made.told, lambda: None)
+        commit(there, _with_losses(header, made.basis), *made.told)
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
             remove_files(there, header.save_id)

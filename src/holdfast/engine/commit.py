@@ -20,7 +20,9 @@ Invariants:
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 from ..errors import (
     AlreadyCommittedError,
@@ -48,60 +50,98 @@ from .check import read_manifest
 from .retire import is_leaving
 
 # What is said where a pending manifest is gone, or barred (`engine/retire.py`).
-_REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
+REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
 
 
-def commit(
-    store: Store,
-    header: Header,
-    planned: Planned,
-    written: Sequence[bytes],
-    check: Callable[[], None],
-) -> None:
-    """Check what all ranks wrote, publish the manifest, return when it is durable.
+class Commit:
+    """One commit, as a context manager: `prepare`, a last look, `publish` (or `replace`).
 
     Run by the coordinator alone. When no manifest names them in the end, every file of this save is
     removed: from here on nobody else knows whether one does.
-
-    Args:
-        planned: what the ranks were to write.
-        written: the `encode_written` of every rank.
-        check: raises when it is too late, right before the manifest appears: the other ranks take
-            it by then that there was no commit, or another job writes here now.
-
-    Raises:
-        AlreadyCommittedError: this checkpoint exists already.
-        StateError: the ranks' boxes do not tile every tensor.
-        StoreError: the disk failed, a rank wrote somewhere else, or the base is let go of.
     """
-    data, is_checked = b"", False
-    try:
-        manifest, data = _manifest_of(store, header, planned, written)
-        pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
 
-        def check_all() -> None:
-            nonlocal is_checked
-            check_present(store, manifest)
-            check_base(store, manifest)
-            check()
-            is_checked = True  # from here on MANIFEST may be there, whatever is said
+    def __init__(self, store: Store, save_id: str) -> None:
+        self._store, self._save_id = store, save_id
+        self._pending = f"{spec.PENDING_MANIFEST_PREFIX}{save_id}"
+        self._data = b""
+        self._may_be_there = False  # MANIFEST, whatever is said
 
-        if not store.publish(spec.MANIFEST_NAME, pending, data, check_all):
-            _settle_race(store, data)
-    except BaseException as error:
-        if not is_checked or _certainly_not_published(store, data):
-            remove_files(store, header.save_id)
+    def __enter__(self) -> Self:
+        return self
+
+    def prepare(
+        self, header: Header, planned: Planned, written: Sequence[bytes], content: str = ""
+    ) -> None:
+        """Check what all ranks wrote; make it and its manifest durable, that under another name.
+
+        Args:
+            planned: what the ranks were to write.
+            written: the `encode_written` of every rank.
+            content: digest of what it has to hold; empty: anything.
+
+        Raises:
+            StateError: the ranks' boxes do not tile every tensor, or it holds something else.
+            StoreError: the disk failed, a rank wrote somewhere else, or the base is let go of.
+        """
+        store = self._store
+        manifest, self._data = _manifest_of(store, header, planned, written)
+        if content not in ("", content_digest(manifest.table)):
+            raise StateError(
+                f"what was read of {store.location} is not what its MANIFEST says; the checkpoint "
+                "was left as it is. 'holdfast verify --deep' says more"
+            )
+        store.prepare(self._pending, self._data)
+        store.sync_path(next(iter(manifest.file_names), spec.MANIFEST_NAME))
+        store.sync_above(self._pending)
+        check_present(store, manifest)
+        check_base(store, manifest)
+
+    def publish(self) -> None:
+        """Let the manifest appear; return when it is durable.
+
+        Raises:
+            AlreadyCommittedError: this checkpoint exists already.
+            StoreError: the disk failed, or another job has revoked what was prepared.
+        """
+        self._may_be_there = True
+        if not self._store.publish(self._pending, spec.MANIFEST_NAME):
+            _settle_race(self._store, self._data)
+
+    def replace(self) -> None:
+        """Let the manifest take the place of the one there; return when it is durable."""
+        self._may_be_there = True
+        self._store.replace(self._pending, spec.MANIFEST_NAME)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Tidy up after what went wrong."""
+        if error is None:
+            return
+        if not self._may_be_there:
+            with contextlib.suppress(StoreError):
+                self._store.remove(self._pending)
+        if not self._may_be_there or _certainly_not_published(self._store, self._data):
+            remove_files(self._store, self._save_id)
         else:
             error.add_note(
-                f"MANIFEST of {store.location} may be there nevertheless: then the checkpoint is "
-                "whole and loads, but whether it survives a power cut is not known"
+                f"MANIFEST of {self._store.location} may be there nevertheless: then the "
+                "checkpoint is whole and loads, but whether it survives a power cut is not known"
             )
-        if isinstance(error, StoreError) and error.errno in _REVOKED:
-            check()  # the job that has taken this run over removes what was not published
+        if isinstance(error, StoreError) and error.errno in REVOKED:
             error.add_note(
                 "another job may have taken this save for dead, or let go of what it is made from"
             )
-        raise
+
+
+def commit(store: Store, header: Header, planned: Planned, written: Sequence[bytes]) -> None:
+    """Publish what was written, where nobody has to look again before that."""
+    with Commit(store, header.save_id) as made:
+        made.prepare(header, planned, written)
+        made.publish()
 
 
 def commit_again(
@@ -114,26 +154,9 @@ def commit_again(
     Raises:
         StateError: the content is another; nothing was replaced.
     """
-    data, is_checked = b"", False
-    try:
-        manifest, data = _manifest_of(store, header, planned, written)
-        if content_digest(manifest.table) != digest:
-            raise StateError(
-                f"what was read of {store.location} is not what its MANIFEST says; the checkpoint "
-                "was left as it is. 'holdfast verify --deep' says more"
-            )
-        pending = f"{spec.PENDING_MANIFEST_PREFIX}{header.save_id}"
-
-        def check() -> None:
-            nonlocal is_checked
-            check_present(store, manifest)
-            is_checked = True
-
-        store.replace(spec.MANIFEST_NAME, pending, data, check)
-    except BaseException:
-        if not is_checked or _certainly_not_published(store, data):
-            remove_files(store, header.save_id)
-        raise
+    with Commit(store, header.save_id) as made:
+        made.prepare(header, planned, written, digest)
+        made.replace()
 
 
 def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
@@ -264,7 +287,7 @@ def _settle_race(store: Store, data: bytes) -> None:
             f"{store.location} was committed by another save while this one was writing; that one "
             "stands, the files of this one were removed"
         )
-    store.sync_path(name)
+    store.sync_directory()
 
 
 def _certainly_not_published(store: Store, data: bytes) -> bool:
@@ -275,7 +298,7 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
             return True
         if store.exists(name) and store.get(name, spec.MANIFEST_BYTES_MAX) == data:
             return False
-        store.sync_path(name)  # it may have been there, until another job let go of it
+        store.sync_directory()  # it may have been there, until another job let go of it
     except StoreError:
         return False
     return True

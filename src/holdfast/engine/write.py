@@ -214,7 +214,7 @@ class DataFileWriter:
         """
         self._close_file()
         if self._names:
-            self._sync(lambda: self._store.sync_path(self._names[0]))
+            self._sync(lambda: self._store.sync_made(self._names[0]))
         return self.tables
 
     def abandon(self) -> None:

@@ -273,14 +273,22 @@ def _put(store: LocalStore, found: _Found) -> str | None:
     pending = f"{spec.PENDING_MANIFEST_PREFIX}{secrets.token_hex(16)}"
     if not store.exists(spec.MANIFEST_NAME):
         _check_settled(store, manifest)
-        if not store.publish(spec.MANIFEST_NAME, pending, data):
+        store.sync_path(next(iter(manifest.file_names), spec.MANIFEST_NAME))
+        store.prepare(pending, data)
+        try:
+            store.sync_above(pending)
+        except BaseException:
+            store.remove(pending)
+            raise
+        if not store.publish(pending, spec.MANIFEST_NAME):
             raise AlreadyCommittedError(f"{store.location} was committed meanwhile; that stands")
         return None
     kept = _keep_damaged(store)
     try:
         read_manifest(store)
     except (CorruptError, StoreError):
-        store.replace(spec.MANIFEST_NAME, pending, data)
+        store.prepare(pending, data)
+        store.replace(pending, spec.MANIFEST_NAME)
         return kept
     raise AlreadyCommittedError(f"the MANIFEST of {store.location} is good by now; that stands")
 
@@ -350,7 +358,7 @@ def _salvage(
     writing = make_writing(there, header, chain, codec, "")
     try:
         made = write_again(chain, writing, options, report)
-        commit(there, header, *made.told, lambda: None)
+        commit(there, header, *made.told)
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
             remove_files(there, header.save_id)

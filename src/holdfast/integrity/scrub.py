@@ -322,7 +322,9 @@ def _as_damage(values: dict[str, Any]) -> Damage:
 
 def _save(store: LocalStore, state: Pass) -> None:
     data = json.dumps(asdict(state)).encode()
-    store.replace(STATE_NAME, f"{PENDING_PREFIX}{os.urandom(8).hex()}", data)
+    pending = f"{PENDING_PREFIX}{os.urandom(8).hex()}"
+    store.prepare(pending, data)
+    store.replace(pending, STATE_NAME)
 
 
 def _note(store: LocalStore, told: dict[str, Any]) -> None:

@@ -63,7 +63,8 @@ def sign(
         statement = _statement(link, data, below, options_of(options), report)
         content = encode_signature(statement, public, private.sign(statement))
         pending = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
-        store.replace(spec.SIGNATURE_NAME, pending, content)
+        store.prepare(pending, content)
+        store.replace(pending, spec.SIGNATURE_NAME)
         signed.append(store.location)
         below = digest(statement)
     return signed

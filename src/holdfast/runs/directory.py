@@ -121,7 +121,7 @@ class Run:
         Raises:
             FencedError: another job writes here now.
         """
-        self._retire(step, lambda: None)
+        self._retire(step, self._store.sync_directory)  # first, what LATEST says
 
     def _retire(self, step: int, check: Callable[[], None]) -> None:
         """Remove a step.
@@ -186,7 +186,9 @@ class Run:
     def _tidy(self, step: int, said: str) -> None:
         with self._warning(said):
             hint = f"{step_name(step)}\n".encode()
-            self._store.replace(LATEST_NAME, f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}", hint)
+            pending = f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}"
+            self._store.prepare(pending, hint)
+            self._store.rename(pending, LATEST_NAME)  # durable before another step goes
         self._let_go(step, said)
         with self._warning(said):
             # The time now, by the clock of those that are looked at: the hint was just written.
@@ -233,11 +235,12 @@ class Run:
         """Make it durable which steps are there and which are not, before another goes.
 
         Whoever published the newest may have died, or hang, before it was; and one that is gone may
-        not come back when what it needs is gone too.
+        not come back when what it needs is gone too. LATEST may name none that goes.
         """
         steps = self.steps()
         if steps:
-            self._store.sync_path(f"{step_name(steps[-1])}/{spec.MANIFEST_NAME}")
+            self._store.sync_directory(step_name(steps[-1]))
+        self._store.sync_directory()
         for entry in self._store.list():
             step = step_of(entry.name)
             if entry.kind == "directory" and step is not None and step not in steps:

@@ -20,12 +20,13 @@ from ..arguments import check_order, check_state, encode_arguments
 from ..chains.base_choice import begin_link, choose_base, encode_losses, end_link, join_losses
 from ..codecs.registry import describe_codec, find_codec
 from ..engine.basis import Basis
-from ..engine.commit import check_absent, commit, discard
+from ..engine.commit import REVOKED, Commit, check_absent, discard
 from ..engine.ledger import Ledger
 from ..engine.pool import lease, staging
 from ..engine.stage import Staging, hold, part_with
 from ..engine.write import lay_out
 from ..engine.write_pipeline import Source, write_shards
+from ..errors import StoreError
 from ..format.rows import Planned, encode_written
 from ..format.table import Table
 from ..format.values import encode_value
@@ -338,21 +339,10 @@ def _finish(
         if written.others is not None and getattr(error, "errno", 0) == errno.ENOENT:
             raise written.others from error  # who failed first has removed what was written here
         raise
-    records, told = [], [answer.split(b"\n", 3) for answer in written.answers]
+    records: Records = []
     with Outcome(ranks), ledger.timed("commit"):
         if ranks.rank == COORDINATOR:
-            plan = agreed.made.plan
-            values = decode_objects(plan, [objects for _, objects, _, _ in told])
-            planned = Planned(plan.tensor, plan.boxes, plan.first)
-            lost = join_losses([losses for _, _, losses, _ in told])
-            header = replace(header, objects=values, losses=lost)
-
-            def check() -> None:
-                check_last()  # on a slow disk it may take until the deadline
-                ledger.check_deadline()
-
-            commit(store, header, planned, [written for *_, written in told], check)
-            records = [json.loads(record) for record, *_ in told]
+            records = _commit(agreed, written.answers, ledger, check_last)
     known.remember(agreed.made)
     end_link(agreed.writing(ranks.rank), basis)
     if ranks.rank == COORDINATOR:
@@ -362,6 +352,33 @@ def _finish(
         gigabytes = agreed.size_bytes / 1e9
         logger.info("saved %s: %.3f GB in %.2f s%s", store.location, gigabytes, seconds, stalled)
     return records
+
+
+def _commit(
+    agreed: Agreed, answers: list[bytes], ledger: Ledger, check_last: Callable[[], None]
+) -> Records:
+    """Publish what all ranks wrote, on the coordinator; return what each has measured."""
+    told = [answer.split(b"\n", 3) for answer in answers]
+    plan, store = agreed.made.plan, agreed.store
+    values = decode_objects(plan, [objects for _, objects, _, _ in told])
+    planned = Planned(plan.tensor, plan.boxes, plan.first)
+    lost = join_losses([losses for _, _, losses, _ in told])
+    header = replace(agreed.files.header, objects=values, losses=lost)
+
+    def look() -> None:
+        check_last()  # on a slow disk it may take until the deadline
+        ledger.check_deadline()
+
+    try:
+        with Commit(store, header.save_id) as made:
+            made.prepare(header, planned, [written for *_, written in told])
+            look()
+            made.publish()
+    except StoreError as error:
+        if error.errno in REVOKED:
+            look()  # the job that has taken this run over removes what was not published
+        raise
+    return [json.loads(record) for record, *_ in told]
 
 
 def _fail(agreed: Agreed, ranks: "Group", error: BaseException, ledger: Ledger) -> None:

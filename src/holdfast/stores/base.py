@@ -1,7 +1,6 @@
 """What a store is: names and bytes below one root. Knows nothing of what the bytes mean."""
 
 import errno
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,36 +50,45 @@ class Store(Protocol):
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
 
+    def sync_made(self, name: str) -> None:
+        """Make ``name`` durable as an entry of its directory, and the directories this store made.
+
+        Whoever makes an entry syncs it: a cluster file system may promise it to nobody else.
+        """
+
     def sync_path(self, name: str) -> None:
-        """Make the directory entries of ``name`` durable, from its own up to the root's."""
+        """Make the rest of the directory entries of ``name`` durable, up to the root's.
+
+        Others may have made them: ranks, or processes that were killed before they synced them.
+        """
+
+    def sync_above(self, name: str) -> None:
+        """Make those above the root durable, where they are young; ``name`` has just been made."""
 
     def get(self, name: str, bytes_max: int) -> bytes:
         """Read a whole file of at most ``bytes_max`` bytes."""
 
-    def publish(
-        self,
-        name: str,
-        pending_name: str,
-        data: bytes,
-        check: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Create ``name`` with ``data`` in one atomic, durable step; False when it exists already.
+    def prepare(self, pending_name: str, data: bytes) -> None:
+        """Write a file under a name that `publish` or `replace` takes away; its bytes are durable.
 
-        ``pending_name`` may exist for a moment, and after a crash; when it is removed by another
-        before that step, there is none.
-
-        Args:
-            check: called with ``pending_name`` durable, right before that step; it may raise.
+        After a crash it may be there; another may remove it meanwhile, then there is none.
         """
 
-    def replace(
-        self,
-        name: str,
-        pending_name: str,
-        data: bytes,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Give ``name`` new contents in one atomic, durable step; ``check`` as in `publish`."""
+    def publish(self, pending_name: str, name: str) -> bool:
+        """Give what `prepare` wrote its name, in one atomic, exclusive, durable step.
+
+        Returns:
+            False: something has this name already. What was prepared is gone either way.
+        """
+
+    def replace(self, pending_name: str, name: str) -> None:
+        """Give what `prepare` wrote its name in place of what has it, in one atomic, durable step.
+
+        When it fails, one or the other is there.
+        """
+
+    def sync_directory(self, name: str = "") -> None:
+        """Make the entries of one directory durable."""
 
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name."""

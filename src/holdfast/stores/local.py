@@ -6,13 +6,15 @@ Knows only names and bytes.
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from .._core import Vfs
 from ..errors import StoreError, writable
 from .base import Entry
 
 SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
+
+TICK_S = 10.0  # an entry that comes so much later changes its directory's time, on any file system
 
 BAR_ATTEMPTS = 8  # of what has one writer, who makes it once
 
@@ -21,16 +23,20 @@ _GONE = (errno.ENOENT, errno.ENOTDIR)
 # The seam that new stores use; `holdfast.testing` puts faulty and recording ones here.
 _current_vfs = Vfs.posix()
 
+# When a directory above a root was last changed, where this process has synced it since.
+_changed_s: dict[str, float] = {}
+
 
 @contextlib.contextmanager
 def use_vfs(vfs: Vfs) -> Iterator[Vfs]:
     """Make stores opened inside the block go through ``vfs``."""
-    global _current_vfs
-    before, _current_vfs = _current_vfs, vfs
+    global _current_vfs, _changed_s
+    before = _current_vfs, _changed_s
+    _current_vfs, _changed_s = vfs, {}  # what it says it has synced, the others need not have
     try:
         yield vfs
     finally:
-        _current_vfs = before
+        _current_vfs, _changed_s = before
 
 
 class LocalStore:
@@ -39,6 +45,8 @@ class LocalStore:
     def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
         self.location = os.path.abspath(os.fspath(root))
         self.vfs = vfs or _current_vfs
+        self._made: set[str] = set()  # directories in which this store has made one
+        self._synced: set[str] = set()  # those, and where its files are: since they were made
 
     def sibling(self, name: str) -> "LocalStore":
         """Return the store of another directory in the one that this root is in."""
@@ -70,15 +78,52 @@ class LocalStore:
         """Close a descriptor of `create` or `open`."""
         self.vfs.close(descriptor)
 
+    def sync_made(self, name: str) -> None:
+        """Sync the directory of ``name``, and every one that this store has made an entry in."""
+        directory = os.path.dirname(self._path(name))
+        for place in (directory, *sorted(self._made - {directory}, reverse=True)):
+            self.vfs.sync_directory(place)
+            self._synced.add(place)
+
     def sync_path(self, name: str) -> None:
-        """Sync every directory from that of ``name`` up to the one that holds the root."""
+        """Sync the directories from that of ``name`` up to the one that holds the root.
+
+        Not again those of `sync_made`: no entry on the way to ``name`` has come since.
+        """
         directory = os.path.dirname(self._path(name))
         top = os.path.dirname(self.location)
         while True:
-            self.vfs.sync_directory(directory)
+            if directory not in self._synced:
+                self.vfs.sync_directory(directory)
             if directory == top:
                 return
             directory = os.path.dirname(directory)
+
+    def sync_above(self, name: str) -> None:
+        """Sync the directories above those of `sync_path`, where an entry may be new.
+
+        Whoever made them, we or the user or a process that was killed, may not have done so. What
+        this process has synced, and nobody has changed since, is left out.
+
+        Args:
+            name: of a file that was just made: the time now is by the clock that gives files their
+                times, which may be another machine's.
+        """
+        now_s = self.modified_s(name)
+        try:
+            young = list(_young_above(os.path.dirname(self.location), now_s))
+        except OSError as error:
+            raise self._failure("stat above", "", error) from error
+        for directory, changed_s in young:
+            try:
+                if directory not in self._synced:
+                    self.vfs.sync_directory(directory)
+            except StoreError as error:
+                # What is not ours to look into is not ours to have made.
+                if error.errno not in (errno.EACCES, errno.EPERM):
+                    raise
+            if now_s - changed_s >= TICK_S:
+                _changed_s[directory] = changed_s
 
     def get(self, name: str, bytes_max: int) -> bytes:
         """Read a whole file; its size is checked before anything is allocated."""
@@ -95,45 +140,42 @@ class LocalStore:
         finally:
             self.vfs.close(descriptor)
 
-    def publish(
-        self,
-        name: str,
-        pending_name: str,
-        data: bytes,
-        check: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Write, sync, link, sync the directories: the name appears whole or not at all."""
+    def prepare(self, pending_name: str, data: bytes) -> None:
+        """Write a file and sync its bytes; it is there whole, or not at all, unless by a crash."""
+        path = self._path(pending_name)
+        try:
+            self._write_durably(path, data)
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self.vfs.unlink(path)
+            raise
+
+    def publish(self, pending_name: str, name: str) -> bool:
+        """Link, sync the directory: the name appears durably, or not at all."""
         pending = self._path(pending_name)
         try:
-            self._write_durably(pending, data)
-            self._sync_above(self.modified_s(pending_name))
-            check()
             made = self._link(pending, self._path(name))
             if made:
-                self.sync_path(name)
+                self.vfs.sync_directory(os.path.dirname(pending))
             return made
         finally:
             with contextlib.suppress(StoreError):
                 self.vfs.unlink(pending)
 
-    def replace(
-        self,
-        name: str,
-        pending_name: str,
-        data: bytes,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Give ``name`` new contents in one atomic, durable step."""
+    def rename(self, pending_name: str, name: str) -> None:
+        """Rename; a crash may leave what was there before."""
         pending = self._path(pending_name)
         try:
-            self._write_durably(pending, data)
-            check()
             self.vfs.rename(pending, self._path(name))
         except BaseException:
             with contextlib.suppress(StoreError):
                 self.vfs.unlink(pending)
             raise
-        self.vfs.sync_directory(os.path.dirname(pending))
+
+    def replace(self, pending_name: str, name: str) -> None:
+        """Rename, and sync the directory."""
+        self.rename(pending_name, name)
+        self.vfs.sync_directory(os.path.dirname(self._path(name)))
 
     def claim(self, name: str, note: bytes) -> bool:
         """Create a file in one exclusive step; return False when it is there already.
@@ -291,47 +333,31 @@ class LocalStore:
         return True
 
     def _make_directories(self, path: str) -> None:
-        """Make a directory and those above it; `publish` makes them durable."""
+        """Make a directory and those above it; `sync_made` makes them durable."""
         if os.path.isdir(path):
             return
         parent = os.path.dirname(path)
         if parent != path:
             self._make_directories(parent)
-        self.vfs.make_directory(path)
+        if self.vfs.make_directory(path):
+            self._made.add(parent)
 
-    def _sync_above(self, now_s: float) -> None:
-        """Sync the directories above those of `sync_path`, where an entry may be new.
 
-        Whoever made them, we or the user or a process that was killed, may not have done so.
+def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
+    """Yield the directories above one, of its file system, of which an entry is young, and when.
 
-        Args:
-            now_s: by the clock that gives files their times, which may be another machine's.
-        """
+    Not those that were synced as they are now.
+    """
+    here = None
+    while (parent := os.path.dirname(path)) != path:
         try:
-            unsettled = list(_unsettled_above(os.path.dirname(self.location), now_s))
-        except OSError as error:
-            raise self._failure("stat above", "", error) from error
-        for directory in unsettled:
-            try:
-                self.vfs.sync_directory(directory)
-            except StoreError as error:
-                # What is not ours to look into is not ours to have made.
-                if error.errno not in (errno.EACCES, errno.EPERM):
-                    raise
-
-
-def _unsettled_above(path: str, now_s: float) -> Iterator[str]:
-    """Yield the directories above one, of its file system, of which an entry is young."""
-    parent = os.path.dirname(path)
-    while parent != path:
-        try:
-            here, above = os.stat(path), os.stat(parent)
+            here, above = here or os.stat(path), os.stat(parent)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, *_GONE):
                 raise  # it may be young
             return  # what cannot be reached by its path was not made by it either
         if above.st_dev != here.st_dev:
             return
-        if now_s - above.st_ctime < SETTLED_S:
-            yield parent
-        path, parent = parent, os.path.dirname(parent)
+        if now_s - above.st_ctime < SETTLED_S and _changed_s.get(parent) != above.st_ctime:
+            yield parent, above.st_ctime
+        path, here = parent, above

@@ -45,7 +45,9 @@ def give(store: LocalStore, world_size: int, options: Options) -> Word:
         options.chunk_elements,
         options.file_bytes,
     )
-    store.replace(NAME, f"{NAME}-{save_id}", json.dumps(asdict(word)).encode())
+    pending = f"{NAME}-{save_id}"
+    store.prepare(pending, json.dumps(asdict(word)).encode())
+    store.replace(pending, NAME)
     return word
 
 

@@ -51,6 +51,7 @@ class _Save(Call):
 
     rank, started = 0, 0.0
     word: Word | None = None
+    store: LocalStore | None = None  # on the coordinator: it knows which directories it has synced
 
 
 class HoldfastWriter(Placed, StorageWriter):
@@ -110,7 +111,8 @@ class HoldfastWriter(Placed, StorageWriter):
             )
         save = self._call
         save.path, save.coming = save.coming or self._path, ""
-        save.rank, save.word, save.started = kwargs.get("rank", 0), None, time.perf_counter()
+        save.rank, save.started = kwargs.get("rank", 0), time.perf_counter()
+        save.word = save.store = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is."""
@@ -124,7 +126,7 @@ class HoldfastWriter(Placed, StorageWriter):
             OptionError: the directory holds something else.
             StoreError: disk, network or permission.
         """
-        store = open_store(self._call.path)
+        self._call.store = store = open_store(self._call.path)
         check_absent(store)
         self._call.word = give(store, len(plans), self._options)
         return plans
@@ -137,7 +139,7 @@ class HoldfastWriter(Placed, StorageWriter):
             StoreError: disk, network or permission; `NoSpaceError` when the disk is full.
             PeerError: another rank failed meanwhile.
         """
-        store, rank = open_store(self._call.path), self._call.rank
+        store, rank = self._call.store or open_store(self._call.path), self._call.rank
         word = hear(store, rank, self._call.word)
         try:
             share = self._write(store, word, plan, planner)
@@ -161,7 +163,7 @@ class HoldfastWriter(Placed, StorageWriter):
         """
         save, word = self._call, self._call.word
         assert word is not None, "DCP plans before it finishes"
-        store = open_store(save.path)
+        store = save.store or open_store(save.path)
         shares = [result.storage_data for result in chain.from_iterable(results)]
         try:
             header, planned = join(word, metadata, shares)
@@ -169,7 +171,7 @@ class HoldfastWriter(Placed, StorageWriter):
             take_back(store, word)
             raise
         try:
-            commit(store, header, planned, [share.written for share in shares], lambda: None)
+            commit(store, header, planned, [share.written for share in shares])
         finally:
             end(store, word)
         metadata.storage_meta = StorageMeta(checkpoint_id=save.path, save_id=word.save_id)
