@@ -65,6 +65,7 @@ class Run:
         self.keep = keep
         self._headers: dict[int, Header] = {}  # of steps, where the policy has looked at them
         self._seen = False
+        self._committed: int | None = None  # the step that this job saved last: it is durable
 
     @property
     def root(self) -> str:
@@ -177,7 +178,7 @@ class Run:
 
         What cannot be done is logged, and keeps nothing else from being done.
         """
-        self._seen = True
+        self._seen, self._committed = True, step
         said = f"step {step} is saved, but"
         with self._warning(said):
             self.fence.hold()
@@ -234,11 +235,11 @@ class Run:
     def _settle(self) -> None:
         """Make it durable which steps are there and which are not, before another goes.
 
-        Whoever published the newest may have died, or hang, before it was; and one that is gone may
-        not come back when what it needs is gone too. LATEST may name none that goes.
+        Another job that published the newest may have died, or hang, before it was; and one that is
+        gone may not come back when what it needs is gone too. LATEST may name none that goes.
         """
         steps = self.steps()
-        if steps:
+        if steps and steps[-1] != self._committed:
             self._store.sync_directory(step_name(steps[-1]))
         self._store.sync_directory()
         for entry in self._store.list():
