@@ -146,6 +146,8 @@ def drop_every_directory_fsync(patch: pytest.MonkeyPatch) -> None:
     drop_a_directory_fsync(patch)
     retire_without_fsync(patch)
     patch.setattr(LocalStore, "sync_above", lambda self, name: None)
+    patch.setattr(LocalStore, "publish", _publish_without_fsync)
+    patch.setattr(LocalStore, "replace", LocalStore.rename)
 
 
 def say_saved_when_staged(patch: pytest.MonkeyPatch) -> None:
@@ -154,6 +156,7 @@ def say_saved_when_staged(patch: pytest.MonkeyPatch) -> None:
 
 def retire_what_links_need(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.runs.directory.Run, "_with_bases", lambda self, kept: kept)
+    patch.setattr(holdfast.runs.directory.Run, "_check_unneeded", lambda self, step, unread: None)
 
 
 def remove_the_old_files_before_rebasing(patch: pytest.MonkeyPatch) -> None:
@@ -173,6 +176,12 @@ def _write_carelessly(self: LocalStore, path: str, data: bytes) -> None:
     descriptor = self.vfs.create(path)
     self.vfs.write(descriptor, data, 0)
     self.close(descriptor)
+
+
+def _publish_without_fsync(self: LocalStore, pending_name: str, name: str) -> bool:
+    made = self._link(self._path(pending_name), self._path(name))
+    self.remove(pending_name)
+    return made
 
 
 def _sync_file(store: LocalStore, name: str) -> None:
