@@ -1,12 +1,12 @@
 """The walk of one byte stays straight: a budget on the rooms one save and one load pass through.
 
 A *room* is a source file that acts: holds, moves, waits. Pure rooms (layout, options, errors, the
-format, codecs, plans, the fit, what is wanted and agreed, which memory tensors have, torch without
-its modes: the same answer for the same arguments, and nobody called back) are the language the walk
-is told in, and are not counted. A *re-entry* is a call from one room into another that was entered
-before; the conductors (`saving/save`, `loading/load`, `worker`, the two pipelines), whose work is
-to call the rooms in turn, make none. *Depth* is how many rooms are nested. All threads are counted,
-each from its own first room.
+format, codecs, plans, the fit, what is wanted, agreed and replied, which memory tensors have, torch
+without its modes: the same answer for the same arguments, and nobody called back) are the language
+the walk is told in, and are not counted. A *re-entry* is a call from one room into another that was
+entered before; the conductors (`saving/save`, `loading/load`, `worker`, the two pipelines), whose
+work is to call the rooms in turn, make none. *Depth* is how many rooms are nested. All threads are
+counted, each from its own first room.
 """
 
 import sys
@@ -23,7 +23,16 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 ROOMS_MAX, REENTRIES_MAX, DEPTH_MAX = 14, 15, 7
-PURE = ("layout", "boxes", "options", "errors", "__init__", "arguments", "group/find")
+PURE = (
+    "layout",
+    "boxes",
+    "options",
+    "errors",
+    "__init__",
+    "arguments",
+    "group/find",
+    "group/replies",
+)
 PURE += ("loading/fit", "saving/request", "saving/agreement", "version")
 PURE += ("stores/url", "format/", "codecs/", "plan/")
 PURE += ("engine/ledger", "state/ambient", "state/memory", "state/overlap")

@@ -55,23 +55,22 @@ def camps(texts: Sequence[str]) -> str:
 
 
 def encode_arguments(what: str, arguments: Arguments, **more: Any) -> bytes:
-    """Write what a rank tells first, as a line: other lines may follow it.
+    """Write what a rank was called with, for the others.
 
     Args:
         what: the call, as an error names it.
     """
     # What is no JSON is refused where it is used, on the rank that gave it.
-    line = {"what": what, "arguments": arguments, **more}
-    return json.dumps(line, default=repr).encode() + b"\n"
+    given = {"what": what, "arguments": arguments, **more}
+    return json.dumps(given, default=repr).encode()
 
 
-def first_line(answer: bytes) -> dict[str, Any]:
-    """Read what `encode_arguments` wrote; a rank in another call may have told something else."""
-    try:
-        line: dict[str, Any] = json.loads(answer[: answer.index(b"\n")])
-    except ValueError:
+def decode_arguments(told: bytes | None) -> dict[str, Any]:
+    """Read what `encode_arguments` wrote; None: the rank is in another call."""
+    if told is None:
         return {"what": "a call", "arguments": {"call": "another"}}
-    return line
+    given: dict[str, Any] = json.loads(told)
+    return given
 
 
 def is_positive(value: object) -> bool:

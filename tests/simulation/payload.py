@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.arguments import first_line
+from holdfast.arguments import decode_arguments
 from holdfast.boxes import unflatten
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
@@ -32,6 +32,7 @@ from holdfast.format.names import data_file_name
 from holdfast.format.rows import FileRows, Planned, encode_written
 from holdfast.format.spec import MODE_UNCHANGED
 from holdfast.format.table import Table
+from holdfast.group.replies import decode_replies
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.loading import load as load_module
 from holdfast.runs import directory as directory_module
@@ -158,7 +159,7 @@ class TinyAgreed:
 
 def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
     """Plan, on every rank alike."""
-    firsts = [first_line(answer) for answer in told.answers]
+    firsts = [decode_arguments(reply["arguments"]) for reply in decode_replies(told.answers)]
     word, settings = firsts[0]["word"], firsts[0]["settings"]
     world_size, base = settings["world_size"], word["base"]
     check_room(mine.store.location, FILE_BYTES * world_size, word.get("free_bytes"))

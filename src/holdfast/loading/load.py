@@ -18,8 +18,8 @@ from ..arguments import (
     check_alike,
     check_order,
     check_state,
+    decode_arguments,
     encode_arguments,
-    first_line,
 )
 from ..engine.chain import Chain, Link, open_chain, read_chain
 from ..engine.check import check_files, check_names, file_share, read_manifest
@@ -32,6 +32,7 @@ from ..errors import CorruptError, MismatchError
 from ..format.names import misnamed, step_name
 from ..group.base import COORDINATOR, Phase, sends
 from ..group.find import find_group
+from ..group.replies import decode_replies, encode_reply
 from ..options import SLOT_BYTES, Options, options_of
 from ..plan.load_plan import find_chunks
 from ..plan.share_plan import encode_rows, share_out
@@ -242,12 +243,14 @@ def _open_alike(
             target = worker.call_in_caller(functools.partial(bind, into, source_of(manifest)))
             digests = [link.manifest.digest for link in chain]
             what, shown = f"the load of {store.location}", _shown(chain)
-            first = encode_arguments(what, arguments, manifests=digests, shown=shown)
-            prepared.answer = first + describe_fit(manifest, target, cast=arguments["cast"])
-        firsts = [first_line(answer) for answer in prepared.answers]
+            asks = encode_arguments(what, arguments, manifests=digests, shown=shown)
+            fit = describe_fit(manifest, target, cast=arguments["cast"])
+            prepared.answer = encode_reply(arguments=asks, fit=fit)
+        replies = decode_replies(prepared.answers)
+        firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
         if all(first["manifests"] == digests for first in firsts):
-            return chain, target, [answer.split(b"\n", 1)[1] for answer in prepared.answers]
+            return chain, target, [reply["fit"] for reply in replies]
         found = [first["shown"] for first in firsts]
     raise MismatchError(
         f"nothing was loaded: the ranks found different checkpoints. {camps(found)}. Give all "

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import check_alike, encode_arguments, first_line, is_positive
+from ..arguments import check_alike, decode_arguments, encode_arguments, is_positive
 from ..codecs.registry import find_codec, show_codec
 from ..errors import OptionError, shown
 from ..group.base import COORDINATOR, Phase
+from ..group.replies import decode_replies, encode_reply
 from ..saving.request import Wanted
 from .retention import Keep
 from .schedule import Every
@@ -87,7 +88,9 @@ class Alike:
         """
         with Phase(self._ranks) as met:
             given = {"call": verb, **arguments, **self._arguments}
-            met.answer = encode_arguments(f"{verb} of {self._arguments['root']}", given)
-        firsts = [first_line(answer) for answer in met.answers]
+            asks = encode_arguments(f"{verb} of {self._arguments['root']}", given)
+            met.answer = encode_reply(arguments=asks)
+        replies = decode_replies(met.answers)
+        firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
         self.has_met = True

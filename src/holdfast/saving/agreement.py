@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from ..arguments import check_alike, first_line
+from ..arguments import check_alike, decode_arguments
 from ..chains.base_choice import Writing
 from ..codecs.base import Codec
 from ..codecs.registry import make_codec
@@ -15,6 +15,7 @@ from ..engine.pool import check_pool
 from ..engine.write import WriterPlan, lay_out
 from ..format.header import RAW
 from ..group.base import COORDINATOR, BriefPhase
+from ..group.replies import decode_replies
 from ..layout import Path, Shard, size_of
 from ..plan import known
 from ..plan.requests import (
@@ -101,13 +102,13 @@ def request_for(leaves: Leaves, *, compare: bool) -> Request:
     return request_of(held, leaves.ties(), leaves.mesh, values, socket.gethostname())
 
 
-def first_lines(told: BriefPhase) -> list[dict[str, Any]]:
-    """Return what each rank told first; nothing where a plan made before, and its numbers, did.
+def arguments_of_all(told: BriefPhase) -> list[dict[str, Any]]:
+    """Return what each rank was called with; nothing where a plan made before, and numbers, did.
 
     Raises:
         OptionError: the ranks ask for different saves.
     """
-    firsts = [first_line(answer) for answer in told.answers]
+    firsts = [decode_arguments(reply.get("arguments")) for reply in decode_replies(told.answers)]
     arguments = [first["settings"] | first["arguments"] for first in firsts]
     for given in arguments:
         del given["pool_bytes"]  # a rank's own affair
@@ -129,9 +130,10 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
     if told.sums is not None and mine.before is not None:
         made, word, firsts = mine.before, known.decode_word(told.sums), []
     else:
-        firsts = [first_line(answer) for answer in told.answers]
+        replies = decode_replies(told.answers)
+        firsts = [decode_arguments(reply["arguments"]) for reply in replies]
         word = firsts[COORDINATOR]["word"]
-        requests = decode_requests([answer.partition(b"\n")[2] for answer in told.answers])
+        requests = decode_requests([reply["request"] for reply in replies])
         chosen = firsts[COORDINATOR]["settings"]
         sizes = chosen["file_bytes"], chosen["chunk_elements"]
         plan = plan_save(requests, *sizes, chosen["writers"], chosen["codec"]["name"])

@@ -32,6 +32,7 @@ from ..format.table import Table
 from ..format.values import encode_value
 from ..group.base import COORDINATOR, BriefPhase, Outcome, Phase
 from ..group.find import find_group
+from ..group.replies import decode_replies, encode_reply
 from ..options import Options, options_of
 from ..plan import known
 from ..plan.requests import (
@@ -42,7 +43,7 @@ from ..state.steps import changed_by_steps, hold_steps
 from ..state.tree import Leaves, flatten
 from ..stores.url import open_store
 from ..version import __version__
-from .agreement import Agreed, Described, agree, first_lines, request_for
+from .agreement import Agreed, Described, agree, arguments_of_all, request_for
 from .handle import SaveHandle, hold_step, raise_untold, reserve, take_flight
 from .request import Wanted, check_background, check_wanted
 
@@ -162,7 +163,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
     ledger, options = Ledger(), wanted.options
     with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
         mine = _describe(told, state, wanted, ranks, ledger)
-    first_lines(told)
+    arguments_of_all(told)
     agreed, store = _agree(mine, told, ranks, ledger), mine.store
 
     def write() -> Written:
@@ -200,7 +201,7 @@ def start_save(
             mine = _describe(told, state, wanted, ranks, ledger, is_mine=is_mine)
             # A connection in use is not looked at: this save is not going to begin.
             meet = ranks.connect() if is_mine else ranks.background
-        firsts = first_lines(told)
+        firsts = arguments_of_all(told)
         deadline_s = min([wanted.deadline_s, *(first["deadline_s"] for first in firsts)])
         handle = SaveHandle(mine.store.location, wanted.step, ledger, deadline_s)
         if busy := [rank for rank, first in enumerate(firsts) if first["busy"]]:
@@ -271,7 +272,9 @@ def _describe(
         if before is not None:
             told.numbers = known.numbers(before, request, asks, word, busy=busy)
         more = {"deadline_s": wanted.deadline_s, "settings": settings, "word": word, "busy": busy}
-        told.tell = lambda: encode_arguments(what, given, **more) + encode_request(request)
+        told.tell = lambda: encode_reply(
+            arguments=encode_arguments(what, given, **more), request=encode_request(request)
+        )
     return Described(store, leaves, request, held, before)
 
 
@@ -330,10 +333,12 @@ def _finish(
         with written:
             tables, basis = write()
             ledger.close()
-            record = json.dumps({"rank": ranks.rank, **ledger.record()}).encode()
-            objects = encode_objects(agreed.made.plan, ranks.rank, agreed.objects)
-            losses = encode_losses(basis, header)
-            written.answer = b"\n".join([record, objects, losses, encode_written(tables)])
+            written.answer = encode_reply(
+                record=json.dumps({"rank": ranks.rank, **ledger.record()}).encode(),
+                objects=encode_objects(agreed.made.plan, ranks.rank, agreed.objects),
+                losses=encode_losses(basis, header),
+                written=encode_written(tables),
+            )
     except BaseException as error:
         discard(store, header.save_id, ranks.rank, written, error)
         if written.others is not None and getattr(error, "errno", 0) == errno.ENOENT:
@@ -358,11 +363,11 @@ def _commit(
     agreed: Agreed, answers: list[bytes], ledger: Ledger, check_last: Callable[[], None]
 ) -> Records:
     """Publish what all ranks wrote, on the coordinator; return what each has measured."""
-    told = [answer.split(b"\n", 3) for answer in answers]
+    replies = decode_replies(answers, "record", "objects", "losses", "written")
     plan, store = agreed.made.plan, agreed.store
-    values = decode_objects(plan, [objects for _, objects, _, _ in told])
+    values = decode_objects(plan, [reply["objects"] for reply in replies])
     planned = Planned(plan.tensor, plan.boxes, plan.first)
-    lost = join_losses([losses for _, _, losses, _ in told])
+    lost = join_losses([reply["losses"] for reply in replies])
     header = replace(agreed.files.header, objects=values, losses=lost)
 
     def look() -> None:
@@ -371,14 +376,14 @@ def _commit(
 
     try:
         with Commit(store, header.save_id) as made:
-            made.prepare(header, planned, [written for *_, written in told])
+            made.prepare(header, planned, [reply["written"] for reply in replies])
             look()
             made.publish()
     except StoreError as error:
         if error.errno in REVOKED:
             look()  # the job that has taken this run over removes what was not published
         raise
-    return [json.loads(record) for record, *_ in told]
+    return [json.loads(reply["record"]) for reply in replies]
 
 
 def _fail(agreed: Agreed, ranks: "Group", error: BaseException, ledger: Ledger) -> None:
