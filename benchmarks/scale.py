@@ -40,13 +40,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from holdfast.format import spec
+from holdfast.format.contents import check_tiling
 from holdfast.format.header import Header
-from holdfast.format.manifest import (
-    Manifest,
-    check_tiling,
-    decode_manifest,
-    encode_manifest,
-)
+from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.format.rows import Planned, encode_columns, join_written
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.load_plan import plan_load

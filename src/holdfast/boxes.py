@@ -38,6 +38,23 @@ class Boxes:
     def __getitem__(self, rows: "I64 | Bools | slice") -> "Boxes":
         return Boxes(self.offset[rows], self.shape[rows])
 
+    def and_also(self, others: "Boxes") -> "Boxes":
+        """Return these and, behind them, others."""
+        dimensions = max(self.shape.shape[1], others.shape.shape[1])
+        both = [boxes.filled_up(dimensions) for boxes in (self, others)]
+        return Boxes(
+            np.concatenate([boxes.offset for boxes in both]),
+            np.concatenate([boxes.shape for boxes in both]),
+        )
+
+    def filled_up(self, dimensions: int) -> "Boxes":
+        """Return the same with so many dimensions."""
+        count, missing = len(self), dimensions - self.shape.shape[1]
+        return Boxes(
+            np.concatenate([self.offset, np.zeros((count, missing), np.int64)], axis=1),
+            np.concatenate([self.shape, np.ones((count, missing), np.int64)], axis=1),
+        )
+
     @property
     def elements(self) -> I64:
         """Number of elements of each."""

@@ -173,3 +173,16 @@ def what_is_left(location: str) -> str:
 
 def _peer_error(message: str, rank: int, cause: str) -> PeerError:
     return PeerError(message, rank=rank, cause=cause)
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Take the tracebacks out of an exception and those behind it, with all that they hold."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        behind = waiting.pop()
+        if behind is not None and id(behind) not in seen:
+            seen.add(id(behind))
+            waiting += [behind.__cause__, behind.__context__]
+            behind.__traceback__ = None
+    return error

@@ -71,7 +71,7 @@ def options_of(given: Options | None) -> Options:
         OptionError: it was given something else.
     """
     if given is None:
-        return Options()
+        return _DEFAULT
     if not isinstance(given, Options):
         raise OptionError(
             f'options is {shown(given)}; expected a holdfast.Options, such as Options(io="direct")'
@@ -97,3 +97,6 @@ def _is_count(value: object) -> bool:
 def _within(name: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise OptionError(f"{name} is {shown(value)}; it must be an integer from {low} to {high}")
+
+
+_DEFAULT = Options()

@@ -16,7 +16,6 @@ Invariants:
   3. A worker has none of the caller's modes of torch, but its CUDA streams.
   4. When Python ends, it waits for what is in the background, until its deadline. What another
      daemon thread is at is cancelled. After that a verb runs in the thread that calls it.
-
 Knows threads; no state, no files, no ranks.
 """
 
@@ -33,7 +32,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from .errors import CancelledError, HoldfastError
+from .errors import CancelledError, HoldfastError, without_frames
 from .streams import held_streams
 
 SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word of another's end
@@ -43,7 +42,6 @@ HELD_UP = (
     "The interrupted call of holdfast is held up, by a disk, a rank or a second interrupt. It "
     "ends when it can: what it saves is whole, or not there; what it loads may be filled in part"
 )
-
 _ENDING = "Python is ending, and would end"
 
 Result = TypeVar("Result")
@@ -209,7 +207,9 @@ class _Job:
                 self.result = self._context.run(self._body)
             self._drop()
         except BaseException as error:
-            self.failure = error
+            # What its frames hold is freed here, while Python still waits: torch frees without the
+            # GIL, and a thread that Python has ended would abort as it takes that again.
+            self.failure = without_frames(error) if self.interrupt is not None else error
         here.job = here.place = None
         self._end()
 

@@ -24,6 +24,7 @@ from holdfast.engine import chain as chains
 from holdfast.engine import check, commit, ledger, retire, write_pipeline
 from holdfast.engine.write import DataFileWriter, WriterPlan
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
+from holdfast.format import contents
 from holdfast.format import manifest as manifests
 from holdfast.format.header import Coding, Header
 from holdfast.format.links import Base
@@ -127,14 +128,14 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 def check_tiling(manifest: Manifest) -> None:
     """Do as the format does, once for each."""
     if id(manifest) not in _tiled:
-        manifests.check_tiling(manifest)
+        contents.check_tiling(manifest)
         _tiled[id(manifest)] = manifest
 
 
 def content_digest(table: Table) -> str:
     """Do as the format does, once for each."""
     if id(table) not in _digests:
-        _digests[id(table)] = table, manifests.content_digest(table)
+        _digests[id(table)] = table, contents.content_digest(table)
     return _digests[id(table)][1]
 
 

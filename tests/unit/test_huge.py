@@ -11,9 +11,10 @@ import pytest
 from holdfast.boxes import unflatten
 from holdfast.errors import CorruptError
 from holdfast.format import spec
+from holdfast.format.contents import check_tiling
 from holdfast.format.data_file import align_payload
 from holdfast.format.header import Header
-from holdfast.format.manifest import Manifest, check_tiling, decode_manifest, encode_manifest
+from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.format.rows import FileRows, Planned, encode_written, join_written
 from holdfast.format.table import Table
 from holdfast.layout import (

@@ -13,20 +13,21 @@ from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import holdfast
 from format.simulated_ranks import ThreadGroup, run_ranks
 from holdfast import Options, worker
-from holdfast.engine import read_pipeline
 from holdfast.engine.check import read_manifest
+from holdfast.engine.place import Targets
 from holdfast.errors import CorruptError, HoldfastError, PeerError, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.layout import whole
 from holdfast.options import SLOT_BYTES
-from holdfast.plan.load_plan import find_chunks
-from holdfast.plan.runs import ChunkRead
+from holdfast.plan.load_plan import find_chunks, wants_of
+from holdfast.plan.runs import Reads
 from holdfast.plan.share_plan import SharedRun, encode_rows, share_out
 from holdfast.stores.url import open_store
 
@@ -125,10 +126,10 @@ def test_ranks_that_need_other_things_share_what_is_common(
     assert read[3] == 0, "a rank that needs nothing reads nothing"
 
 
-def needs(manifest: Manifest, names: set[str]) -> tuple[ChunkRead, ...]:
+def needs(manifest: Manifest, names: set[str]) -> Reads:
     tensors = enumerate(manifest.table.header.tensors)
     wanted = {t.path: (i, [whole(t.shape)]) for i, t in tensors if str(t.path[0]) in names}
-    return find_chunks(manifest, wanted)
+    return find_chunks(manifest, wants_of(wanted))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -140,17 +141,15 @@ def test_every_chunk_has_one_reader_and_all_ranks_agree(
     manifest = read_manifest(open_store(path))
     world_size = chance.randrange(1, 7)
     kept = chance.uniform(0.1, 1.0)
-    reads = [
-        tuple(
-            read
-            for read in needs(manifest, {n for n in state if chance.random() < 0.7})
-            if chance.random() < kept
+    reads = []
+    for _ in range(world_size):
+        needed_here = needs(manifest, {n for n in state if chance.random() < 0.7})
+        reads.append(
+            needed_here[np.array([chance.random() < kept for _ in needed_here.rows], bool)]
         )
-        for _ in range(world_size)
-    ]
     told = [encode_rows(each) for each in reads]
     shares = [share_out(manifest, reads[r], told, r, SLOT_BYTES) for r in range(world_size)]
-    needed = {r: {read.row for read in reads[r]} for r in range(world_size)}
+    needed = {r: set(reads[r].rows.tolist()) for r in range(world_size)}
     readers: Counter[int] = Counter()
     for rank, (alone, shared) in enumerate(shares):
         own = [read.row for run in alone for read in run.chunks]
@@ -223,14 +222,14 @@ def test_a_rank_that_fails_half_way_keeps_nobody_waiting(
     place: int,
 ) -> None:
     path, state = saved
-    placed, there, victims = itertools.count(), read_pipeline.place, set[int]()
+    placed, there, victims = itertools.count(), Targets.fill, set[int]()
 
-    def place_or_fail(*arguments: object) -> None:
+    def fill_or_fail(targets: Targets, reads: Reads, base: int) -> Reads:
         if worker.place()[0] in victims and next(placed) == place:
             raise failure("here")
-        there(*arguments)  # type: ignore[arg-type]
+        return there(targets, reads, base)
 
-    monkeypatch.setattr(read_pipeline, "place", place_or_fail)
+    monkeypatch.setattr(Targets, "fill", fill_or_fail)
 
     def wanted(rank: int) -> dict[str, torch.Tensor]:
         if rank == 1:

@@ -18,9 +18,9 @@ from ..engine.pool import lease
 from ..engine.retire import is_leaving
 from ..errors import CorruptError, NotCommittedError, VersionError
 from ..format import spec
+from ..format.contents import content_digest
 from ..format.header import Header
 from ..format.links import TensorLoss
-from ..format.manifest import content_digest
 from ..format.names import step_of
 from ..layout import Shard
 from ..options import Options

@@ -23,9 +23,9 @@ from ..engine.pool import lease
 from ..engine.write import WriterPlan
 from ..engine.write_pipeline import write_shards
 from ..format import spec
+from ..format.contents import content_digest
 from ..format.header import RAW, Coding, Header
 from ..format.links import Base
-from ..format.manifest import content_digest
 from ..format.rows import Planned, encode_written
 from ..layout import Box, Shard, batches, size_of
 from ..options import SLOT_BYTES, STREAM_BYTES, Options, options_of

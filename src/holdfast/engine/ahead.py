@@ -123,11 +123,6 @@ def encode_ahead(
         tasks.close()
 
 
-def is_raw(manifest: Manifest) -> bool:
-    """Whether every payload is the elements themselves."""
-    return all(codec.name == spec.CODEC_RAW for codec in manifest.table.header.codecs)
-
-
 class Decoder:
     """Decodes the chunks of one run, in order; keeps those that others refer to."""
 
@@ -142,7 +137,7 @@ class Decoder:
         self._known: dict[int, int] = {}  # row → address of the decoded elements
         self._pending: dict[int, int] = {}  # row → how many chunks still refer to it
         if len(manifest.references):
-            for row in (row for read in run.chunks for row in self._needed(read.row)):
+            for row in (row for r in run.reads.rows.tolist() for row in self._needed(r)):
                 self._pending[row] = self._pending.get(row, 0) + 1
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import CorruptError, NotCommittedError
+from ..format.contents import content_digest
 from ..format.links import Base
-from ..format.manifest import Manifest, content_digest
+from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..layout import Box, Path, Shard, batches, boxes_of_range
 from ..options import SLOT_BYTES, Keys
@@ -22,6 +23,7 @@ from ..state.ambient import ordinary_torch
 from ..state.tensors import TORCH_DTYPES
 from ..stores.base import Store
 from .check import read_manifest
+from .place import Targets, targets_of
 from .pool import Lease
 from .read import still_there
 from .read_pipeline import Done, read_shards
@@ -124,27 +126,28 @@ def _check_tensors(manifest: Manifest, below: Manifest, base: Base) -> None:
 
 
 @ordinary_torch()
-def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources) -> Done:
+def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Targets | Sources) -> Done:
     """Read runs of the newest checkpoint of a chain, as `read_shards` does."""
+    targets = targets if isinstance(targets, Targets) else targets_of(targets)
     with still_there(chain[-1].store):
         return _read_chain(chain, lease, runs, targets)
 
 
-def _read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Sources) -> Done:
+def _read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Targets) -> Done:
     *below, top = chain
     based = top.manifest.based
     if not below:
         # Of a chain that is open as far as it can be, the base may have gone a moment ago.
-        if len(based) and any(based[read.row] for run in runs for read in run.chunks):
+        if len(based) and any(based[run.reads.rows].any() for run in runs):
             base = top.manifest.table.header.base
             raise CorruptError(
                 f"{top.store.location} was made from {base and base.name}, which is not there any "
                 "more. Put it back, or use a checkpoint of another chain"
             )
         return read_shards(top.store, lease, top.manifest, runs, targets)
-    alone = [run for run in runs if not any(based[read.row] for read in run.chunks)]
+    alone = [run for run in runs if not based[run.reads.rows].any()]
     read_bytes = read_shards(top.store, lease, top.manifest, alone, targets).read_bytes
-    rest = [run for run in runs if any(based[read.row] for read in run.chunks)]
+    rest = [run for run in runs if based[run.reads.rows].any()]
     for batch in batches(rest, _bytes_of, max(BATCH_BYTES_MIN, SCRATCH_BYTES // len(chain))):
         reads = [read for run in batch for read in run.chunks if based[read.row]]
         with _elements_below(tuple(below), lease, reads) as (bases, done):

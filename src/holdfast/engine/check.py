@@ -22,9 +22,10 @@ from ..errors import (
     damaged,
 )
 from ..format import spec
+from ..format.contents import check_tiling
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header_values
-from ..format.manifest import Manifest, check_tiling, decode_manifest
+from ..format.manifest import Manifest, decode_manifest
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME
 from ..format.signature import Statement
 from ..format.table import Table, decode_table
@@ -51,7 +52,8 @@ def read_manifest(store: Store, check: Check | None = None) -> Manifest:
     signed = _check_signed(check, store, data) if check else None
     try:
         manifest = decode_manifest(data, where)
-        check_tiling(manifest)
+        if manifest.is_cut.any():  # else each tensor is one shard, all of it
+            check_tiling(manifest)
     except CorruptError as error:
         text = str(error) if str(error).startswith(where) else f"{where}: {error}"
         raise damaged(store.location, text) from error
@@ -127,9 +129,20 @@ def lost_manifest(store: Store) -> str | None:
     )
 
 
-def file_share(manifest: Manifest, rank: int, world_size: int) -> range:
-    """Return which files a rank checks: all files are checked, each by one rank."""
-    return range(rank, len(manifest.file_names), world_size)
+def check_share(
+    store: Store, manifest: Manifest, rank: int, world_size: int, *, names: bool
+) -> None:
+    """Check a rank's part of all bytes that are no payload: each file is checked by one rank.
+
+    Args:
+        names: whether nothing else may lie under the directory.
+
+    Raises:
+        CorruptError: as `check_names` and `check_files`.
+    """
+    if names and rank == 0:
+        check_names(store, manifest)
+    check_files(store, manifest, range(rank, len(manifest.file_names), world_size))
 
 
 def check_names(store: Store, manifest: Manifest) -> None:
@@ -141,18 +154,21 @@ def check_names(store: Store, manifest: Manifest) -> None:
     save_id = manifest.table.header.save_id
     known = {spec.MANIFEST_NAME: "file", spec.DATA_DIRECTORY: "directory"}
     known |= {spec.SIGNATURE_NAME: "file"}
+    is_signed = False
     for entry in store.list():
-        if not entry.name.startswith(spec.PENDING_MANIFEST_PREFIX):
-            _check_entry(store, "", entry.name, entry.kind, known.get(entry.name))
+        is_signed = is_signed or entry.name == spec.SIGNATURE_NAME
+        is_pending = entry.name.startswith(spec.PENDING_MANIFEST_PREFIX)
+        if entry.kind != known.get(entry.name) and not is_pending:
+            raise _stranger(store, entry.name, entry.kind)
     for entry in _list_data(store, manifest, spec.DATA_DIRECTORY):
         # Directories of saves that died belong to no checkpoint, and are never read.
-        _check_entry(store, f"{spec.DATA_DIRECTORY}/", entry.name, entry.kind, "directory")
-    below = f"{spec.DATA_DIRECTORY}/{save_id}/"
-    names = {name.removeprefix(below) for name in manifest.file_names}
-    for entry in _list_data(store, manifest, below.rstrip("/")):
-        expected = "file" if entry.name in names else None
-        _check_entry(store, below, entry.name, entry.kind, expected)
-    signature = read_signature(store) if store.exists(spec.SIGNATURE_NAME) else None
+        if entry.kind != "directory":
+            raise _stranger(store, f"{spec.DATA_DIRECTORY}/{entry.name}", entry.kind)
+    below, names = f"{spec.DATA_DIRECTORY}/{save_id}", set(manifest.file_names)
+    for entry in _list_data(store, manifest, below):
+        if entry.kind != "file" or f"{below}/{entry.name}" not in names:
+            raise _stranger(store, f"{below}/{entry.name}", entry.kind)
+    signature = read_signature(store) if is_signed else None
     if signature and len(signature.statement.payloads) != len(manifest.chunk_start):
         raise CorruptError(f"{store.location}/{spec.SIGNATURE_NAME} is of another; remove it")
 
@@ -171,13 +187,12 @@ def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:
         return []  # a checkpoint without elements needs no directory for them
 
 
-def _check_entry(store: Store, where: str, name: str, kind: str, expected: str | None) -> None:
-    if kind != expected:
-        found = {"file": "file", "directory": "directory"}.get(kind, "link or special file")
-        raise CorruptError(
-            f"{store.location}/{where}{name} is a {found} that does not belong to the checkpoint; "
-            "remove it if you put it there"
-        )
+def _stranger(store: Store, name: str, kind: str) -> CorruptError:
+    found = {"file": "file", "directory": "directory"}.get(kind, "link or special file")
+    return CorruptError(
+        f"{store.location}/{name} is a {found} that does not belong to the checkpoint; "
+        "remove it if you put it there"
+    )
 
 
 def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
@@ -223,24 +238,25 @@ def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) ->
     seed = chunk_seed(table.header.save_id, rank, number, spec.FOOTER_CHUNK)
     if xxh3_64(footer, seed) != checksum:
         raise CorruptError(f"the checksum of its footer (at {offset}) does not match its bytes")
+    wanted = _footer_of(manifest, file)
     try:
-        _check_footer(decode_table(spec.FOOTER_MAGIC, footer), manifest, file)
+        _check_footer(decode_table(spec.FOOTER_MAGIC, footer, wanted.header), wanted)
     except VersionError as error:
         raise CorruptError(f"its footer is of another version than MANIFEST: {error}") from error
 
 
-def _check_footer(footer: Table, manifest: Manifest, file: int) -> None:
+def _check_footer(footer: Table, expected: Table) -> None:
     """Check that a footer says of its file what MANIFEST says."""
-    expected = _footer_of(manifest, file)
     differing = [
         field.name
         for field in fields(Table)
         if field.name != "header"
         and not np.array_equal(getattr(footer, field.name), getattr(expected, field.name))
     ]
-    # As JSON, where NaN equals itself.
-    found, wanted = encode_header_values(footer.header), encode_header_values(expected.header)
-    differing += [key for key in wanted if found[key] != wanted[key]]
+    if footer.header is not expected.header:
+        # As JSON, where NaN equals itself.
+        found, wanted = encode_header_values(footer.header), encode_header_values(expected.header)
+        differing += [key for key in wanted if found[key] != wanted[key]]
     if differing:
         raise CorruptError(f"its footer and MANIFEST differ in {', '.join(differing)}")
 

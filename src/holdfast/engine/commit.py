@@ -34,15 +34,10 @@ from ..errors import (
     StoreError,
 )
 from ..format import spec
+from ..format.contents import check_tiling, content_digest
 from ..format.header import Header
 from ..format.links import Base
-from ..format.manifest import (
-    Manifest,
-    check_tiling,
-    content_digest,
-    decode_manifest,
-    encode_manifest,
-)
+from ..format.manifest import Manifest, decode_manifest, encode_manifest
 from ..format.rows import Planned, join_written
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store

@@ -1,10 +1,96 @@
-"""Checked bytes → tensors. Knows elements and boxes; no names, no files."""
+"""Checked bytes → tensors. Knows elements and boxes; no names, no files.
 
+Chunks that lie in a target as they are stored are placed by one call, however many they are.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
-from .._core import copy
-from ..layout import Box, Chunk, boxes_of_range
+from .._core import copy, copy_pieces
+from ..boxes import U64, Boxes, unflatten
+from ..layout import Box, Chunk, Path, boxes_of_range
+from ..plan.runs import Reads
 from ..state.tensors import TORCH_DTYPES
+
+Part = tuple[torch.Tensor, Box]  # the elements of a box
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Targets:
+    """What a load fills; each has the number that it has among what is wanted.
+
+    Attributes:
+        boxes: which elements of its tensor each takes.
+        address: of the first element where they lie behind each other in host memory, in the
+            checkpoint's dtype; else 0.
+    """
+
+    paths: Sequence[Path]
+    tensors: Sequence[torch.Tensor]
+    boxes: Boxes
+    address: U64
+
+    def part(self, number: int) -> Part:
+        """Return the elements to fill, and which they are."""
+        tensor = self.tensors[number]
+        offset = self.boxes.offset[number, : tensor.ndim].tolist()
+        return tensor, Box(tuple(offset), tuple(tensor.shape))
+
+    def fill(self, reads: Reads, base: int) -> Reads:
+        """Place the elements of checked chunks that lie in their targets as they are stored.
+
+        Args:
+            reads: chunks whose payloads are their elements.
+            base: address at which byte 0 of their file would be.
+
+        Returns:
+            What is left: chunks that go elsewhere, each with what wants it.
+        """
+        manifest = reads.manifest
+        which, pair = reads.pairs()
+        wants = reads.wants[pair]
+        straight = reads.exact[pair] & (self.address[wants] != 0)
+        rest = np.flatnonzero(~straight)
+        rows, placed = reads.rows[which[straight]], wants[straight]
+        shard = manifest.shard_first_row.searchsorted(rows, "right") - 1
+        tensor = manifest.table.shard_tensor[shard]
+        before = (rows - manifest.shard_first_row[shard]) * manifest.chunk_elements[tensor]
+        copy_pieces(
+            self.address[placed] + (before * manifest.item_bytes[tensor]).astype(np.uint64),
+            (manifest.chunk_start[rows] + base).astype(np.uint64),
+            manifest.chunk_bytes[rows].astype(np.uint64),
+            1,
+        )
+        ones = np.ones_like(rest)
+        return Reads(manifest, reads.rows[which[rest]], pair[rest], ones, reads.wants, reads.exact)
+
+
+def targets_of(
+    sources: Mapping[Path, Iterable[Part]], dtypes: Sequence[str] | None = None
+) -> Targets:
+    """Return what is to be filled as columns.
+
+    Args:
+        dtypes: of the checkpoint's tensors, one for each part; None: nothing is known to lie as
+            it is stored.
+    """
+    parts = [(path, *part) for path, held in sources.items() for part in held]
+    ndim = np.array([len(box.shape) for _, _, box in parts], np.int64)
+    flat = np.array([n for _, _, box in parts for n in (*box.offset, *box.shape)], np.int64)
+    boxes = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)
+    paths, tensors = [path for path, _, _ in parts], [tensor for _, tensor, _ in parts]
+    addresses = [0] * len(parts)
+    if dtypes is not None:
+        addresses = list(map(_address_of, tensors, dtypes))
+    return Targets(paths, tensors, boxes, np.array(addresses, np.uint64))
+
+
+def _address_of(tensor: torch.Tensor, dtype: str) -> int:
+    straight = tensor.dtype == TORCH_DTYPES[dtype] and is_plain(tensor)
+    return tensor.data_ptr() if straight else 0
 
 
 def place(elements: torch.Tensor, chunk: Chunk, target: torch.Tensor, box: Box) -> None:

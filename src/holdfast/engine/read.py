@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+import numpy as np
+
 from .. import worker
-from .._core import checksum, is_zero
+from .._core import checksum, first_damaged, is_zero
 from ..codecs.base import Payload
 from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, damaged
 from ..format import spec
-from ..format.data_file import chunk_seed
+from ..format.data_file import chunk_seed, seed_head
 from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.signature import Statement
@@ -54,8 +56,8 @@ class DataFileReader:
         slots: Iterable[int] | None = None,
         *,
         in_order: bool = False,
-        clear: Callable[[int], None] = lambda _: None,
-        is_clear: Callable[[int], bool] = lambda _: True,
+        clear: Callable[[int], None] | None = None,
+        is_clear: Callable[[int], bool] | None = None,
     ) -> Iterator[tuple[Run, int]]:
         """Read runs ahead; yield each with its slot, which is reused for a later one.
 
@@ -69,11 +71,12 @@ class DataFileReader:
         free, flying, coming = deque(slots or range(pool.slots)), dict[int, Run](), iter(runs)
         landed: dict[int, tuple[int, int]] = {}
         while True:
-            while free and (not flying or is_clear(free[0])):
+            while free and (not flying or is_clear is None or is_clear(free[0])):
                 if (run := next(coming, None)) is None:
                     break
                 slot, extent = free.popleft(), run.extent
-                clear(slot)
+                if clear is not None:
+                    clear(slot)
                 self._close_idle({r.extent.file for r in flying.values()} | {extent.file})
                 descriptor, address = self._descriptor(extent.file), pool.address(slot)
                 queue.submit_read(descriptor, address, extent.size_bytes, extent.offset, slot)
@@ -91,23 +94,37 @@ class DataFileReader:
             yield run, slot
             free.append(slot)
 
-    def scan(
-        self, runs: Iterable[Run], report: Callable[[int], None]
-    ) -> Iterator[tuple[ChunkRead | None, CorruptError]]:
-        """Check every chunk of runs in one file; yield every fault, with the chunk that has it.
+    def is_whole(self, run: Run, slot: int) -> bool:
+        """Check all chunks of a run in its slot, and the gaps before them, at once.
 
-        A file that is missing or cut short is a fault of no chunk, and ends it.
+        Returns:
+            False where one is damaged; and of a signed checkpoint, where each has to be looked at.
+            Then `check` says of a chunk what is wrong with it.
         """
-        try:
-            for run, slot in self.stream(runs):
-                for read in run.chunks:
-                    try:
-                        self.check(run, read, slot)
-                    except CorruptError as error:
-                        yield read, error
-                report(run.extent.size_bytes)
-        except CorruptError as error:
-            yield None, error
+        manifest, rows, file = self._manifest, run.reads.rows, run.extent.file
+        if manifest.signed is not None:
+            return False
+        table, start = manifest.table, manifest.chunk_start[rows]
+        base = self._lease.pool.address(slot) - run.extent.offset
+        head = seed_head(
+            table.header.save_id, int(table.file_rank[file]), int(table.file_number[file])
+        )
+        damaged = first_damaged(
+            (start + base).astype(np.uint64),
+            manifest.chunk_bytes[rows].astype(np.uint64),
+            (start - manifest.chunk_gap_start[rows]).astype(np.uint64),
+            (rows - manifest.file_first_chunk[file]).astype(np.uint64),
+            table.chunk_checksum[rows],
+            head,
+        )
+        return damaged == len(rows)
+
+    def payload(self, run: Run, row: int, slot: int) -> Payload:
+        """Return where the payload of a chunk of a run is."""
+        manifest = self._manifest
+        base = self._lease.pool.address(slot) - run.extent.offset
+        start, size = int(manifest.chunk_start[row]), int(manifest.chunk_bytes[row])
+        return Payload(base + start, size, int(manifest.table.chunk_size_mode[row]) >> 24)
 
     def check(self, run: Run, read: ChunkRead, slot: int) -> Payload:
         """Check one chunk of a run in its slot, and the gap before it.
@@ -142,7 +159,7 @@ class DataFileReader:
             )
         if manifest.signed is not None:
             self._check_signed(manifest.signed, row, slot, start - run.extent.offset, size, what)
-        return Payload(base + start, size, int(table.chunk_size_mode[row]) >> 24)
+        return self.payload(run, row, slot)
 
     def _check_signed(
         self, signed: Statement, row: int, slot: int, start: int, size: int, what: str

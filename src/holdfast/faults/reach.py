@@ -11,7 +11,7 @@ from ..boxes import Bools
 from ..format.manifest import Manifest
 from ..format.references import NONE
 from ..layout import Box, Path, boxes_of_range, elements_per_chunk
-from ..plan.load_plan import find_chunks
+from ..plan.load_plan import find_chunks, wants_of
 
 
 def with_referring(manifest: Manifest, lost: Bools) -> Bools:
@@ -32,7 +32,7 @@ def based_on(manifest: Manifest, below: Mapping[Path, Sequence[Box]]) -> Bools:
     if len(manifest.based):
         index = {tensor.path: n for n, tensor in enumerate(manifest.table.header.tensors)}
         wanted = {path: (index[path], boxes) for path, boxes in below.items() if path in index}
-        hit[[read.row for read in find_chunks(manifest, wanted)]] = True
+        hit[find_chunks(manifest, wants_of(wanted)).rows] = True
         hit &= manifest.based
     return hit
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from ..engine.check import check_files, check_names
 from ..engine.pool import Lease, lease
 from ..engine.read import DataFileReader, open_data_file, still_there
@@ -108,9 +110,9 @@ def _look_at_file(
     size = _size_of(store, name)
     rest, short = list[Run](), list[int]()
     for run in runs:
-        parts = [run] if _end(manifest, run) <= size else [_alone(manifest, r) for r in _of(run)]
+        parts = [run] if _end(manifest, run) <= size else _each(manifest, run)
         rest += [part for part in parts if _end(manifest, part) <= size]
-        short += [part.chunks[0].row for part in parts if _end(manifest, part) > size]
+        short += [int(part.reads.rows[0]) for part in parts if _end(manifest, part) > size]
     return (replace(faults[0], rows=tuple(sorted(short))), *faults[1:]), rest
 
 
@@ -130,9 +132,10 @@ def _scan(
             with DataFileReader(store, leased, manifest) as reader:
                 for run, slot in reader.stream(tuple(rest), in_order=True):
                     rest.popleft()
+                    chunks = [] if reader.is_whole(run, slot) else run.chunks
                     faults = tuple(
                         Fault(where, error.args[0], (read.row,))
-                        for read in run.chunks
+                        for read in chunks
                         if (error := _fault_of(reader, run, read, slot))
                     )
                     extent = run.extent
@@ -143,10 +146,10 @@ def _scan(
             if not (rest and is_spared):
                 raise
             run = rest.popleft()
-            if len(run.chunks) > 1:
-                rest.extendleft(reversed([_alone(manifest, read) for read in _of(run)]))
+            if len(run.reads) > 1:
+                rest.extendleft(reversed(_each(manifest, run)))
                 continue
-            rows, extent = tuple(read.row for read in run.chunks), run.extent
+            rows, extent = tuple(run.reads.rows.tolist()), run.extent
             fault = Fault(where, error.args[0], rows)
             yield Part((file, extent.offset + extent.size_bytes), extent.size_bytes, (fault,))
 
@@ -159,18 +162,13 @@ def _fault_of(reader: DataFileReader, run: Run, read: ChunkRead, slot: int) -> C
     return None
 
 
-def _of(run: Run) -> list[ChunkRead]:
-    """Return the chunks of a run as they lie in the file."""
-    return sorted(run.chunks, key=lambda read: read.row)
-
-
-def _alone(manifest: Manifest, read: ChunkRead) -> Run:
-    """Return the read of one chunk and the gap before it."""
-    row, page = read.row, LARGE_ALIGN_BYTES
-    file = int(manifest.file_first_chunk.searchsorted(row, "right")) - 1
-    first = int(manifest.chunk_gap_start[row]) // page * page
-    last = -(-int(manifest.chunk_start[row] + manifest.chunk_bytes[row]) // page) * page
-    return Run(Extent(file, first, last - first), (read,))
+def _each(manifest: Manifest, run: Run) -> list[Run]:
+    """Return the reads of each chunk of a run and the gap before it, as they lie in the file."""
+    rows, page, file = run.reads.rows, LARGE_ALIGN_BYTES, run.extent.file
+    first = manifest.chunk_gap_start[rows] // page * page
+    last = -(-(manifest.chunk_start[rows] + manifest.chunk_bytes[rows]) // page) * page
+    extents = [Extent(file, a, b - a) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+    return [Run(extents[n], run.reads[n : n + 1]) for n in np.argsort(rows).tolist()]
 
 
 def _end(manifest: Manifest, run: Run) -> int:

@@ -20,11 +20,12 @@ assert _TRAILER.size == spec.TRAILER_BYTES
 
 def chunk_seed(save_id: str, rank: int, number: int, chunk: int) -> int:
     """Return the checksum seed of a chunk: binds the payload to save, file and place."""
-    return xxh3_64(_seed_head(save_id, rank, number) + chunk.to_bytes(8, "little"))
+    return xxh3_64(seed_head(save_id, rank, number) + chunk.to_bytes(8, "little"))
 
 
 @lru_cache  # the same for all chunks of a file
-def _seed_head(save_id: str, rank: int, number: int) -> bytes:
+def seed_head(save_id: str, rank: int, number: int) -> bytes:
+    """Return what the seeds of all chunks of a file begin with."""
     return _SEED_HEAD.pack(bytes.fromhex(save_id), rank, number)
 
 

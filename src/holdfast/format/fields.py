@@ -3,14 +3,28 @@
 from typing import Any
 
 from ..errors import CorruptError
+from .spec import CHUNK_ELEMENTS_MAX
 
 
-def entries(values: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return a list of objects, which a key has to have."""
-    entries = values.get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CorruptError(f"{key!r} of its JSON header is not a list of objects")
-    return entries
+def entries(values: dict[str, Any], *names: str) -> list[list[dict[str, Any]]]:
+    """Return the lists of objects that some keys have to have."""
+    found = []
+    for key in names:
+        listed = values.get(key)
+        if not isinstance(listed, list) or not set(map(type, listed)) <= {dict}:
+            raise CorruptError(f"{key!r} of its JSON header is not a list of objects")
+        found.append(listed)
+    return found
+
+
+def numbers(values: dict[str, Any]) -> tuple[int | None, int, int]:
+    """Check the step, which may be missing, the world size, and the elements of a chunk."""
+    step = values["step"]
+    chunk_elements = count(values["chunk_elements"], 1, "chunk_elements")
+    if chunk_elements > CHUNK_ELEMENTS_MAX:
+        raise CorruptError(f"chunk_elements is {chunk_elements}; at most {CHUNK_ELEMENTS_MAX}")
+    world_size = count(values["world_size"], 1, "world_size", 1 << 32)
+    return None if step is None else count(step, 0, "step", 1 << 53), world_size, chunk_elements
 
 
 def keys(entry: dict[str, Any], wanted: set[str], what: str) -> None:

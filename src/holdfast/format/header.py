@@ -4,18 +4,19 @@ What comes out of `decode_header` has passed every check that the header alone c
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import prod
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from ..errors import CorruptError, VersionError
 from ..layout import ITEM_BYTES, ROLES, Group, Path, Shape, Tensor
 from . import spec
-from .fields import count, entries, hex_digits, keys, text
+from .fields import count, entries, hex_digits, keys, numbers, text
 from .links import Base, TensorLoss, decode_base, decode_losses
-from .values import decode_path, decode_value, encode_path, encode_value, parse_json
+from .values import decode_path, decode_paths, decode_value, encode_path, encode_value, parse_json
 
 _TOO_DEEP = f"its JSON header is nested deeper than {spec.JSON_DEPTH_MAX} levels"
 _FEATURES = {
@@ -25,6 +26,7 @@ _FEATURES = {
 REPAIRED: Path = ("repaired by holdfast",)  # the value that says what was not recovered
 _SINCE = {"since": "0.1.0"}
 _TENSOR_KEYS = {"path", "dtype", "shape", "codec"}
+_TENSOR_VALUES = itemgetter("path", "dtype", "shape", "codec")
 _KEYS = {
     *(
         "save_id",
@@ -90,22 +92,29 @@ class Header:
         """Whether it says that something was not recovered."""
         return any(path == REPAIRED for path, _ in self.objects)
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether all tensors are stored as their elements."""
+        return self.codecs in ((), (RAW,))
+
     def codec(self, tensor: int) -> Coding:
         """Return how the chunks of a tensor are stored."""
         return self.codecs[self.codec_of[tensor] if self.codec_of else 0]
 
     def part(self, kept: Sequence[int]) -> "Header":
         """Return the header of some tensors, ascending: numbered anew, no objects, no losses."""
+        if len(kept) == len(self.tensors):
+            return replace(self, objects=(), losses=())
         anew = {index: number for number, index in enumerate(kept)}
         codecs = tuple(Coding(codec.name, _renumbered(codec.groups, anew)) for codec in self.codecs)
         return replace(
             self,
-            tensors=tuple(self.tensors[index] for index in kept),
+            tensors=tuple(map(self.tensors.__getitem__, kept)),
             ties=tuple((path, anew[index]) for path, index in self.ties if index in anew),
             objects=(),
             losses=(),
             codecs=codecs,
-            codec_of=tuple(self.codec_of[index] for index in kept) if self.codec_of else (),
+            codec_of=tuple(map(self.codec_of.__getitem__, kept)) if self.codec_of else (),
         )
 
 
@@ -167,29 +176,19 @@ def decode_header(text: bytes) -> Header:
         CorruptError: it is none.
         VersionError: a newer holdfast wrote it.
     """
-    try:
-        with _uncollected():
-            return _decode_header(parse_json(_unpadded(text)))
-    except RecursionError as error:  # of values in values; all else has a form of few levels
-        raise CorruptError(_TOO_DEEP) from error
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep Python from looking for cycles: a header makes many objects, and no cycle.
-
-    Of a million chunks' MANIFEST that took a third of the time, with torch's objects beside.
-    """
     import gc  # only who reads a header needs it
 
-    if not gc.isenabled():
-        yield
-        return
+    # Python is kept from looking for cycles: a header makes many objects, and no cycle. Of a
+    # million chunks' MANIFEST that took a third of the time, with torch's objects beside.
+    is_collected = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return _decode_header(parse_json(_unpadded(text)))
+    except RecursionError as error:  # of values in values; all else has a form of few levels
+        raise CorruptError(_TOO_DEEP) from error
     finally:
-        gc.enable()
+        if is_collected:
+            gc.enable()
 
 
 def _unpadded(text: bytes) -> bytes:
@@ -204,38 +203,39 @@ def _decode_header(values: Any) -> Header:
     if not isinstance(values, dict):
         raise CorruptError("its JSON header is not an object")
     features = _check_known(values)
-    if set(values) != _KEYS.union(*(_FEATURES[name] for name in features)):
+    if set(values) != _KEYS.union(*map(_FEATURES.__getitem__, features)):
         raise CorruptError("its JSON header does not have the keys of version 1")
-    tensors, codec_of = _decode_tensors(entries(values, "tensors"), values["codecs"])
-    ties = tuple(_decode_tie(entry, len(tensors)) for entry in entries(values, "ties"))
-    objects = tuple(_decode_object(entry) for entry in entries(values, "objects"))
-    paths = [tensor.path for tensor in tensors]
-    paths += [path for path, _ in ties] + [path for path, _ in objects]
+    listed, tied, valued = entries(values, "tensors", "ties", "objects")
+    tensors, codec_of = _decode_tensors(listed, values["codecs"])
+    ties = tuple(map(partial(_decode_tie, len(tensors)), tied))
+    objects = tuple(map(_decode_object, valued))
+    paths = [*map(attrgetter("path"), tensors), *map(itemgetter(0), (*ties, *objects))]
     # True == 1 in Python, but no key of a path is a bool.
     if len(set(paths)) != len(paths):
         raise CorruptError("its JSON header names a path twice")
+    step, world_size, chunk_elements = numbers(values)
     return Header(
         save_id=hex_digits(values["save_id"], "save_id"),
-        step=None if values["step"] is None else count(values["step"], 0, "step", 1 << 53),
-        world_size=count(values["world_size"], 1, "world_size", 1 << 32),
+        step=step,
+        world_size=world_size,
         mesh=_mesh(values["mesh"]),
         metrics=_metrics(values["metrics"]),
         written_by=text(values["written_by"], "written_by"),
-        chunk_elements=_chunk_elements(values["chunk_elements"]),
+        chunk_elements=chunk_elements,
         tensors=tensors,
         ties=ties,
         objects=objects,
-        codecs=tuple(_decode_codec(codec, tensors) for codec in values["codecs"]),
+        codecs=tuple(map(partial(_decode_codec, tensors), values["codecs"])),
         codec_of=codec_of if any(codec_of) else (),
         base=decode_base(values["base"]) if "base" in values else None,
         losses=decode_losses(values, len(tensors)) if "losses" in values else (),
     )
 
 
-def _decode_codec(values: dict[str, Any], tensors: Sequence[Tensor]) -> Coding:
+def _decode_codec(tensors: Sequence[Tensor], values: dict[str, Any]) -> Coding:
     if values["name"] == spec.CODEC_RAW:
         return RAW
-    groups = tuple(_decode_group(entry, tensors) for entry in entries(values, "groups"))
+    groups = tuple(_decode_group(entry, tensors) for entry in entries(values, "groups")[0])
     members = [index for group in groups for index in group.values()]
     if len(set(members)) != len(members):
         raise CorruptError("a tensor is in two groups of a codec")
@@ -258,10 +258,13 @@ def _decode_group(entry: dict[str, Any], tensors: Sequence[Tensor]) -> Group:
 
 def _check_known(values: dict[str, Any]) -> set[str]:
     """Tell a newer checkpoint from a damaged one; return the features it uses."""
-    features = entries(values, "features")
+    (features,) = entries(values, "features")
     for feature in features:
         keys(feature, {"name", "since"}, "feature")
-    told = [[text(f[key], f"{key} of a feature") for key in ("name", "since")] for f in features]
+    told = []
+    for feature in features:
+        name, since = feature["name"], feature["since"]
+        told.append((text(name, "name of a feature"), text(since, "since of a feature")))
     for name, since in told:
         if name not in _FEATURES:
             raise VersionError(
@@ -273,8 +276,9 @@ def _check_known(values: dict[str, Any]) -> set[str]:
         if name in found:
             raise CorruptError(f"its JSON header names the feature {name!r} twice")
         found.add(name)
-    codecs = entries(values, "codecs")
-    for name in [text(codec.get("name"), "the name of a codec") for codec in codecs]:
+    (codecs,) = entries(values, "codecs")  # which a newer one may have otherwise
+    for codec in codecs:
+        name = text(codec.get("name"), "the name of a codec")
         if name not in spec.MODES:
             raise VersionError(
                 f"it uses the codec {name!r:.80}, which this holdfast does not know. "
@@ -292,17 +296,22 @@ def _decode_tensors(
 
     What many have in common, as layers do, is looked at once.
     """
+    try:
+        columns = [*zip(*map(_TENSOR_VALUES, entries), strict=True)] or [(), (), (), ()]
+    except KeyError:
+        columns = []
+    if not columns or sum(map(len, entries)) != len(_TENSOR_KEYS) * len(entries):
+        for entry in entries:
+            keys(entry, _TENSOR_KEYS, "tensor")
+    paths, dtypes, shapes, codec_of = columns
+    # Of 1 and True, which are equal, texts differ.
+    alike = list(map(repr, zip(dtypes, shapes, codec_of, strict=True)))
+    first = dict(zip(reversed(alike), reversed(range(len(alike))), strict=True))
     known: dict[str, Shape] = {}
-    tensors, codec_of = [], []
-    for entry in entries:
-        keys(entry, _TENSOR_KEYS, "tensor")
-        dtype, shape, codec = entry["dtype"], entry["shape"], entry["codec"]
-        alike = f"{dtype!r}{shape!r}{codec!r}"  # of 1 and True, which are equal, texts differ
-        if alike not in known:
-            known[alike] = _tensor_shape(dtype, shape, codec, len(codecs))
-        tensors.append(Tensor(decode_path(entry["path"]), dtype, known[alike]))
-        codec_of.append(codec)
-    return tuple(tensors), tuple(codec_of)
+    for form, number in sorted(first.items(), key=itemgetter(1)):
+        known[form] = _tensor_shape(dtypes[number], shapes[number], codec_of[number], len(codecs))
+    found = map(Tensor, decode_paths(paths), dtypes, map(known.__getitem__, alike))
+    return tuple(found), codec_of
 
 
 def _tensor_shape(dtype: Any, shape: Any, codec: Any, codecs: int) -> Shape:
@@ -320,7 +329,7 @@ def _tensor_shape(dtype: Any, shape: Any, codec: Any, codecs: int) -> Shape:
     return found
 
 
-def _decode_tie(entry: dict[str, Any], tensors: int) -> tuple[Path, int]:
+def _decode_tie(tensors: int, entry: dict[str, Any]) -> tuple[Path, int]:
     keys(entry, {"path", "tensor"}, "tie")
     if count(entry["tensor"], 0, "tie") >= tensors:
         raise CorruptError(f"a tie names tensor {entry['tensor']} of {tensors}")
@@ -333,13 +342,10 @@ def _decode_object(entry: dict[str, Any]) -> tuple[Path, Any]:
 
 
 def _shape(values: list[Any]) -> Shape:
+    are_whole = set(map(type, values)) <= {int}
+    if are_whole and min(values, default=0) >= 0 and max(values, default=0) < 1 << 63:
+        return tuple(values)
     return tuple([count(n, 0, "a dimension") for n in values])
-
-
-def _chunk_elements(value: Any) -> int:
-    if count(value, 1, "chunk_elements") > spec.CHUNK_ELEMENTS_MAX:
-        raise CorruptError(f"chunk_elements is {value}; at most {spec.CHUNK_ELEMENTS_MAX}")
-    return int(value)
 
 
 def _mesh(value: Any) -> dict[str, Any] | None:
@@ -354,6 +360,8 @@ def _mesh(value: Any) -> dict[str, Any] | None:
 
 
 def _metrics(value: Any) -> dict[str, float]:
+    if type(value) is dict and not value:
+        return value
     decoded = decode_value(value)
     if not isinstance(decoded, dict) or any(
         not isinstance(name, str)

@@ -58,7 +58,7 @@ def decode_base(entry: Any) -> Base:
 def decode_losses(values: dict[str, Any], tensors: int) -> tuple[TensorLoss, ...]:
     """Check losses: each of another tensor, ascending."""
     found: list[TensorLoss] = []
-    for entry in entries(values, "losses"):
+    for entry in entries(values, "losses")[0]:
         keys(entry, {"tensor", "squared_error", "largest_error", "energy"}, "loss")
         least = found[-1].tensor + 1 if found else 0
         index = count(entry["tensor"], least, "the tensor of a loss", tensors)

@@ -4,10 +4,10 @@ Knows bytes and columns; reads no file. `Manifest` adds to a table what its read
 and again.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,26 +15,22 @@ import numpy.typing as npt
 
 from .._core import xxh3_128
 from ..boxes import (
-    LANES,
-    PRIME,
     Bools,
     Boxes,
     are_inside,
-    measure,
-    random_keys,
     spread,
     unflatten,
 )
 from ..errors import CorruptError, HoldfastError
-from ..layout import ITEM_BYTES, Box, Shard, elements_per_chunk, tiling_fault
+from ..layout import ITEM_BYTES, Box, Shard, elements_per_chunk
 from . import spec
 from .header import Header
 from .names import data_file_name, dotted
 from .references import NONE, find_based, find_references
 from .signature import Statement
 from .table import I64, U32, Table, decode_table, encode_table, unpacked_bytes
-from .values import encode_path
 
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 BLOCK_ROWS = 1 << 16  # looked at in one go: 64 dimensions of that many boxes take 64 MiB
 
 
@@ -53,6 +49,8 @@ class Manifest:
         references: row of the chunk that each chunk's payload refers to, or -1; empty: none refers.
         based: whether each chunk refers to the base; empty: none does.
         tensor_order, tensor_first: shards ordered by tensor, and where those of each begin.
+        chunk_elements, item_bytes: of each tensor.
+        is_cut: whether each tensor is in several shards, as far as that has to be looked at.
         size_bytes: of the MANIFEST itself, when it is unpacked.
         digest: of the bytes of the MANIFEST itself: 32 hexadecimal digits.
         signed: what a trusted key has signed of it, where that was asked for.
@@ -71,9 +69,17 @@ class Manifest:
     based: Bools
     tensor_order: I64
     tensor_first: I64
+    chunk_elements: I64
+    item_bytes: I64
+    is_cut: Bools
     size_bytes: int = 0
     digest: str = ""
     signed: Statement | None = None
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether every payload is the elements themselves."""
+        return self.table.header.is_raw
 
     def shards_of(self, tensor: int) -> I64:
         """Return the indices of a tensor's shards, ascending."""
@@ -88,6 +94,10 @@ class Manifest:
         """Return the boxes of shards, filled up to so many dimensions."""
         ndim = (self.box_start[rows + 1] - self.box_start[rows]) // 2
         return unflatten(self.table.shard_box, self.box_start[rows], ndim, dimensions)
+
+    def whole_boxes(self, tensors: I64) -> tuple[Boxes, I64]:
+        """Return the boxes of whole tensors, and their dimensions."""
+        return _whole_boxes(self.table, tensors)
 
     def shard(self, index: int) -> Shard:
         """Return shard ``index`` as geometry."""
@@ -124,41 +134,35 @@ def check_table(table: Table) -> Manifest:
     Raises:
         CorruptError: anything of docs/format.md §7 that is about numbers.
     """
-    files, shards, chunks = len(table.file_bytes), len(table.shard_tensor), len(table.chunk_offset)
-    file_first_chunk = _starts(table.file_chunks)
-    _require(file_first_chunk[-1] == chunks, "its files do not hold as many chunks as it has")
-    _require(_below(table.shard_tensor, len(table.header.tensors)), "a shard names no tensor")
-    _require(_below(table.shard_file, files), "a shard names no file")
-    _require(_below(table.file_rank, table.header.world_size), "a file is of no rank")
-    order = table.file_rank.astype(np.int64) << 32 | table.file_number
-    _require(bool(np.all(np.diff(order) > 0)), "its files are not in order")
-    box_start = table.box_starts()
-    _require(box_start[-1] == len(table.shard_box), "its boxes do not fit its shards")
-    first_row = file_first_chunk[table.shard_file] + table.shard_first_chunk
-    ends = first_row + table.shard_chunks
-    # Shards ordered by file follow each other row by row, so no chunk is shared or forgotten.
-    expected = np.concatenate([[0], ends[:-1]]) if shards else np.zeros(0, np.int64)
-    follows = bool(np.all(first_row == expected)) and (ends[-1] if shards else 0) == chunks
-    _require(follows, "its shards do not follow each other in its chunks")
-    _require(
-        bool(np.all(ends <= file_first_chunk[1:][table.shard_file])), "a shard leaves its file"
-    )
+    file_first_chunk, box_start, first_row = _check_rows(table)
     chunk_start = table.chunk_offset.astype(np.int64) * spec.SMALL_ALIGN_BYTES
     chunk_bytes = (table.chunk_size_mode & spec.PAYLOAD_BYTES_MAX).astype(np.int64)
-    references, based = find_references(table, box_start, first_row), find_based(table)
+    references, based = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    if np.any(table.chunk_size_mode > spec.PAYLOAD_BYTES_MAX):  # only a mode tells of another
+        references, based = find_references(table, box_start, first_row), find_based(table)
     sizes = table.chunk_size_mode  # with the mode above them: 0 where they are in order
     large = (sizes >= spec.LARGE_PAYLOAD_BYTES) & (sizes <= spec.PAYLOAD_BYTES_MAX)
     unaligned = chunk_start & (spec.LARGE_ALIGN_BYTES - 1) != 0
-    _require(not np.any(large & unaligned), "a large payload is not aligned")
+    _require((not np.any(large & unaligned), "a large payload is not aligned"))
     gap_start, payload_end = _check_extents(table, file_first_chunk, chunk_start, chunk_bytes)
-    _check_references(references, file_first_chunk, chunk_start, chunk_bytes, gap_start)
-    names = zip(table.file_rank.tolist(), table.file_number.tolist(), strict=True)
-    for block in _blocks(shards):
-        _check_payload_sizes(table, box_start, first_row, block)
+    if len(references):
+        _check_references(references, file_first_chunk, chunk_start, chunk_bytes, gap_start)
+    files_of = map(
+        data_file_name,
+        repeat(table.header.save_id),
+        table.file_rank.tolist(),
+        table.file_number.tolist(),
+    )
+    sizes_of = _sizes(table.header)
+    whole = np.zeros(len(first_row), np.bool_)
+    for block in blocks(len(first_row)):
+        whole[block] = _check_payload_sizes(table, box_start, first_row, block, *sizes_of)
     counts = np.bincount(table.shard_tensor, minlength=len(table.header.tensors))
+    is_cut = counts != 1
+    is_cut[table.shard_tensor[~whole]] = True
     return Manifest(
         table,
-        tuple(data_file_name(table.header.save_id, rank, number) for rank, number in names),
+        tuple(files_of),
         file_first_chunk,
         first_row,
         box_start,
@@ -170,40 +174,40 @@ def check_table(table: Table) -> Manifest:
         based,
         _stable_order(table.shard_tensor),
         _starts(counts),
+        *sizes_of,
+        is_cut,
     )
 
 
-def content_digest(table: Table) -> str:
-    """Return the digest of what a checkpoint holds, however it is stored: 32 hexadecimal digits."""
-    named = [[encode_path(t.path), t.dtype, t.shape] for t in table.header.tensors]
-    columns = (table.shard_digest, table.shard_box, table.shard_tensor)
-    text = json.dumps(named, ensure_ascii=False, separators=(",", ":"))
-    return xxh3_128(b"".join([*(column.tobytes() for column in columns), text.encode()])).hex()
+def _check_rows(table: Table) -> tuple[I64, I64, I64]:
+    """Check that files, shards and chunks follow each other.
 
-
-def check_tiling(manifest: Manifest) -> None:
-    """Check that the shards tile every tensor: no gap, no overlap.
-
-    Raises:
-        CorruptError: they do not; the text names the tensor.
+    Returns:
+        ``file_first_chunk``, ``box_start`` and ``shard_first_row`` of `Manifest`.
     """
-    table, keys = manifest.table, random_keys(spec.DIMENSIONS_MAX)
-    found = np.zeros((len(table.header.tensors), LANES), np.uint64)
-    for block in _blocks(len(table.shard_tensor)):
-        owner, boxes = table.shard_tensor[block], manifest.boxes(block)
-        ndim = (manifest.box_start[block + 1] - manifest.box_start[block]) // 2
-        for lane, numbers in enumerate(measure(boxes, ndim, keys).T):
-            np.add.at(found[:, lane], owner, numbers)
-    expected = np.zeros_like(found)
-    for block in _blocks(len(expected)):
-        whole, ndim = _whole_boxes(table, block)
-        expected[block] = measure(whole, ndim, keys)
-    differing = (found % np.uint64(PRIME) != expected).any(axis=1)
-    for index in np.flatnonzero(differing).tolist():
-        tensor = table.header.tensors[index]
-        held = [manifest.shard(i).box for i in manifest.shards_of(index).tolist()]
-        if fault := tiling_fault(tensor.shape, held):  # pragma: no branch: measures err to one side
-            raise CorruptError(f"tensor {dotted(tensor.path)}: {fault}")
+    files, shards, chunks = len(table.file_bytes), len(table.shard_tensor), len(table.chunk_offset)
+    file_first_chunk = _starts(table.file_chunks)
+    tensors = len(table.header.tensors)
+    order = table.file_rank.astype(np.int64) << 32 | table.file_number
+    _require(
+        (file_first_chunk[-1] == chunks, "its files do not hold as many chunks as it has"),
+        ((table.shard_tensor < tensors).all(), "a shard names no tensor"),
+        ((table.shard_file < files).all(), "a shard names no file"),
+        ((table.file_rank < table.header.world_size).all(), "a file is of no rank"),
+        ((order[1:] > order[:-1]).all(), "its files are not in order"),
+    )
+    box_start = table.box_starts()
+    first_row = file_first_chunk[table.shard_file] + table.shard_first_chunk
+    ends = first_row + table.shard_chunks
+    # Shards ordered by file follow each other row by row, so no chunk is shared or forgotten.
+    expected = np.concatenate([[0], ends[:-1]]) if shards else np.zeros(0, np.int64)
+    follows = bool(np.all(first_row == expected)) and (ends[-1] if shards else 0) == chunks
+    _require(
+        (box_start[-1] == len(table.shard_box), "its boxes do not fit its shards"),
+        (follows, "its shards do not follow each other in its chunks"),
+        ((ends <= file_first_chunk[1:][table.shard_file]).all(), "a shard leaves its file"),
+    )
+    return file_first_chunk, box_start, first_row
 
 
 def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -> tuple[I64, I64]:
@@ -213,7 +217,7 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     """
     empty = size == 0
     if np.any(empty):
-        _require(not np.any(start[empty]), "an empty payload has an offset")
+        _require((not np.any(start[empty]), "an empty payload has an offset"))
         lying = np.flatnonzero(~empty)
         counts = np.bincount(
             np.repeat(np.arange(len(table.file_bytes)), np.diff(file_first_chunk))[lying],
@@ -223,7 +227,6 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
         gap_start[lying], end = _check_extents(table, _starts(counts), start[lying], size[lying])
         return gap_start, end
     files = len(table.file_bytes)
-    _require(bool(np.all(table.file_bytes <= spec.DATA_FILE_BYTES_MAX)), "a file passes 256 GiB")
     file_of = np.repeat(np.arange(files), np.diff(file_first_chunk))
     same_file = file_of[1:] == file_of[:-1]
     order: I64 | slice = slice(None)
@@ -236,13 +239,16 @@ def _check_extents(table: Table, file_first_chunk: I64, start: I64, size: I64) -
     np.copyto(gaps[1:], ends[:-1], where=same_file)
     gap_start = np.empty_like(gaps)
     gap_start[order] = gaps
-    _require(bool(np.all(start >= gap_start)), "payloads overlap")
-    _require(bool(np.all(start - gap_start < spec.GAP_BYTES_LIMIT)), "a gap is too long")
     payload_end = np.full(files, spec.DATA_HEADER_BYTES, np.int64)
     filled = np.flatnonzero(np.diff(file_first_chunk))
     payload_end[filled] = ends[file_first_chunk[1:][filled] - 1]
     room = table.file_bytes.astype(np.int64) - spec.TRAILER_BYTES
-    _require(bool(np.all(payload_end <= room)), "a payload leaves its file")
+    _require(
+        ((table.file_bytes <= spec.DATA_FILE_BYTES_MAX).all(), "a file passes 256 GiB"),
+        ((start >= gap_start).all(), "payloads overlap"),
+        ((start - gap_start < spec.GAP_BYTES_LIMIT).all(), "a gap is too long"),
+        ((payload_end <= room).all(), "a payload leaves its file"),
+    )
     return gap_start, payload_end
 
 
@@ -252,13 +258,14 @@ def _check_references(
     """Check that payloads lie near those they refer to; let empty ones stand where these end."""
     rows = np.flatnonzero(references != NONE)
     needed = references[rows]
-    _require(not np.any(size[needed] == 0), "a chunk refers to one of no payload")
+    _require((not np.any(size[needed] == 0), "a chunk refers to one of no payload"))
     empty = rows[size[rows] == 0]
     start[empty] = gap_start[empty] = (start + size)[references[empty]]
     further = needed
     for _ in range(spec.REFERENCE_DEPTH_MAX):
         further = references[further[further != NONE]]
-    _require(bool(np.all(further == NONE)), "a chunk refers to one that refers to others in turn")
+    in_turn = bool(np.any(further != NONE))
+    _require((not in_turn, "a chunk refers to one that refers to others in turn"))
     if len(rows):
         # Ranges that overlap are one: what lies in it is read at once.
         low = np.minimum(start[rows], start[needed])
@@ -269,16 +276,27 @@ def _check_references(
         begins = np.flatnonzero(np.concatenate([[True], low[1:] >= high[:-1]]))
         ends = np.concatenate([begins[1:], [len(low)]]) - 1
         near = high[ends] - low[begins] <= spec.REFERENCE_BYTES_MAX
-        _require(bool(np.all(near)), "a chunk lies far from the one it refers to")
+        _require((bool(np.all(near)), "a chunk lies far from the one it refers to"))
 
 
-def _check_payload_sizes(table: Table, box_start: I64, first_row: I64, block: I64) -> None:
+def _check_payload_sizes(
+    table: Table,
+    box_start: I64,
+    first_row: I64,
+    block: I64,
+    chunk_elements: I64,
+    item_bytes: I64,
+) -> Bools:
     """Check the boxes of shards, their chunk counts, and each payload's mode and size.
 
     Args:
         block: consecutive shards.
+        chunk_elements, item_bytes: as `Manifest` has them.
+
+    Returns:
+        Which shards are all of their tensors.
     """
-    tensors, chunk_elements = table.header.tensors, table.header.chunk_elements
+    tensors = table.header.tensors
     owner = table.shard_tensor[block].astype(np.int64)
     ndim = (box_start[block + 1] - box_start[block]) // 2
 
@@ -294,11 +312,11 @@ def _check_payload_sizes(table: Table, box_start: I64, first_row: I64, block: I6
     # A gather of rows would lay the numbers of a box, not of a dimension, side by side.
     shape = whole[0].shape.T.take(place, axis=1).T
     require(are_inside(boxes, shape), lambda _: "leaves the tensor")
-    dtypes = [tensors[index].dtype for index in present.tolist()]
-    steps = {dtype: elements_per_chunk(dtype, chunk_elements) for dtype in set(dtypes)}
-    step = np.array([steps[dtype] for dtype in dtypes], np.int64)[place]
-    item_bytes = np.array([ITEM_BYTES[dtype] for dtype in dtypes], np.int64)[place]
-    elements, rows = boxes.elements, table.shard_chunks[block].astype(np.int64)
+    step, item_bytes = chunk_elements[owner], item_bytes[owner]
+    elements, rows = (
+        boxes.shape.prod(axis=1, dtype=np.int64),
+        table.shard_chunks[block].astype(np.int64),
+    )
     require(rows == -(-elements // step), lambda first: f"has {rows[first]} chunks")
     # Of mode 0, so size and mode together are the size.
     expected = np.repeat(step * item_bytes, rows)
@@ -312,6 +330,19 @@ def _check_payload_sizes(table: Table, box_start: I64, first_row: I64, block: I6
     if not np.all(right):
         wrong = int(np.searchsorted(ends, int(np.argmin(right)), "right"))
         require(np.arange(len(rows)) != wrong, lambda _: "has a payload of another size or mode")
+    return np.asarray((boxes.shape == shape).all(axis=1))
+
+
+def _sizes(header: Header) -> tuple[I64, I64]:
+    """Return, of each tensor, the elements of a chunk and the bytes of an element."""
+    dtypes = list(map(_DTYPE, header.tensors))
+    steps = dict.fromkeys(dtypes, 0)
+    for dtype in steps:
+        steps[dtype] = elements_per_chunk(dtype, header.chunk_elements)
+    return (
+        np.fromiter(map(steps.__getitem__, dtypes), np.int64, len(dtypes)),
+        np.fromiter(map(ITEM_BYTES.__getitem__, dtypes), np.int64, len(dtypes)),
+    )
 
 
 def _is_coded(header: Header, found: U32, decoded_bytes: I64, tensor: I64) -> Bools:
@@ -327,17 +358,16 @@ def _is_coded(header: Header, found: U32, decoded_bytes: I64, tensor: I64) -> Bo
 
 def _whole_boxes(table: Table, tensors: I64) -> tuple[Boxes, I64]:
     """Return the boxes of whole tensors, and their dimensions."""
-    shapes = [table.header.tensors[index].shape for index in tensors.tolist()]
+    shapes = list(map(_SHAPE, map(table.header.tensors.__getitem__, tensors.tolist())))
     ndim = np.fromiter(map(len, shapes), np.int64)
     flat = np.fromiter(chain.from_iterable(shapes), np.int64)
     shape = spread(flat, np.cumsum(ndim) - ndim, ndim, filler=1)
     return Boxes(np.zeros_like(shape), shape), ndim
 
 
-def _blocks(count: int) -> Iterator[I64]:
+def blocks(count: int) -> Iterable[I64]:
     """Cut rows into blocks, whose boxes take little memory whatever their dimensions."""
-    for first in range(0, count, BLOCK_ROWS):
-        yield np.arange(first, min(first + BLOCK_ROWS, count))
+    return np.split(np.arange(count), range(BLOCK_ROWS, count, BLOCK_ROWS)) if count else ()
 
 
 def _starts(counts: "npt.NDArray[np.integer[Any]]") -> I64:
@@ -352,10 +382,7 @@ def _stable_order(numbers: U32) -> I64:
     return keys & ((1 << 32) - 1)
 
 
-def _below(indices: np.ndarray[tuple[int], np.dtype[np.uint32]], limit: int) -> bool:
-    return bool(np.all(indices < limit))
-
-
-def _require(holds: bool | np.bool_, fault: str) -> None:
-    if not holds:
-        raise CorruptError(fault)
+def _require(*rules: tuple[bool | np.bool_, str]) -> None:
+    for holds, fault in rules:
+        if not holds:
+            raise CorruptError(fault)

@@ -6,6 +6,7 @@ has passed every check that one table can be put to.
 
 import struct
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,8 @@ class Table:
 
     def box_starts(self) -> I64:
         """Return where each shard's numbers begin in ``shard_box``, and the end of the last."""
-        ndim = np.array([len(t.shape) for t in self.header.tensors] or [0], np.int64)
+        shapes = map(attrgetter("shape"), self.header.tensors)
+        ndim = np.fromiter(map(len, shapes), np.int64, len(self.header.tensors))
         return np.concatenate([[0], np.cumsum(2 * ndim[self.shard_tensor])]).astype(np.int64)
 
 
@@ -70,6 +72,12 @@ _COLUMNS = (
     *(("shard_first_chunk", "<u4", 1, "S"), ("shard_chunks", "<u4", 1, "S")),
     *(("chunk_size_mode", "<u4", 1, "C"), ("chunk_offset", "<u4", 1, "C")),
 )
+
+
+_ROW_BYTES = {
+    count: sum(items * int(dtype[-1]) for _, dtype, items, c in _COLUMNS if c == count)
+    for count in "FSCB"
+}
 
 
 def encode_table(magic: bytes, table: Table) -> bytes:
@@ -95,8 +103,11 @@ def encode_table(magic: bytes, table: Table) -> bytes:
     return written + xxh3_128(written)
 
 
-def decode_table(magic: bytes, data: bytes) -> Table:
+def decode_table(magic: bytes, data: bytes, likely: Header | None = None) -> Table:
     """Parse and check a table; every check of docs/format.md §7 that needs no other file.
+
+    Args:
+        likely: what the header may say: where it does, to the byte, it is not parsed again.
 
     Raises:
         CorruptError: the bytes are not a whole table of version 1.
@@ -110,7 +121,8 @@ def decode_table(magic: bytes, data: bytes) -> Table:
     if packed_bytes:
         data, start = _unpack(data[start : start + packed_bytes], body_bytes), 0
     end = start + header_bytes
-    header = decode_header(data[start:end])
+    text = data[start:end]
+    header = likely if likely and encode_header(likely) == text else decode_header(text)
     columns = {}
     for name, dtype, items, count in _COLUMNS:
         rows = counts[count] * items
@@ -170,8 +182,8 @@ def _decode_preamble(magic: bytes, data: bytes) -> tuple[int, int, int, dict[str
             "Upgrade holdfast"
         )
     counts = {"F": files, "S": shards, "C": chunks, "B": numbers}
-    body_bytes = header_bytes
-    body_bytes += sum(counts[c] * items * int(dtype[-1]) for _, dtype, items, c in _COLUMNS)
+    body_bytes = header_bytes + files * _ROW_BYTES["F"] + shards * _ROW_BYTES["S"]
+    body_bytes += chunks * _ROW_BYTES["C"] + numbers * _ROW_BYTES["B"]
     size = spec.PREAMBLE_BYTES + (packed_bytes or body_bytes) + spec.TABLE_CHECKSUM_BYTES
     if version != spec.FORMAT_VERSION or zero or total != len(data) or size != len(data):
         raise CorruptError(f"its preamble does not fit its {len(data)} bytes")

@@ -7,7 +7,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from ..errors import CorruptError, StateError
@@ -240,6 +241,22 @@ def decode_path(value: Json) -> Path:
     return path
 
 
+def decode_paths(values: Sequence[Json]) -> list[Path]:
+    """Turn JSON back into paths; those of texts alone without a call for each.
+
+    Raises:
+        CorruptError: one is not a path.
+    """
+    if set(map(type, values)) == {list} and (keys := list(chain.from_iterable(values))):
+        longest = max(map(len, values))
+        is_plain = min(map(len, values)) > 0 and longest <= PATH_KEYS_MAX
+        if is_plain and set(map(type, keys)) == {str}:
+            bound = longest * (6 * max(map(len, keys)) + 3)  # as `_path_bytes` has it
+            if bound <= PATH_BYTES_MAX:
+                return list(map(tuple, values))
+    return [decode_path(value) for value in values]
+
+
 def _decode_key(key: Json) -> Key:
     if isinstance(key, str) or (type(key) is int and _fits_i64(key)):
         return key
@@ -261,9 +278,11 @@ def parse_json(data: bytes) -> Json:
         CorruptError: not UTF-8, not JSON, a repeated key, NaN or Infinity.
     """
     try:
-        value = json.loads(
-            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
-        )
+        text = data.decode()
+        value = json.loads(text, parse_constant=_refuse_constant)
+        # What reads the same when it is written again has repeated no key: without a look at each.
+        if _compact(value) != text:
+            value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"the JSON header does not parse: {error}") from error
     if re.search(rb"\\u[dD]", data):

@@ -142,8 +142,11 @@ class Phase:
         trace: TracebackType | None,
     ) -> None:
         """Exchange; raise on this rank what another met."""
-        message = _GOOD + self.answer
         self.promised = error is None
+        if type(self._group) is SingleGroup and type(self) is Phase:
+            self.answers = [self.answer]  # there is nobody to exchange them with
+            return
+        message = _GOOD + self.answer
         if error is not None:
             # Whatever it is: the peers must learn of a KeyboardInterrupt too, or wait for ever.
             message = _BAD + f"{type(error).__name__}: {error}".encode(errors="replace")

@@ -27,13 +27,9 @@ from ..errors import (
 from ..faults.damage import Damage, Subject, names_of
 from ..faults.rebuild import Rebuilt, find_saves, mend, rebuild
 from ..format import spec
+from ..format.contents import check_tiling
 from ..format.header import REPAIRED, Header
-from ..format.manifest import (
-    Manifest,
-    check_tiling,
-    decode_manifest,
-    encode_manifest,
-)
+from ..format.manifest import Manifest, decode_manifest, encode_manifest
 from ..options import Options, options_of
 from ..stores.local import LocalStore
 from ..stores.url import open_store

@@ -117,11 +117,13 @@ def _digest_payloads(
     ):
         for run, slot in reader.stream(plan_load(manifest, wanted, SLOT_BYTES)):
             view = leased.pool.view(slot)
-            for read in run.chunks:
-                reader.check(run, read, slot)
-                start = int(manifest.chunk_start[read.row]) - run.extent.offset
-                size = int(manifest.chunk_bytes[read.row])
+            if not reader.is_whole(run, slot):
+                for read in run.chunks:
+                    reader.check(run, read, slot)
+            for row in run.reads.rows.tolist():
+                start = int(manifest.chunk_start[row]) - run.extent.offset
+                size = int(manifest.chunk_bytes[row])
                 if size:
-                    digests[read.row] = digest(view[start : start + size])
+                    digests[row] = digest(view[start : start + size])
             report(run.extent.size_bytes)
     return digests

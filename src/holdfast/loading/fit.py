@@ -1,18 +1,22 @@
 """Does a target fit a checkpoint? All differences, on all ranks, in one error. Reads no data."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
+from ..engine.place import Targets, targets_of
 from ..errors import MismatchError
 from ..format.manifest import Manifest
 from ..format.names import display_names, dotted
-from ..layout import Box, Path, Tensor
+from ..layout import Path, Tensor
+from ..plan.load_plan import Wants, wants_of
+from ..state.filled import Target
 from ..state.source import Source
-from ..state.target import Target
 
+_PATH = attrgetter("path")
 _REPAIRED_ADVICE = (
     "Load another step; or take what there is, strict=False: what the report's .missing names "
     "stays as it was. "
@@ -23,28 +27,48 @@ NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with 
 def source_of(manifest: Manifest) -> Source:
     """Return what a checkpoint offers, tied names included."""
     header = manifest.table.header
-    tensors = {tensor.path: tensor for tensor in header.tensors}
-    tensors |= {path: header.tensors[index] for path, index in header.ties}
+    tensors = dict(zip(map(_PATH, header.tensors), header.tensors, strict=True))
+    for path, index in header.ties:
+        tensors[path] = header.tensors[index]
     return Source(tensors, dict(header.objects))
 
 
-def wanted_of(
-    manifest: Manifest, targets: Mapping[Path, Sequence[tuple[Any, Box]]]
-) -> dict[Path, tuple[int, tuple[Box, ...]]]:
-    """Return the index of the tensor behind each target, and the boxes wanted of it."""
-    header = manifest.table.header
-    index = {tensor.path: i for i, tensor in enumerate(header.tensors)} | dict(header.ties)
-    return {path: (index[path], tuple(box for _, box in parts)) for path, parts in targets.items()}
+def wanted_of(manifest: Manifest, target: Target) -> tuple[Wants, Targets]:
+    """Return what is wanted of a checkpoint, and where it goes: parallel columns."""
+    header, plain = manifest.table.header, target.plain
+    paths = map(_PATH, header.tensors)
+    index = dict(zip(paths, range(len(header.tensors)), strict=True)) | dict(header.ties)
+    tensor = np.fromiter(map(index.__getitem__, plain.paths), np.int64, len(plain.paths))
+    wants = Wants(tensor, manifest.whole_boxes(tensor)[0])
+    targets = Targets(plain.paths, plain.tensors, wants.boxes, np.array(plain.addresses, np.uint64))
+    if not target.tensors:
+        return wants, targets
+    parts = target.targets()
+    others = wants_of({p: (index[p], [box for _, box in held]) for p, held in parts.items()})
+    dtypes = [header.tensors[i].dtype for i in others.tensor.tolist()]
+    more = targets_of(parts, dtypes)
+    boxes = wants.boxes.and_also(more.boxes)
+    joined = Targets(
+        [*targets.paths, *more.paths],
+        [*targets.tensors, *more.tensors],
+        boxes,
+        np.concatenate([targets.address, more.address]),
+    )
+    return Wants(np.concatenate([wants.tensor, others.tensor]), boxes), joined
 
 
 def describe_fit(manifest: Manifest, target: Target, *, cast: bool) -> bytes:
     """Tell the other ranks how this rank's target fits: faults, missing names, names it takes."""
-    others = _of_other_kinds(target, manifest)
-    known = target.used | others.keys()
-    used = np.packbits(np.array([path in known for path in _paths(manifest)], bool))
-    names = display_names(target.missing)
-    missing = sorted(name for path, name in names.items() if path not in others)
-    faults = [*_faults(target, manifest, cast=cast), *others.values()]
+    others = _of_other_kinds(target, manifest) if target.missing or target.values else {}
+    known, paths = target.used | others.keys(), _paths(manifest)
+    used = np.packbits(np.fromiter(map(known.__contains__, paths), bool, len(paths)))
+    missing, faults = list[str](), target.conflicts
+    if target.missing:
+        names = display_names(target.missing)
+        missing = sorted(name for path, name in names.items() if path not in others)
+    if target.tensors:  # what is plain fits
+        faults = faults + _faults(target, manifest, cast=cast)
+    faults = [*faults, *others.values()]
     values = {"faults": faults, "missing": missing}
     return json.dumps(values | {"used": used.tobytes().hex()}).encode()
 
@@ -60,10 +84,10 @@ def check_fit(
     Raises:
         MismatchError: on every rank, with every difference of any rank.
     """
-    said = [json.loads(answer) for answer in answers]
-    faults = sorted({fault for rank in said for fault in rank["faults"]})
-    missing = tuple(sorted({name for rank in said for name in rank["missing"]}))
-    unexpected = _unexpected(manifest, [bytes.fromhex(rank["used"]) for rank in said])
+    said = list(map(json.loads, answers))
+    faults = sorted(set(chain.from_iterable(map(itemgetter("faults"), said))))
+    missing = tuple(sorted(set(chain.from_iterable(map(itemgetter("missing"), said)))))
+    unexpected = _unexpected(manifest, list(map(bytes.fromhex, map(itemgetter("used"), said))))
     problems = []
     if faults:
         problems.append(
@@ -130,15 +154,18 @@ def _of_other_kinds(target: Target, manifest: Manifest) -> dict[Path, str]:
 
 
 def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
-    source = source_of(manifest).tensors
-    faults = list(target.conflicts)
-    names = display_names(source)
+    source, differing = source_of(manifest).tensors, list[Path]()
     for path, leaf in target.tensors.items():
         wanted, stored = leaf.tensor, source[path]
         fits = wanted.dtype == stored.dtype or (cast and converts(stored.dtype, wanted.dtype))
         if wanted.shape != stored.shape or not fits:
-            faults.append(f"{names[path]} is {_form(stored)} there and {_form(wanted)} here")
-    return faults
+            differing.append(path)
+    names = display_names(source) if differing else {}
+    forms = [(_form(source[path]), _form(target.tensors[path].tensor)) for path in differing]
+    return [
+        f"{names[path]} is {there} there and {here} here"
+        for path, (there, here) in zip(differing, forms, strict=True)
+    ]
 
 
 def converts(stored: str, wanted: str) -> bool:
@@ -154,13 +181,14 @@ def _form(tensor: Tensor) -> str:
 
 def _paths(manifest: Manifest) -> list[Path]:
     header = manifest.table.header
-    tensors = [tensor.path for tensor in header.tensors] + [path for path, _ in header.ties]
-    return tensors + [path for path, _ in header.objects]
+    return [*map(_PATH, header.tensors), *map(itemgetter(0), (*header.ties, *header.objects))]
 
 
 def _unexpected(manifest: Manifest, used: Sequence[bytes]) -> tuple[str, ...]:
     paths = _paths(manifest)
-    bits = np.array([np.frombuffer(rank, np.uint8) for rank in used])
+    bits = np.frombuffer(b"".join(used), np.uint8).reshape(len(used), -1)
     taken = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), count=len(paths))
+    if taken.all():
+        return ()
     names = display_names(paths)
     return tuple(sorted(names[path] for path, bit in zip(paths, taken, strict=True) if not bit))

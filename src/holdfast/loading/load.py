@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
@@ -21,7 +22,7 @@ from ..arguments import (
     encode_arguments,
 )
 from ..engine.chain import Chain, Link, open_chain, read_chain
-from ..engine.check import check_files, check_names, file_share, read_manifest
+from ..engine.check import check_share, read_manifest
 from ..engine.exchange import Exchange
 from ..engine.pool import Lease, lease
 from ..engine.read import still_there
@@ -34,8 +35,10 @@ from ..group.find import find_group
 from ..group.replies import decode_replies, encode_reply
 from ..options import SLOT_BYTES, Options, options_of
 from ..plan.load_plan import find_chunks
-from ..plan.share_plan import encode_rows, share_out
-from ..state.target import Target, bind
+from ..plan.runs import coalesce
+from ..plan.share_plan import SharedRun, encode_rows, share_out
+from ..state.filled import Target
+from ..state.target import bind
 from ..stores.url import open_store
 from .fit import check_fit, describe_fit, source_of, wanted_of
 
@@ -157,20 +160,26 @@ def load_from(
     store, manifest = links[-1].store, links[-1].manifest
     chain = links if len(links) > 1 else ()
     missing, unexpected = check_fit(store.location, manifest, fits, strict=strict, partial=partial)
-    targets = target.targets()
-    chunks = find_chunks(manifest, wanted_of(manifest, targets))
+    wants, targets = wanted_of(manifest, target)
+    chunks = find_chunks(manifest, wants)
 
+    senders = ranks if not chain and sends(ranks) else None
     with contextlib.ExitStack() as held:
         with Phase(ranks) as checked:
             if strict and not partial:
                 _check_around(store, manifest, ranks, strangers=step is not None)
             pool: AbstractContextManager[Lease] = lease(store.vfs, store.location, options)
-            if sends(ranks) and not chain:  # taken before others count on what this rank reads
+            if senders is not None:  # taken before others count on what this rank reads
                 pool = contextlib.nullcontext(held.enter_context(pool))
                 checked.answer = encode_rows(chunks)
 
-        runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
-        exchange = Exchange(ranks, shared) if sends(ranks) and not chain else None
+        exchange, shared = None, tuple[SharedRun, ...]()
+        if any(checked.answers):
+            runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
+        else:
+            runs = coalesce(manifest, chunks, SLOT_BYTES)
+        if senders is not None:
+            exchange = Exchange(senders, shared)
         with _saying_what_is_filled():
             with Phase(ranks), pool as leased:
                 if chain:  # each rank reads all that it needs
@@ -181,7 +190,7 @@ def load_from(
     return LoadReport(
         path=store.location,
         step=manifest.table.header.step,
-        tensors=len(targets),
+        tensors=len(target.tensors) + len(target.plain.paths),
         missing=missing,
         unexpected=unexpected,
         bytes_needed=target.size_bytes(),
@@ -247,9 +256,9 @@ def _open_alike(
             prepared.answer = encode_reply(arguments=asks, fit=fit)
         replies = decode_replies(prepared.answers)
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
-        check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
-        if all(first["manifests"] == digests for first in firsts):
-            return chain, target, [reply["fit"] for reply in replies]
+        check_alike(firsts[COORDINATOR]["what"], list(map(itemgetter("arguments"), firsts)))
+        if list(map(itemgetter("manifests"), firsts)).count(digests) == len(firsts):
+            return chain, target, list(map(itemgetter("fit"), replies))
         found = [first["shown"] for first in firsts]
     raise MismatchError(
         f"nothing was loaded: the ranks found different checkpoints. {camps(found)}. Give all "
@@ -282,6 +291,4 @@ def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manif
 def _check_around(store: "Store", manifest: "Manifest", ranks: "Group", *, strangers: bool) -> None:
     """Check a rank's part of all bytes that are no payload."""
     with still_there(store):
-        if not strangers and ranks.rank == COORDINATOR:
-            check_names(store, manifest)
-        check_files(store, manifest, file_share(manifest, ranks.rank, ranks.world_size))
+        check_share(store, manifest, ranks.rank, ranks.world_size, names=not strangers)

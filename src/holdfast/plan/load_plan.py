@@ -1,98 +1,100 @@
 """Which bytes a load reads, in which order. Pure; knows no torch, opens no files."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..boxes import I64, Boxes, reach_into, strides_of, unflatten
+from ..boxes import I64, Bools, Boxes, reach_into, strides_of, unflatten
 from ..format.manifest import Manifest
-from ..layout import Box, Path, Shard, elements_per_chunk
-from .runs import ChunkRead, Run, chunk_at, coalesce
+from ..layout import Box, Path
+from .runs import Reads, Run, coalesce, spread_out
 
 Wanted = Mapping[Path, tuple[int, Sequence[Box]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wants:
+    """Boxes that are wanted, as columns.
+
+    Attributes:
+        tensor: the index of the tensor that each is a box of.
+    """
+
+    tensor: I64
+    boxes: Boxes
+
+
+def wants_of(wanted: Wanted) -> Wants:
+    """Return what is wanted as columns.
+
+    Args:
+        wanted: for each target, the index of its tensor and the boxes of it that are wanted.
+    """
+    pairs = [(index, box) for index, boxes in wanted.values() for box in boxes]
+    ndim = np.array([len(box.shape) for _, box in pairs], np.int64)
+    flat = np.array([n for _, box in pairs for n in (*box.offset, *box.shape)], np.int64)
+    boxes = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)
+    return Wants(np.array([index for index, _ in pairs], np.int64), boxes)
 
 
 def plan_load(manifest: Manifest, wanted: Wanted, run_bytes_max: int) -> tuple[Run, ...]:
     """Plan to read what is wanted: every chunk needed, once, in file order.
 
     Args:
-        wanted: for each target, the index of its tensor and the boxes of it that are wanted.
         run_bytes_max: longest run (a pool slot).
 
     Returns:
         Runs ordered by file and offset; no chunk is in two.
     """
-    return coalesce(manifest, find_chunks(manifest, wanted), run_bytes_max)
+    return coalesce(manifest, find_chunks(manifest, wants_of(wanted)), run_bytes_max)
 
 
-def find_chunks(manifest: Manifest, wanted: Wanted) -> tuple[ChunkRead, ...]:
+def find_chunks(manifest: Manifest, wants: Wants) -> Reads:
     """Intersect what is wanted with what is stored: every chunk needed, once, in file order."""
-    boxes = [(index, box) for index, boxes in wanted.values() for box in boxes]
-    places = [(path, n) for path, (_, boxes) in wanted.items() for n in range(len(boxes))]
-    targets, rows = _rows_within(manifest, boxes)
-    starts = manifest.chunk_start[rows]
+    number, rows, exact = _rows_within(manifest, wants)
     files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
-    order = np.lexsort((targets, starts, files))
-    chunks: list[ChunkRead] = []
-    shards = (manifest.shard_first_row.searchsorted(rows, "right") - 1)[order].tolist()
-    known: dict[int, Shard] = {}
-    for row, index, target in zip(
-        rows[order].tolist(), shards, targets[order].tolist(), strict=True
-    ):
-        if chunks and chunks[-1].row == row:
-            read = chunks[-1]
-            chunks[-1] = ChunkRead(row, read.chunk, (*read.targets, places[target]))
-            continue
-        shard = known.get(index) or known.setdefault(index, manifest.shard(index))
-        chunks.append(ChunkRead(row, chunk_at(manifest, row, index, shard), (places[target],)))
-    return tuple(chunks)
+    place = files << 40 | manifest.chunk_start[rows]
+    if not np.all(place[1:] > place[:-1]):
+        order = np.lexsort((number, place))
+        number, rows, exact = number[order], rows[order], exact[order]
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    return Reads(manifest, rows[first], first, np.diff(first, append=len(rows)), number, exact)
 
 
-def _rows_within(manifest: Manifest, wanted: Sequence[tuple[int, Box]]) -> tuple[I64, I64]:
+def _rows_within(manifest: Manifest, wants: Wants) -> tuple[I64, I64, Bools]:
     """Find the chunks that hold elements of what is wanted.
 
-    Args:
-        wanted: (index of the tensor, box of it).
-
     Returns:
-        (number of what is wanted, row of the chunk) of every pair.
+        (number of what is wanted, row of the chunk, whether what is wanted is the box of its
+        shard) of every pair.
     """
-    header = manifest.table.header
-    boxes = [box for _, box in wanted]
-    tensor = np.array([index for index, _ in wanted], np.int64)
-    ndim = np.array([len(box.shape) for box in boxes], np.int64)
-    flat = np.array([n for box in boxes for n in (*box.offset, *box.shape)], np.int64)
-    parts = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)
     # Every shard of a wanted tensor beside the box that is wanted of it.
-    first, end = manifest.tensor_first[tensor], manifest.tensor_first[tensor + 1]
-    target, number = _spread(first, end)
-    shard = manifest.tensor_order[number]
-    held, part = manifest.boxes(shard, parts.shape.shape[1]), parts[target]
+    first, end = manifest.tensor_first[wants.tensor], manifest.tensor_first[wants.tensor + 1]
+    number, place = spread_out(first, end)
+    shard = manifest.tensor_order[place]
+    held, part = manifest.boxes(shard, wants.boxes.shape.shape[1]), wants.boxes
+    if len(number) != len(wants.tensor) or not np.all(end - first == 1):
+        part = part[number]
     low = np.maximum(held.offset, part.offset)
     high = np.minimum(held.offset + held.shape, part.offset + part.shape)
+    exact = ((part.offset == held.offset) & (part.shape == held.shape)).all(axis=1)
     common = np.asarray((high > low).all(axis=1))
-    target, shard, held = target[common], shard[common], held[common]
-    inside = Boxes(low[common] - held.offset, high[common] - low[common])
+    if not common.all():
+        number, shard, held = number[common], shard[common], held[common]
+        low, high, exact = low[common], high[common], exact[common]
+    inside = Boxes(low - held.offset, high - low)
     # Chunks from the one with the first common element to the one with the last.
-    dtypes = [tensor.dtype for tensor in header.tensors]
-    lengths = np.array([elements_per_chunk(d, header.chunk_elements) for d in dtypes], np.int64)
-    step = lengths[manifest.table.shard_tensor[shard]]
+    step = manifest.chunk_elements[manifest.table.shard_tensor[shard]]
     strides = strides_of(held.shape)
     begin = (inside.offset * strides).sum(axis=1)
     last = ((inside.offset + inside.shape - 1) * strides).sum(axis=1)
-    pair, chunk = _spread(begin // step, last // step + 1)
-    whole = np.asarray((inside.shape == held.shape).all(axis=1))
-    start = chunk * step[pair]
-    stop = np.minimum(start + step[pair], held.elements[pair])
-    kept = whole[pair]
-    some = np.flatnonzero(~kept)
-    kept[some] = reach_into(inside[pair[some]], held.shape[pair[some]], start[some], stop[some])
-    return target[pair[kept]], (manifest.shard_first_row[shard[pair]] + chunk)[kept]
-
-
-def _spread(first: I64, end: I64) -> tuple[I64, I64]:
-    """Write ranges out: (which range, number in it) of every number of every range."""
-    counts = end - first
-    which = np.repeat(np.arange(len(counts)), counts)
-    before = np.cumsum(counts) - counts
-    return which, np.arange(len(which)) - before[which] + first[which]
+    pair, chunk = spread_out(begin // step, last // step + 1)
+    kept = np.asarray((inside.shape == held.shape).all(axis=1))[pair]
+    if not kept.all():
+        start = chunk * step[pair]
+        stop = np.minimum(start + step[pair], held.elements[pair])
+        some = np.flatnonzero(~kept)
+        kept[some] = reach_into(inside[pair[some]], held.shape[pair[some]], start[some], stop[some])
+        pair, chunk = pair[kept], chunk[kept]
+    return number[pair], manifest.shard_first_row[shard[pair]] + chunk, exact[pair]

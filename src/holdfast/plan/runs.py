@@ -1,18 +1,23 @@
-"""Chunks that are read → runs of bytes to read at once. Pure; knows no torch, opens no files."""
+"""Chunks that are read → runs of bytes to read at once. Pure; knows no torch, opens no files.
 
-from collections.abc import Iterator, Sequence
+Chunks are rows of columns: what is done for each of them is done for all at once.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..boxes import I64, Bools
 from ..format.manifest import Manifest
 from ..format.references import NONE
 from ..format.spec import LARGE_ALIGN_BYTES
-from ..layout import Chunk, Extent, Path, Shard, elements_per_chunk
+from ..layout import Chunk, Extent, Shard, elements_per_chunk
 
 GAP_BYTES_MAX = 64 << 10  # read over a gap rather than seek: 64 KiB cost less than a request
 GAP_SHARE_MAX = 64  # but of a run no more than one part in so many: 1.6 %
 RUN_BYTES_MIN = 4 << 20  # a run grows past a large payload only up to here, so that reads overlap
+_FILE_BITS = 40  # of a place in all files: more than any file has bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +25,56 @@ class ChunkRead:
     """A chunk to read: its row in the manifest, and who wants some of it.
 
     Attributes:
-        targets: (path, which of the boxes wanted there); none: another chunk refers to it.
+        wants: numbers of what is wanted; none: another chunk refers to it.
     """
 
     row: int
     chunk: Chunk
-    targets: tuple[tuple[Path, int], ...]
+    wants: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """Chunks to read, as columns.
+
+    Attributes:
+        rows: in the manifest.
+        first, count: which of ``wants`` are those of each chunk.
+        wants: numbers of what is wanted.
+        exact: whether each of these is the very box that its chunk is a part of.
+    """
+
+    manifest: Manifest
+    rows: I64
+    first: I64
+    count: I64
+    wants: I64
+    exact: Bools
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: "I64 | Bools | slice") -> "Reads":
+        rows, first, count = self.rows[which], self.first[which], self.count[which]
+        return Reads(self.manifest, rows, first, count, self.wants, self.exact)
+
+    def chunks(self) -> list[ChunkRead]:
+        """Return the chunks one by one."""
+        manifest, known, found = self.manifest, dict[int, Shard](), []
+        shards = manifest.shard_first_row.searchsorted(self.rows, "right") - 1
+        columns = (self.rows, shards, self.first, self.first + self.count)
+        for row, index, first, end in zip(*(c.tolist() for c in columns), strict=True):
+            shard = known.get(index) or known.setdefault(index, manifest.shard(index))
+            chunk = chunk_at(manifest, row, index, shard)
+            found.append(ChunkRead(row, chunk, tuple(self.wants[first:end].tolist())))
+        return found
+
+    def pairs(self) -> tuple[I64, I64]:
+        """Return (place of the chunk in these, place in ``wants``) of every pair."""
+        return spread_out(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """Consecutive 4 KiB-aligned bytes of one file: whole chunks and the gaps before them.
 
@@ -36,36 +82,62 @@ class Run:
     """
 
     extent: Extent
-    chunks: tuple[ChunkRead, ...]
+    reads: Reads
+
+    @property
+    def chunks(self) -> list[ChunkRead]:
+        """The chunks one by one."""
+        return self.reads.chunks()
 
 
-def coalesce(
-    manifest: Manifest, chunks: Sequence[ChunkRead], run_bytes_max: int
-) -> tuple[Run, ...]:
+def coalesce(manifest: Manifest, reads: Reads, run_bytes_max: int) -> tuple[Run, ...]:
     """Join neighbours, given in file order, into runs of at most ``run_bytes_max``.
 
     What a chunk refers to is in its run, added where it is not wanted for itself.
     """
-    runs: list[Run] = []
-    group: list[ChunkRead] = []
-    file = start = end = 0
-    for its_file, unit in _units(manifest, chunks):
-        first = min(int(manifest.chunk_gap_start[read.row]) for read in unit)
-        last = max(int(manifest.chunk_start[r.row] + manifest.chunk_bytes[r.row]) for r in unit)
-        first = first // LARGE_ALIGN_BYTES * LARGE_ALIGN_BYTES
-        last = -(-last // LARGE_ALIGN_BYTES) * LARGE_ALIGN_BYTES
-        gap_bytes_max = min(GAP_BYTES_MAX, (end - start) // GAP_SHARE_MAX)
-        near = group and its_file == file and first - end <= gap_bytes_max
-        if near and end - start < RUN_BYTES_MIN and last - start <= run_bytes_max:
-            group += unit
-            end = last
-            continue
-        if group:
-            runs.append(Run(Extent(file, start, end - start), tuple(group)))
-        group, file, start, end = [*unit], its_file, first, last
-    if group:
-        runs.append(Run(Extent(file, start, end - start), tuple(group)))
+    reads, begins = _units(manifest, reads)
+    if not len(reads.rows):
+        return ()
+    rows, page = reads.rows, LARGE_ALIGN_BYTES
+    file = manifest.file_first_chunk.searchsorted(rows[begins], "right") - 1
+    ends = manifest.chunk_start[rows] + manifest.chunk_bytes[rows]
+    first = np.minimum.reduceat(manifest.chunk_gap_start[rows], begins) // page * page
+    last = -(-np.maximum.reduceat(ends, begins) // page) * page
+    place = file << _FILE_BITS  # so that what is in another file is far away
+    joined = _Joined(first + place, last + place, run_bytes_max)
+    bounds, firsts, lasts = [*begins.tolist(), len(rows)], first.tolist(), last.tolist()
+    files, at, runs = file.tolist(), 0, list[Run]()
+    while at < len(files):
+        # Behind one that makes the run long enough nothing is added.
+        is_long = lasts[at] - firsts[at] >= RUN_BYTES_MIN
+        end = at + 1 if is_long else joined.end(at)
+        extent = Extent(files[at], firsts[at], max(lasts[at:end]) - firsts[at])
+        runs.append(Run(extent, reads[bounds[at] : bounds[end]]))
+        at = end
     return tuple(runs)
+
+
+class _Joined:
+    """Which units are read at once."""
+
+    def __init__(self, first: I64, last: I64, run_bytes_max: int) -> None:
+        """Prepare.
+
+        Args:
+            first, last: where each unit begins and ends, in all files one behind the other.
+        """
+        self._first, self._last, self._run_bytes_max = first, last, run_bytes_max
+        self._highest = np.maximum.accumulate(last)
+
+    def end(self, at: int) -> int:
+        """Return the unit behind the last one of the run that begins with a unit."""
+        start = int(self._first[at])
+        stop = int(self._highest.searchsorted(start + RUN_BYTES_MIN)) + 1
+        end, following = self._last[at : stop - 1], self._first[at + 1 : stop]
+        end = end[: len(following)]
+        near = following - end <= np.minimum(GAP_BYTES_MAX, (end - start) // GAP_SHARE_MAX)
+        near &= self._last[at + 1 : stop] - start <= self._run_bytes_max
+        return at + 1 + (len(near) if near.all() else int(near.argmin()))
 
 
 def chunk_at(manifest: Manifest, row: int, index: int, shard: Shard) -> Chunk:
@@ -75,50 +147,52 @@ def chunk_at(manifest: Manifest, row: int, index: int, shard: Shard) -> Chunk:
     return Chunk(shard, first, min(step, shard.box.elements - first))
 
 
-def _units(
-    manifest: Manifest, chunks: Sequence[ChunkRead]
-) -> Iterator[tuple[int, tuple[ChunkRead, ...]]]:
-    """Yield (file, chunks that are decoded together), in file order."""
-    chunks = _with_references(manifest, chunks)
-    rows = np.array([read.row for read in chunks], np.int64)
-    files = (manifest.file_first_chunk.searchsorted(rows, "right") - 1).tolist()
-    if not chunks or not len(manifest.references):
-        yield from zip(files, ((read,) for read in chunks), strict=True)
-        return
-    place = {read.row: number for number, read in enumerate(chunks)}
-    begins = [True] * len(chunks)
-    for number, row in enumerate(rows.tolist()):
-        other = place.get(int(manifest.references[row]), number)
-        low, high = sorted((number, other))
-        begins[low + 1 : high + 1] = [False] * (high - low)
-    starts = [number for number, begin in enumerate(begins) if begin]
-    for start, end in zip(starts, [*starts[1:], len(chunks)], strict=True):
-        unit = chunks[start:end]
-        yield files[start], tuple(sorted(unit, key=lambda read: _depth(manifest, read.row)))
+def spread_out(first: I64, end: I64) -> tuple[I64, I64]:
+    """Write ranges out: (which range, number in it) of every number of every range."""
+    counts = end - first
+    which = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return which, np.arange(len(which)) - before[which] + first[which]
 
 
-def _depth(manifest: Manifest, row: int) -> int:
-    """Count the chunks that have to be decoded before one, each because of the one after it."""
-    depth, row = 0, int(manifest.references[row])
-    while row != NONE:
-        depth, row = depth + 1, int(manifest.references[row])
+def _units(manifest: Manifest, reads: Reads) -> tuple[Reads, I64]:
+    """Return chunks in file order, and where each unit begins: what is decoded together."""
+    if not len(manifest.references):
+        return reads, np.arange(len(reads.rows))
+    reads = _with_references(manifest, reads)
+    numbers = np.arange(len(reads))
+    others = manifest.references[reads.rows]
+    refers = np.flatnonzero(others != NONE)
+    order = np.argsort(reads.rows)
+    found = order[np.searchsorted(reads.rows[order], others[refers])]
+    # Between a chunk and what it refers to no unit begins.
+    steps = np.zeros(len(reads) + 1, np.int64)
+    np.add.at(steps, np.minimum(refers, found) + 1, 1)
+    np.add.at(steps, np.maximum(refers, found) + 1, -1)
+    is_first = np.cumsum(steps)[:-1] == 0
+    order = np.lexsort((numbers, _depths(manifest, reads.rows), np.cumsum(is_first)))
+    return reads[order], np.flatnonzero(is_first)
+
+
+def _depths(manifest: Manifest, rows: I64) -> I64:
+    """Count the chunks that have to be decoded before each, one because of the one after it."""
+    depth, other = np.zeros(len(rows), np.int64), manifest.references[rows]
+    while np.any(other != NONE):
+        depth += other != NONE
+        other = np.where(other != NONE, manifest.references[other], NONE)
     return depth
 
 
-def _with_references(manifest: Manifest, chunks: Sequence[ChunkRead]) -> Sequence[ChunkRead]:
+def _with_references(manifest: Manifest, reads: Reads) -> Reads:
     """Add, in file order, the chunks that decoding these takes and that are not among them."""
-    if not len(manifest.references):
-        return chunks
-    wanted = {read.row: read for read in chunks}
-    for start in list(wanted):
-        row = int(manifest.references[start])
-        while row != NONE:
-            if row not in wanted:
-                index = int(manifest.shard_first_row.searchsorted(row, "right")) - 1
-                chunk = chunk_at(manifest, row, index, manifest.shard(index))
-                wanted[row] = ChunkRead(row, chunk, ())
-            row = int(manifest.references[row])
-    rows = np.array(list(wanted), np.int64)
+    needed: Sequence[I64] = [reads.rows]
+    while len(needed[-1]):
+        other = manifest.references[needed[-1]]
+        needed = [*needed, other[other != NONE]]
+    added = np.setdiff1d(np.concatenate(needed), reads.rows)
+    rows = np.concatenate([reads.rows, added])
+    none = np.zeros_like(added)
+    first, count = np.concatenate([reads.first, none]), np.concatenate([reads.count, none])
     files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
     order = np.lexsort((manifest.chunk_start[rows], files))
-    return [wanted[row] for row in rows[order].tolist()]
+    return Reads(manifest, rows[order], first[order], count[order], reads.wants, reads.exact)

@@ -13,7 +13,7 @@ import numpy as np
 from ..boxes import I64, mix
 from ..format.manifest import Manifest
 from ..format.spec import REFERENCE_DEPTH_MAX
-from .runs import ChunkRead, Run, coalesce
+from .runs import Reads, Run, coalesce
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class _Spans:
         return tuple(rank[(first <= self.first[span]) & (end > self.first[span])].tolist())
 
 
-def encode_rows(reads: Sequence[ChunkRead]) -> bytes:
+def encode_rows(reads: Reads) -> bytes:
     """Tell the other ranks which chunks this one needs: ranges of rows, ascending."""
-    rows = np.sort(np.array([read.row for read in reads], np.int64))
+    rows = np.sort(reads.rows)
     begins = np.flatnonzero(np.diff(rows, prepend=-2) > 1)
     lengths = np.diff(begins, append=len(rows))
     return np.stack([rows[begins], rows[begins] + lengths]).astype("<i8").tobytes()
@@ -56,7 +56,7 @@ def encode_rows(reads: Sequence[ChunkRead]) -> bytes:
 
 def share_out(
     manifest: Manifest,
-    reads: Sequence[ChunkRead],
+    reads: Reads,
     told: Sequence[bytes],
     rank: int,
     run_bytes_max: int,
@@ -72,14 +72,15 @@ def share_out(
         common stand in the same order on both.
     """
     spans = _spans(told)
-    place = {read.row: number for number, read in enumerate(reads)}
+    order = np.argsort(reads.rows)
+    sorted_rows = reads.rows[order]
     alone = np.ones(len(reads), bool)
     keyed: list[tuple[tuple[int, int, int], SharedRun]] = []
     for kind, audience, shares in _shares(manifest, spans, rank):
         for number, rows in enumerate(shares):
-            numbers = np.array(sorted(map(place.__getitem__, rows.tolist())), np.int64)
+            numbers = np.sort(order[np.searchsorted(sorted_rows, rows)])
             alone[numbers] = False
-            runs = coalesce(manifest, [reads[n] for n in numbers.tolist()], run_bytes_max)
+            runs = coalesce(manifest, reads[numbers], run_bytes_max)
             reader = audience[(number + kind) % len(audience)]
             keyed += [
                 ((at, kind, number), SharedRun(run, reader, audience))
@@ -87,8 +88,8 @@ def share_out(
             ]
     # The first run of every share, then the second of each: all readers are at work at once.
     keyed.sort(key=lambda entry: entry[0])
-    rest = [reads[n] for n in np.flatnonzero(alone).tolist()]
-    return coalesce(manifest, rest, run_bytes_max), tuple(shared for _, shared in keyed)
+    rest = coalesce(manifest, reads[alone], run_bytes_max)
+    return rest, tuple(shared for _, shared in keyed)
 
 
 def read_here(shared: Sequence[SharedRun], rank: int) -> tuple[Run, ...]:

@@ -14,6 +14,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from .. import worker
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
@@ -48,8 +49,9 @@ def has_modes() -> bool:
 
 
 def computes_nothing() -> bool:
-    """Whether FakeTensorMode is on, under which a copy may change nothing, and say nothing."""
-    return any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
+    """Whether the user has FakeTensorMode on, under which a copy may change nothing, unsaid."""
+    modes = worker.call_in_caller(_get_current_dispatch_mode_stack)
+    return any(isinstance(mode, FakeTensorMode) for mode in modes)
 
 
 def fake_load(path: Path) -> StateError:

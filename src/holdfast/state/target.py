@@ -5,8 +5,7 @@ else (objects, optimizer state that did not exist, ``load_state_dict`` of what w
 `Target.finish`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
 from .ambient import computes_nothing, fake_load, ordinary_torch
+from .filled import PLAIN, Target, Waiting
 from .flat_optimizer import Wanted, bind_flat
 from .modules import (
     ParameterNames,
@@ -41,50 +41,24 @@ from .optimizers import (
     owned_by,
 )
 from .overlap import find_overlaps
+from .setters import Setter, item_setter, no_setter
 from .shard import Shard
 from .source import Source
-from .tensors import TORCH_DTYPES, LocalTensor, Part, fits, local_tensor
-from .tree import find_modules, holds_tensors, look_up, open_node, plain_key, rebuild, tuple_like
+from .tensors import TORCH_DTYPES, LocalTensor, fits, local_tensor
+from .tree import (
+    DEPTH_MAX,
+    holds_tensors,
+    items_of,
+    look_up,
+    open_node,
+    plain_key,
+    rebuild,
+)
 
-Setter = Callable[[Any], None]
 Maker = Callable[[Path, Path, Tensor], torch.Tensor]  # whole path, path below the object, form
 MayKeep = Callable[[Path, Tensor, torch.Tensor], bool]
 
 _EXTRA_STATE = "_extra_state"  # what get_extra_state() returns, in a module's state_dict
-
-
-@dataclass(slots=True)
-class Target:
-    """What a load fills.
-
-    Attributes:
-        tensors: to be filled, by path.
-        missing: paths the target wants and the checkpoint has not.
-        values: tensors here that are values there.
-        used: paths of the checkpoint that the target takes.
-        conflicts: what else does not fit, one sentence each.
-    """
-
-    tensors: dict[Path, LocalTensor] = field(default_factory=dict)
-    missing: list[Path] = field(default_factory=list)
-    values: list[Path] = field(default_factory=list)
-    used: set[Path] = field(default_factory=set)
-    conflicts: list[str] = field(default_factory=list)
-    actions: list[Callable[[], None]] = field(default_factory=list)
-
-    def targets(self) -> dict[Path, tuple[Part, ...]]:
-        """Return what this process holds of each tensor."""
-        return {path: leaf.parts for path, leaf in self.tensors.items()}
-
-    @ordinary_torch()
-    def size_bytes(self) -> int:
-        """Return the bytes of all elements that this process holds."""
-        return sum(data.nbytes for leaf in self.tensors.values() for data, _ in leaf.parts)
-
-    def finish(self) -> None:
-        """Put everything that is not a tensor in place; call it once all tensors are filled."""
-        for action in self.actions:
-            action()
 
 
 def bind(into: Mapping[Any, Any], source: Source) -> Target:
@@ -97,17 +71,33 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
         StateError: the target holds something that no checkpoint could.
     """
     target = Target()
-    walk = _Bind(target, source, parameter_names(dict(find_modules(into))))
-    walk.visit(into, (), _no_setter)
+    modules = _modules_in(into)
+    walk = _Bind(target, source, parameter_names(modules) if modules else {})
+    walk.visit(into, (), no_setter)
     with ordinary_torch():
-        for take in walk.later:
-            take()
-        target.conflicts += find_overlaps(target.tensors)
+        target.plain.take(walk.later, walk.take)
+        near = target.plain.touching(target.tensors.values())
+        if near or target.tensors:
+            target.conflicts += find_overlaps(near | target.tensors)
     return target
 
 
-def _no_setter(value: Any) -> None:
-    """Ignore the value: an empty target has nothing to set."""
+def _modules_in(state: object) -> dict[Path, nn.Module]:
+    """Find the modules in a state, outermost only, without a look at its tensors."""
+    found: dict[Path, nn.Module] = {}
+    waiting: list[tuple[object, Path, tuple[int, ...]]] = [(state, (), ())]
+    while waiting:
+        value, path, above = waiting.pop()
+        if isinstance(value, nn.Module):
+            found[path] = value
+        elif isinstance(value, (Mapping, list, tuple)):
+            if id(value) in above or len(above) > DEPTH_MAX:
+                continue
+            within = (*above, id(value))
+            items = value.items() if isinstance(value, Mapping) else items_of(value)
+            others = [pair for pair in items if not isinstance(pair[1], torch.Tensor)]
+            waiting += [(item, (*path, plain_key(key)), within) for key, item in reversed(others)]
+    return found
 
 
 class _Bind:
@@ -122,11 +112,14 @@ class _Bind:
         self.source = source
         self.names = names
         self.memories: dict[object, tuple[Path, Tensor]] = {}
-        self.later: list[Callable[[], None]] = []
-        self.fakes = worker.call_in_caller(computes_nothing)
+        self.later: list[Waiting] = []
 
     def visit(self, value: Any, path: Path, setter: Setter) -> None:
         """Bind one node; ``setter`` replaces it in its parent."""
+        is_shallow = len(path) < DEPTH_MAX and type(value) is dict
+        if is_shallow and path not in self.source.objects and _is_plain_dict(value):
+            self._items(value.items(), value, path, setter)
+            return
         node = open_node(value, path)
         if node.kind == "tensor":
             self._tensor(value, path)
@@ -137,13 +130,24 @@ class _Bind:
         elif node.kind == "stateful":
             self._stateful(value, path)
         elif node.kind == "container" and not self._is_one_value(value, path):
-            items = list(value) if isinstance(value, tuple) else value
-            for key, item in node.items:
-                place = _item_setter(items, key, setter, value)
-                self.visit(item, (*path, plain_key(key)), place)
+            self._items(node.items, value, path, setter)
         elif path:
             grows = isinstance(value, Mapping) and not value
             self._object(path, setter, grows_like=value if grows else None)
+
+    def _items(
+        self, items: Iterable[tuple[Any, Any]], parent: Any, path: Path, setter: Setter
+    ) -> None:
+        """Bind what is in a container; plain tensors without a call for each."""
+        tensors, used, later = self.source.tensors, self.target.used, self.later
+        kept = list(parent) if isinstance(parent, tuple) else parent
+        for key, item in items:
+            below = (*path, key if type(key) is str else plain_key(key))
+            if type(item) in PLAIN and (wanted := tensors.get(below)) is not None:
+                used.add(below)
+                later.append((item, below, wanted))
+            else:
+                self.visit(item, below, item_setter(kept, key, setter, parent))
 
     def _is_one_value(self, value: Any, path: Path) -> bool:
         """Whether a container is replaced as a whole: not when tensors would go with it."""
@@ -155,9 +159,10 @@ class _Bind:
             (self.target.values if is_value else self.target.missing).append(path)
             return
         self.target.used.add(path)
-        self.later.append(partial(self._take, value, path))
+        self.later.append((value, path, self.source.tensors[path]))
 
-    def _take(self, value: torch.Tensor | Shard, path: Path) -> None:
+    def take(self, value: torch.Tensor | Shard, path: Path) -> None:
+        """Take a tensor that is not plain."""
         local, wanted = local_tensor(value, path), self.source.tensors[path]
         other, known = self._claim(local, path, wanted)
         if known is not wanted:
@@ -169,6 +174,10 @@ class _Bind:
     def _claim(self, local: LocalTensor, path: Path, wanted: Tensor) -> tuple[Path, Tensor]:
         """Return what the memory of a tensor is filled from: the first that claimed it."""
         tie = object() if local.tie is None else local.tie
+        plain = self.target.plain
+        if local.tie is not None and (number := plain.at.get(local.data.data_ptr())) is not None:
+            own, of = plain.local(number), plain.paths[number]
+            self.memories.setdefault(own.tie, (of, self.source.tensors[of]))
         return self.memories.setdefault(tie, (path, wanted))
 
     def _object(self, path: Path, setter: Setter, grows_like: object = None) -> None:
@@ -202,8 +211,11 @@ class _Bind:
             if name.endswith(_EXTRA_STATE):
                 self._extra_state(item, (*path, name), values, own_key)
                 continue
-            self.visit(item, (*path, name), _item_setter(values, own_key, _no_setter, values))
-        if self.fakes and needs_loading(module, values):
+            if type(item) in PLAIN:
+                self._tensor(item, (*path, name))
+            else:
+                self.visit(item, (*path, name), item_setter(values, own_key, no_setter, values))
+        if computes_nothing() and needs_loading(module, values):
             raise fake_load(path)
         self.target.actions.append(lambda: load_module_state(module, values))
 
@@ -222,7 +234,7 @@ class _Bind:
         if not found:
             self.target.missing.append(path)
             return
-        if self.fakes and any(leaf in self.source.tensors for leaf in found):
+        if computes_nothing() and any(leaf in self.source.tensors for leaf in found):
             raise fake_load(path)
         current = own_state(value, path)
         make: Maker = _new_plain
@@ -322,7 +334,7 @@ class _Bind:
                         f"and others saved with {groups[group]}"
                     )
             for key, tensor in group_tensors(optimizer.param_groups[group]).items():
-                self.visit(tensor, (*path, "param_group_tensors", name, key), _no_setter)
+                self.visit(tensor, (*path, "param_group_tensors", name, key), no_setter)
             if id(entry.tensor) not in owned:
                 continue  # another rank has its state
             after = {**optimizer.param_groups[group], **saved}
@@ -380,16 +392,9 @@ class _Bind:
         self.target.actions.append(put)
 
 
-def _item_setter(items: Any, key: Any, parent_setter: Setter, parent: Any) -> Setter:
-    """Return what replaces one item; ``items`` is the parent, or a tuple's items as a list."""
-    place = key[1] if isinstance(parent, (list, tuple)) else key
-
-    def replace(value: Any) -> None:
-        items[place] = value
-        if isinstance(parent, tuple):
-            parent_setter(tuple_like(parent, items))
-
-    return replace
+def _is_plain_dict(value: dict[Any, Any]) -> bool:
+    """Whether it is opened, without a look at each of its items."""
+    return bool(value) and set(map(type, value)) <= {str, int}
 
 
 def _new_plain(_leaf: Path, _rest: Path, wanted: Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from itertools import starmap
 
 from .._core import Vfs
 from ..errors import StoreError, writable
@@ -221,7 +222,7 @@ class LocalStore:
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name; no link may be on the way to it from the root."""
         self._path(name)
-        return [Entry(*entry) for entry in self.vfs.list_directory(self.location, name)]
+        return list(starmap(Entry, self.vfs.list_directory(self.location, name)))
 
     def remove(self, name: str) -> None:
         """Remove a file; no error when it is not there."""
@@ -303,7 +304,7 @@ class LocalStore:
             StoreError: it is not UTF-8, so it is none of ours.
         """
         path = os.path.join(self.location, name) if name else self.location
-        if path != writable(path):
+        if not path.isascii() and path != writable(path):
             error = StoreError(f"{path} is not named in UTF-8; rename or remove it")
             error.errno = errno.EILSEQ
             raise error

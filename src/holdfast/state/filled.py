@@ -1,0 +1,159 @@
+"""What a load fills: plain tensors as columns, without an object or a call for each, and all else.
+
+Plain is what lies in host memory just as the checkpoint has it: of its dtype and shape, elements
+behind each other. All else is described one by one (`tensors`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..boxes import I64
+from ..layout import Path, Tensor
+from .ambient import ordinary_torch
+from .tensors import TORCH_DTYPES, LocalTensor, Part, local_tensor
+
+PLAIN = frozenset({torch.Tensor, nn.Parameter})  # types that leave every operation to torch
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+# A tensor, its path, and what the checkpoint has there; or what to call, which is no tensor.
+Waiting = tuple[Any, Path, Tensor] | Callable[[], None]
+
+
+@dataclass(slots=True)
+class Plain:
+    """Plain tensors, in parallel lists.
+
+    Attributes:
+        addresses, sizes: of the elements, in bytes.
+        at: place of each in the lists, by its address; no two have one address.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    at: dict[int, int] = field(default_factory=dict)
+
+    def take(self, waiting: Iterable[Waiting], take_other: Callable[[Any, Path], None]) -> None:
+        """Sort out what is plain, in order; call `take_other` with each of the rest.
+
+        Call it in `ordinary_torch`.
+        """
+        paths, tensors, addresses, sizes = self.paths, self.tensors, self.addresses, self.sizes
+        for entry in waiting:
+            if not isinstance(entry, tuple):
+                entry()
+                continue
+            value, path, wanted = entry
+            try:
+                is_plain = (
+                    type(value) in PLAIN
+                    and not _is_wrapped(value)
+                    and value.is_cpu
+                    and value.layout is torch.strided
+                    and not value.is_nested
+                    and value.dtype is TORCH_DTYPES[wanted.dtype]
+                    and value.shape == wanted.shape
+                    and value.is_contiguous()
+                    and not (value.is_conj() or value.is_neg())
+                )
+                if is_plain:
+                    address, size = value.data_ptr(), value.nbytes
+                    # Frameworks free the storage of a tensor they keep.
+                    end = value.storage_offset() * value.element_size() + size
+                    is_plain = not size or (
+                        address != 0
+                        and end <= value.untyped_storage().nbytes()
+                        and self.at.setdefault(address, len(paths)) == len(paths)
+                    )
+            except RuntimeError:  # some kinds have no memory, and no shape
+                is_plain = False
+            if not is_plain:
+                take_other(value, path)
+                continue
+            paths.append(path)
+            tensors.append(value)
+            addresses.append(address)
+            sizes.append(size)
+
+    def local(self, number: int) -> LocalTensor:
+        """Describe one of them by itself."""
+        return local_tensor(self.tensors[number], self.paths[number])
+
+    def touching(self, others: Iterable[LocalTensor]) -> dict[Path, LocalTensor]:
+        """Describe those that share memory with each other, or may share some with others."""
+        sizes, addresses = np.array(self.sizes, np.int64), np.array(self.addresses, np.int64)
+        own = np.flatnonzero(sizes)
+        ranges: list[tuple[int, int]] = []
+        for leaf in others:
+            ranges += [_storage(data) for data, _ in leaf.parts if data.is_cpu]
+        more = np.array(ranges, np.int64).reshape(-1, 2)
+        first = np.concatenate([addresses[own], more[:, 0]])
+        end = np.concatenate([(addresses + sizes)[own], more[:, 1]])
+        found: dict[Path, LocalTensor] = {}
+        for number in own[_overlapping(first, end)[: len(own)]].tolist():
+            found[self.paths[number]] = self.local(number)
+        return found
+
+
+@dataclass(slots=True)
+class Target:
+    """What a load fills.
+
+    Attributes:
+        tensors: to be filled, by path; without those that are plain.
+        plain: tensors that lie in memory as in the checkpoint.
+        missing: paths the target wants and the checkpoint has not.
+        values: tensors here that are values there.
+        used: paths of the checkpoint that the target takes.
+        conflicts: what else does not fit, one sentence each.
+    """
+
+    tensors: dict[Path, LocalTensor] = field(default_factory=dict)
+    plain: Plain = field(default_factory=Plain)
+    missing: list[Path] = field(default_factory=list)
+    values: list[Path] = field(default_factory=list)
+    used: set[Path] = field(default_factory=set)
+    conflicts: list[str] = field(default_factory=list)
+    actions: list[Callable[[], None]] = field(default_factory=list)
+
+    def targets(self) -> dict[Path, tuple[Part, ...]]:
+        """Return what this process holds of each tensor that is not plain."""
+        return {path: leaf.parts for path, leaf in self.tensors.items()}
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all elements that this process holds."""
+        total = sum(self.plain.sizes)
+        if self.tensors:
+            with ordinary_torch():
+                for leaf in self.tensors.values():
+                    total += sum([data.nbytes for data, _ in leaf.parts])
+        return total
+
+    def finish(self) -> None:
+        """Put everything that is not a tensor in place; call it once all tensors are filled."""
+        for action in self.actions:
+            action()
+
+
+def _storage(data: torch.Tensor) -> tuple[int, int]:
+    memory = data.untyped_storage()
+    return memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+
+
+def _overlapping(first: I64, end: I64) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Tell which ranges have a number that is in another one too."""
+    found = np.zeros(len(first), np.bool_)
+    order = np.argsort(first, kind="stable")
+    low, high = first[order], np.maximum.accumulate(end[order])
+    behind = low[1:] < high[:-1]  # begins in one before it
+    if behind.any():
+        found[order[1:]] = behind
+        before = low.searchsorted(end[order], "left") > np.arange(1, len(low) + 1)
+        found[order[before]] = True  # another begins in it
+    return found
