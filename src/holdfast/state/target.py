@@ -45,15 +45,7 @@ from .setters import Setter, item_setter, no_setter
 from .shard import Shard
 from .source import Source
 from .tensors import TORCH_DTYPES, LocalTensor, fits, local_tensor
-from .tree import (
-    DEPTH_MAX,
-    holds_tensors,
-    items_of,
-    look_up,
-    open_node,
-    plain_key,
-    rebuild,
-)
+from .tree import DEPTH_MAX, holds_tensors, items_of, look_up, open_node, plain_key, rebuild
 
 Maker = Callable[[Path, Path, Tensor], torch.Tensor]  # whole path, path below the object, form
 MayKeep = Callable[[Path, Tensor, torch.Tensor], bool]
