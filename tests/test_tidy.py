@@ -38,7 +38,7 @@ PUBLIC = 8
 
 # Who may import torch, and which engine modules may know the group.
 TORCH_ROOMS = {"state", "integrations", "tools"}
-TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/write_pipeline.py"}
+TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/origin.py"}
 TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/chain.py", "faults/deep.py"}
 TORCH_FILES |= {"engine/workspace.py", "engine/samples.py"}
 TORCH_FILES |= {"group/torch.py", "saving/save.py", "loading/load.py", "loading/checkpoint.py"}

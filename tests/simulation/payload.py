@@ -22,7 +22,7 @@ from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
 from holdfast.engine import chain as chains
 from holdfast.engine import check, commit, ledger, retire, write_pipeline
-from holdfast.engine.write import DataFileWriter, WriterPlan
+from holdfast.engine.file_plan import WriterPlan
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
 from holdfast.format import contents
 from holdfast.format import manifest as manifests
@@ -196,37 +196,24 @@ def stage(
     handle.staged()
 
     def write() -> Any:
-        source = lambda shard: (agreed.value, shard.box)  # noqa: E731
-        parts = agreed.store, LEASE, agreed.files, agreed.shards
-        return write_pipeline.write_shards(*parts, source, None, None, handle.ledger), None
+        parts: Any = agreed.store, LEASE, agreed.files, agreed.shards, agreed.value
+        return write_pipeline.write_shards(*parts, None, None, handle.ledger), None
 
     return write
 
 
-def write_shard(
-    writer: Any, lease: Any, shard: Shard, source: Any, header: Header, ledger: Any
-) -> None:
-    """Open the data file; it is written when it is closed."""
-    if writer._descriptor < 0:
-        name = data_file_name(header.save_id, writer._plan.rank, writer.next_number)
-        writer._descriptor = writer._store.create(name, direct=False)
-        writer._names.append(name)
-        writer.next_number += 1
-        writer.tiny = []
-    value = source(shard)
-    writer.value = value[0] if isinstance(value, tuple) else value
-    writer.tiny.append(shard)
-
-
-def close_file(writer: Any) -> None:
-    """Write the data file and make it durable."""
-    plan, number, store = writer._plan, writer.next_number - 1, writer._store
-    content = content_of(plan.header.save_id, plan.rank, number, writer.value)
+def write_raw(writer: Any, shards: Any, value: int, images: Any, ledger: Any) -> None:
+    """Write one data file and make it durable."""
+    plan, store = writer.plan, writer._store
+    writer.number += 1
+    name = data_file_name(plan.header.save_id, plan.rank, writer.number)
+    writer._descriptor = store.create(name, direct=False)
+    writer._names.append(name)
+    content = content_of(plan.header.save_id, plan.rank, writer.number, value)
     store.vfs.write(writer._descriptor, content, 0)
     writer._sync(lambda: store.vfs.sync(writer._descriptor))
     writer._close_descriptor()
-    told = plan.header, plan.rank, number, writer.value, writer.tiny
-    writer.tables.append(written_of(*told))
+    writer.tables.append(written_of(plan.header, plan.rank, writer.number, value, list(shards)))
 
 
 def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
@@ -234,9 +221,8 @@ def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
     link = chain[-1]
     value = value_in(link.store.get(link.manifest.file_names[0], FILE_BYTES))
     plan = WriterPlan(writing.header, 0, 0, FILE_BYTES, 1 << 20)
-    source: Any = lambda shard: (value, shard.box)  # noqa: E731
-    parts = writing.store, LEASE, plan, writing.shards
-    tables: Any = write_pipeline.write_shards(*parts, source, None, None, ledger.Ledger())  # type: ignore[arg-type]
+    parts: Any = writing.store, LEASE, plan, writing.shards, value
+    tables: Any = write_pipeline.write_shards(*parts, None, None, ledger.Ledger())
     world_size = len(writing.shards)
     planned = replace(planned_of(world_size), first=np.array([0, world_size], np.int64))
     return SimpleNamespace(told=(planned, [tables[0]]), basis=None)
@@ -275,7 +261,7 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (save_module, "encode_request", lambda request: b""),
     (save_module, "agree", agree),
     (save_module, "_stage", stage),
-    (save_module, "part_with", lambda sources, shard: sources),
+    (save_module, "Live", lambda shards, value, chunk_elements: value),
     (save_module, "lease", lambda *place: nullcontext(LEASE)),
     (save_module, "begin_link", lambda writing, options: None),
     (save_module, "encode_objects", lambda plan, rank, objects: b""),
@@ -283,8 +269,7 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (save_module, "encode_losses", lambda basis, header: b""),
     (save_module, "join_losses", lambda told: ()),
     (save_module, "encode_written", lambda tables: tables[0]),
-    (write_pipeline, "_write_shard", write_shard),
-    (DataFileWriter, "_close_file", close_file),
+    (write_pipeline, "write_raw", write_raw),
     (commit, "_manifest_of", manifest_of),
     (directory_module, "decode_manifest", decode_manifest),
     (retire, "decode_manifest", decode_manifest),

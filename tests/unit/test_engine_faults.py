@@ -170,9 +170,9 @@ def test_saving_from_a_signal_handler_says_that_it_cannot(tmp_path: Path) -> Non
         except HoldfastError as error:
             found.append(str(error))
 
-    from holdfast.engine import write_pipeline
+    from holdfast.engine import raw
 
-    original = write_pipeline.stage
+    original = raw.stage_chunks
 
     def staging(*arguments: Any) -> Any:
         worker.call_in_caller(lambda: signal.raise_signal(signal.SIGUSR1))
@@ -181,7 +181,7 @@ def test_saving_from_a_signal_handler_says_that_it_cannot(tmp_path: Path) -> Non
     before = signal.signal(signal.SIGUSR1, on_signal)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(write_pipeline, "stage", staging)
+            patch.setattr(raw, "stage_chunks", staging)
             holdfast.save({"w": torch.zeros(3)}, tmp_path / "a")
     finally:
         signal.signal(signal.SIGUSR1, before)

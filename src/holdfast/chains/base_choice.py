@@ -24,6 +24,7 @@ from ..format.links import TensorLoss
 from ..format.names import step_of
 from ..layout import Shard
 from ..options import Options
+from ..plan.shard_table import ShardTable
 
 if TYPE_CHECKING:
     from ..codecs.base import Codec
@@ -94,7 +95,7 @@ class Writing:
 
     store: "LocalStore"
     header: Header
-    shards: tuple[Shard, ...]
+    shards: ShardTable
     codec: "Codec | None"
     base_save_id: str
     rank: int
@@ -113,7 +114,7 @@ def begin_link(writing: Writing, options: Options) -> Basis | None:
     basis = take_basis(writing.run, writing.rank, header.chunk_elements)
     groups = [group for coding in header.codecs for group in coding.groups]
     kept: set[Shard] = set()
-    for unit in units_of(writing.shards, header.tensors, groups):
+    for unit in units_of(writing.shards.shards(), header.tensors, groups):
         roles = [role for role, _ in unit]
         kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
     is_link = header.base is not None

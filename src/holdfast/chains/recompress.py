@@ -11,24 +11,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..boxes import unflatten
 from ..codecs.base import Codec
 from ..codecs.groups import find_groups, units_of
 from ..codecs.registry import LOSSLESS, find_codec
 from ..engine.basis import Basis
 from ..engine.chain import Chain, open_chain, read_parts
 from ..engine.commit import check_absent, commit, commit_again, remove_files
+from ..engine.file_plan import WriterPlan
 from ..engine.ledger import Ledger
+from ..engine.origin import Asked
 from ..engine.pool import lease
-from ..engine.write import WriterPlan
 from ..engine.write_pipeline import write_shards
 from ..format import spec
 from ..format.contents import content_digest
 from ..format.header import RAW, Coding, Header
 from ..format.links import Base
 from ..format.rows import Planned, encode_written
-from ..layout import Box, Shard, batches, size_of
+from ..layout import Box, Shard, batches
 from ..options import SLOT_BYTES, STREAM_BYTES, Options, options_of
+from ..plan.shard_table import table_of
 from ..state.tensors import TORCH_DTYPES
 from ..stores.local import LocalStore
 from ..stores.url import open_store
@@ -139,8 +140,9 @@ def make_writing(
     every = (manifest.shard(index) for index in range(count))
     shards = [shard for shard in every if shard.tensor in kept]
     groups = [group for coding in header.codecs for group in coding.groups]
-    ordered = tuple(s for unit in units_of(shards, header.tensors, groups) for _, s in unit)
-    return Writing(store, header, ordered, codec, base_save_id, 0)
+    ordered = [s for unit in units_of(shards, header.tensors, groups) for _, s in unit]
+    table = table_of(ordered, header.tensors)
+    return Writing(store, header, table, codec, base_save_id, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +155,17 @@ class Made:
 
 def write_again(chain: Chain, writing: Writing, options: Options, report: Report) -> Made:
     """Write shards as the first rank, durably."""
-    header, store = writing.header, writing.store
-    files = WriterPlan(header, 0, 0, size_of(writing.shards), options.file_bytes)
+    header, store, shards = writing.header, writing.store, writing.shards
+    files = WriterPlan(header, 0, 0, shards.size_bytes, options.file_bytes)
     basis = begin_link(writing, options)
-    source = _Source(chain, writing.shards, options, report)
+    source = _Source(chain, shards.shards(), options, report)
+    asked = Asked(shards, source, header.chunk_elements)
     with lease(store.vfs, store.location, options) as leased:
-        tables = write_shards(
-            store, leased, files, writing.shards, source, writing.codec, basis, Ledger()
-        )
-    index = {tensor: number for number, tensor in enumerate(header.tensors)}
-    owner = np.array([index[shard.tensor] for shard in writing.shards], np.int64)
-    ndim = np.array([len(shard.box.shape) for shard in writing.shards], np.int64)
-    flat = [n for shard in writing.shards for n in (*shard.box.offset, *shard.box.shape)]
-    numbers = np.array(flat, np.int64)
-    boxes = unflatten(numbers, np.cumsum(2 * ndim) - 2 * ndim, ndim)
+        tables = write_shards(store, leased, files, shards, asked, writing.codec, basis, Ledger())
     # Of the first rank alone: the header may name four thousand million of them.
-    first = np.array([0, len(writing.shards)], np.int64)
-    return Made((Planned(owner, boxes, first), [encode_written(tables)]), basis)
+    first = np.array([0, len(shards)], np.int64)
+    planned = Planned(shards.tensor, shards.boxes, first)
+    return Made((planned, [encode_written(tables)]), basis)
 
 
 class _Source:

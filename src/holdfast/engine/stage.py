@@ -67,8 +67,8 @@ def gather(
     Returns:
         (their address, whether they were copied: nothing else changes them).
     """
-    held = _elements_of(chunk.shard, source, box)
-    if held.is_cpu and _is_plain(held):
+    held = elements_of(chunk.shard, source, box)
+    if held.is_cpu and is_plain(held):
         return held.data_ptr() + chunk.first * held.element_size(), False
     address = take(chunk.size_bytes)
     _copy_elements(held, chunk, bytes_at(address, chunk.size_bytes))
@@ -82,8 +82,8 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
         source, box: as `stage` takes them.
         chunks: all of the shard.
     """
-    held = _elements_of(chunks[0].shard, source, box)
-    if held.device.type == "cpu" and _is_plain(held):
+    held = elements_of(chunks[0].shard, source, box)
+    if held.device.type == "cpu" and is_plain(held):
         return held
     memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8, device="cpu")
     at = 0
@@ -93,7 +93,7 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
     return memory
 
 
-def _elements_of(shard: Shard, source: torch.Tensor, box: Box) -> torch.Tensor:
+def elements_of(shard: Shard, source: torch.Tensor, box: Box) -> torch.Tensor:
     """Return the elements of a shard among those of ``box``."""
     if shard.box == box:
         return source
@@ -144,7 +144,7 @@ def hold(
     """
     result, first = [], 0
     for shard in shards:
-        held = _elements_of(shard, *part_with(sources, shard))
+        held = elements_of(shard, *part_with(sources, shard))
         chunks = tuple(chunks_of(shard, chunk))
         places = tuple(offsets[first : first + len(chunks)])
         first += len(chunks)
@@ -246,6 +246,15 @@ class Staging:
                 self._rest = []
 
 
+def copy_chunk(elements: torch.Tensor, chunk: Chunk, address: int) -> None:
+    """Copy a chunk's elements, row-major, to memory.
+
+    Args:
+        elements: of its shard, in any strides, on any device.
+    """
+    _copy_elements(elements, chunk, bytes_at(address, chunk.size_bytes))
+
+
 def _on_host(item: Held) -> bool:
     return item.elements.is_cpu
 
@@ -263,14 +272,14 @@ def copy_held(held: Sequence[Held], memory: torch.Tensor) -> None:
     """
     for item in held:
         _check_unchanged(item)
-    plain = [item for item in held if _is_plain(item.elements)]
+    plain = [item for item in held if is_plain(item.elements)]
     pieces = [_pieces(item, memory.data_ptr()) for item in plain]
     owners = [item for item, own in zip(plain, pieces, strict=True) for _ in own]
     missing = copy_if_there(*columns(pieces), _threads())
     if missing < len(owners):
         _check_unchanged(owners[missing], there=False)
     for item in held:
-        if not _is_plain(item.elements):
+        if not is_plain(item.elements):
             _check_unchanged(item)
             _copy_chunks(item, memory, non_blocking=False)
     for item in held:
@@ -300,7 +309,7 @@ def copy_from_host(held: Iterable[Held], memory: torch.Tensor, threads: int) -> 
     """Copy elements in host memory into the pool, unhashed; returns when that is done."""
     pieces = []
     for item in held:
-        if _is_plain(item.elements):
+        if is_plain(item.elements):
             pieces.append(_pieces(item, memory.data_ptr()))
         else:
             _copy_chunks(item, memory, non_blocking=False)
@@ -353,7 +362,7 @@ class DeviceCopies:
 _side_streams: dict[torch.device, "torch.cuda.Stream"] = {}
 
 
-def _is_plain(elements: torch.Tensor) -> bool:
+def is_plain(elements: torch.Tensor) -> bool:
     """Whether the bytes in memory are those of the elements in row-major order."""
     return elements.is_contiguous() and not _is_lazy(elements)
 
@@ -389,7 +398,7 @@ def _copy_elements(
 ) -> None:
     """Gather a run of elements, box by box where they do not lie behind each other."""
     values = target.view(held.dtype)
-    if _is_plain(held):
+    if is_plain(held):
         run = held.view(-1)[chunk.first : chunk.first + chunk.elements]
         copy_elements(run, values, non_blocking=non_blocking)
         return

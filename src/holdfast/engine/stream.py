@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from ..errors import NoSpaceError, StoreError
 from ..format.spec import LARGE_ALIGN_BYTES
 from ..options import SLOT_BYTES
+from .file_plan import Window, page_up
 from .pool import Lease
 
 # Enough to keep the deepest queue busy; a disk that fails is noticed after so much at the latest.
 PARTS_IN_FLIGHT_MAX = 16
 LENT_IN_FLIGHT_MAX = 6  # of memory that is not the pool's
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-Window = tuple[int, int]  # bytes [start, end) of the pool, whole pages
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ class FileStream:
 
     def move(self, window: Window) -> None:
         """Fill up the page, and go on at the beginning of another window."""
-        self._zero_until(_page_up(self.position))
+        self._zero_until(page_up(self.position))
         self._submit()
         self._enter(window)
 
@@ -115,7 +114,7 @@ class FileStream:
         Returns:
             their position.
         """
-        self._zero_until(_page_up(self.position))
+        self._zero_until(page_up(self.position))
         self._submit()
         while len(self._lent) >= LENT_IN_FLIGHT_MAX:
             self._reap()
@@ -196,7 +195,3 @@ class FileStream:
         error.errno = code or errno.ENOSPC
         error.__cause__ = OSError(error.errno, why, self._where)
         return error
-
-
-def _page_up(position: int) -> int:
-    return -(-position // LARGE_ALIGN_BYTES) * LARGE_ALIGN_BYTES

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import xxh3_128
-from ..boxes import I64, Boxes, flatten
+from ..boxes import I64, U64, Boxes, chunk_steps, flatten, unflatten
 from ..errors import CorruptError
-from ..layout import Shard, elements_per_chunk
+from ..layout import ITEM_BYTES, Shard
 from . import spec
 from .header import Header
 from .table import Table
+
+Integers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class FileRows:
     def set_chunk(self, row: int, size_bytes: int, mode: int, offset: int, checksum: int) -> None:
         """Fill the row of a payload in."""
         self.size_modes[row] = size_bytes | mode << 24
-        self.offsets[row] = offset // spec.SMALL_ALIGN_BYTES
+        self.offsets[row] = offset
         self.checksums[row] = checksum
 
     def set_digest(self, number: int, digest: bytes) -> None:
@@ -62,34 +64,68 @@ class FileRows:
         self.digests[number] = digest
 
     def table(self, header: Header) -> Table:
-        """Return the table of this file alone; sizes and checksum of the file are 0 still.
-
-        Args:
-            header: that of the checkpoint; tensors without a shard here, and objects, are left out.
-        """
-        present = {shard.tensor.path for shard in self.shards}
-        own = header.part([i for i, t in enumerate(header.tensors) if t.path in present])
-        index = {tensor.path: i for i, tensor in enumerate(own.tensors)}
-        boxes = [n for shard in self.shards for n in (*shard.box.offset, *shard.box.shape)]
+        """Return the table of this file alone (`file_table`)."""
+        index = {tensor.path: number for number, tensor in enumerate(header.tensors)}
+        numbers = [n for shard in self.shards for n in (*shard.box.offset, *shard.box.shape)]
+        ndim = np.array([len(shard.box.shape) for shard in self.shards], np.int64)
+        flat = np.array(numbers, np.int64)
         ends = [*self.first_chunks[1:], len(self.offsets)]
-        counts = [end - first for end, first in zip(ends, self.first_chunks, strict=True)]
-        return Table(
-            header=own,
-            file_bytes=np.zeros(1, np.uint64),
-            file_footer_checksum=np.zeros(1, np.uint64),
-            file_rank=np.array([self.rank], np.uint32),
-            file_number=np.array([self.number], np.uint32),
-            file_chunks=np.array([len(self.offsets)], np.uint32),
-            shard_digest=np.frombuffer(b"".join(self.digests), "<u8").reshape(-1, 2),
-            shard_box=np.array(boxes, np.int64),
-            shard_tensor=np.array([index[s.tensor.path] for s in self.shards], np.uint32),
-            shard_file=np.zeros(len(self.shards), np.uint32),
-            shard_first_chunk=np.array(self.first_chunks, np.uint32),
-            shard_chunks=np.array(counts, np.uint32),
-            chunk_checksum=np.array(self.checksums, np.uint64),
-            chunk_size_mode=np.array(self.size_modes, np.uint32),
-            chunk_offset=np.array(self.offsets, np.uint32),
+        return file_table(
+            header,
+            self.rank,
+            self.number,
+            tensor=np.array([index[shard.tensor.path] for shard in self.shards], np.int64),
+            boxes=unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim),
+            digests=np.frombuffer(b"".join(self.digests), "<u8").reshape(-1, 2),
+            counts=np.diff([*self.first_chunks[:1], *ends]),
+            checksums=np.array(self.checksums, np.uint64),
+            size_modes=np.array(self.size_modes, np.uint32),
+            offsets=np.array(self.offsets, np.int64),
         )
+
+
+def file_table(
+    header: Header,
+    rank: int,
+    number: int,
+    *,
+    tensor: I64,
+    boxes: Boxes,
+    digests: U64,
+    counts: Integers,
+    checksums: U64,
+    size_modes: Integers,
+    offsets: Integers,
+) -> Table:
+    """Return the table of one data file; size and checksum of the file are 0 still.
+
+    Args:
+        header: that of the checkpoint; tensors without a shard here, and objects, are left out.
+        tensor: index of each shard's tensor in that header.
+        counts: chunks of each shard.
+        offsets: of each payload in the file, in bytes.
+    """
+    kept, own = np.unique(tensor, return_inverse=True)
+    part = header.part(kept.tolist())
+    ndim = np.array([len(t.shape) for t in part.tensors] or [0], np.int64)[own]
+    count = counts.astype(np.uint32)
+    return Table(
+        header=part,
+        file_bytes=np.zeros(1, np.uint64),
+        file_footer_checksum=np.zeros(1, np.uint64),
+        file_rank=np.array([rank], np.uint32),
+        file_number=np.array([number], np.uint32),
+        file_chunks=np.array([len(offsets)], np.uint32),
+        shard_digest=digests,
+        shard_box=flatten(boxes, ndim),
+        shard_tensor=own.astype(np.uint32),
+        shard_file=np.zeros(len(tensor), np.uint32),
+        shard_first_chunk=np.cumsum(count, dtype=np.uint32) - count,
+        shard_chunks=count,
+        chunk_checksum=checksums,
+        chunk_size_mode=size_modes.astype(np.uint32),
+        chunk_offset=(offsets // spec.SMALL_ALIGN_BYTES).astype(np.uint32),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,9 +196,8 @@ def join_written(header: Header, planned: Planned, written: Sequence[bytes]) -> 
         name: np.concatenate([columns[name] for _, columns in told] or [np.zeros(0, dtype)])
         for name, dtype, _ in _TOLD
     }
-    dtypes = [tensor.dtype for tensor in header.tensors]
-    lengths = [elements_per_chunk(dtype, header.chunk_elements) for dtype in dtypes]
-    step = np.array(lengths, np.int64)[planned.tensor]
+    item_bytes = np.array([ITEM_BYTES[t.dtype] for t in header.tensors], np.int64)
+    step = chunk_steps(item_bytes, header.chunk_elements)[planned.tensor]
     chunks = -(-planned.boxes.elements // step)
     files = np.repeat(np.arange(len(column["file_shards"])), column["file_shards"])
     file_first = np.cumsum(column["file_chunks"], dtype=np.int64) - column["file_chunks"]

@@ -23,9 +23,10 @@ from .._core import xxh3_128
 from ..format.header import Header
 from ..format.links import Base
 from ..format.values import decode_value, encode_path, parse_json
-from ..layout import Path, Shard
+from ..layout import Path
 from .requests import Request, distinct
 from .save_plan import SavePlan
+from .shard_table import ShardTable
 
 KNOWN_MAX = 8  # plans: of the whole state, of the weights alone, …
 PROOFS, PROOF_BITS = 2, 48  # the sum over 2^15 ranks stays below 2^63
@@ -52,7 +53,7 @@ class Known:
 
     held: Held
     plan: SavePlan
-    shards: tuple[Shard, ...]
+    shards: ShardTable
     settings: dict[str, Any]
     answers: bytes
     shared: tuple[Path, ...]

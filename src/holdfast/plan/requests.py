@@ -93,11 +93,20 @@ def request_of(
             `HELD_BOXES_MAX`, and they may be empty.
     """
     held = tuple(held)
-    flat = [n for _, boxes in held for box in boxes for n in (*box.offset, *box.shape)]
+    numbers = [n for _, boxes in held for box in boxes for n in (*box.offset, *box.shape)]
     names = Names(tuple(tensor for tensor, _ in held), ties, mesh)
-    counts = bytes(len(boxes) for _, boxes in held)
-    counts = counts.ljust(-(-len(counts) // 8) * 8, b"\0")
-    return Request(names, counts + np.array(flat, "<i8").tobytes(), values, node)
+    return Request(names, encode_boxes([len(boxes) for _, boxes in held], numbers), values, node)
+
+
+def encode_boxes(counts: Sequence[int], numbers: Sequence[int]) -> bytes:
+    """Write the boxes that a rank holds, as `Request` has them.
+
+    Args:
+        counts: of the boxes of each tensor.
+        numbers: offset and shape of every box.
+    """
+    rows = bytes(counts)
+    return rows.ljust(-(-len(rows) // 8) * 8, b"\0") + np.array(numbers, "<i8").tobytes()
 
 
 def encode_request(request: Request) -> bytes:

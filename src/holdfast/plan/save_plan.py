@@ -7,6 +7,7 @@ Each rank describes what it holds (`Request`); `plan_save` merges the requests o
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from ..format.header import RAW, Coding
 from ..format.names import display_names, dotted
 from ..format.spec import CODEC_RAW
 from ..format.values import parse_json
-from ..layout import Box, Path, Shard, Tensor
+from ..layout import ITEM_BYTES, Path, Tensor
 from .balance import assign, chosen_writers, cut_share
 from .dedup import merge_objects, merge_tensors, merge_ties
 from .requests import Request, decode_object, distinct
+from .shard_table import ShardTable
 from .tiling import check_tiling
 from .together import by_groups, join_groups, part_groups
 
@@ -52,16 +54,15 @@ class SavePlan:
     first: I64
     coding: Coding = RAW
 
-    def shards(self, rank: int) -> tuple[Shard, ...]:
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum([prod(t.shape) * ITEM_BYTES[t.dtype] for t in self.tensors])
+
+    def shards(self, rank: int) -> ShardTable:
         """Return what a rank writes, in order."""
         rows = slice(int(self.first[rank]), int(self.first[rank + 1]))
-        columns = (self.tensor[rows], self.boxes.offset[rows], self.boxes.shape[rows])
-        result = []
-        for index, offset, shape in zip(*(column.tolist() for column in columns), strict=True):
-            tensor = self.tensors[index]
-            ndim = len(tensor.shape)
-            result.append(Shard(tensor, Box(tuple(offset[:ndim]), tuple(shape[:ndim]))))
-        return tuple(result)
+        return ShardTable(self.tensors, self.tensor[rows], self.boxes[rows])
 
 
 def plan_save(

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..boxes import I64, U64, Boxes, unflatten
+from ..boxes import I64, U64, Boxes, chunk_steps, unflatten
 from ..layout import ITEM_BYTES, Box, Shard, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardTable:
-    """Shards in the order in which they are written; none is empty.
+    """Shards in the order in which they are written.
 
     Attributes:
         tensors: those that a checkpoint's header lists.
@@ -60,10 +60,12 @@ class ShardTable:
     def chunks(self, chunk_elements: int) -> "ChunkColumns":
         """Cut all into chunks (`layout.chunks_of`)."""
         item_bytes, elements = self.item_bytes, self.boxes.elements
-        step = np.where(item_bytes == 16, -(-chunk_elements // 2), chunk_elements)
+        step = chunk_steps(item_bytes, chunk_elements)
         counts = -(-elements // step)
         sizes = np.repeat(step * item_bytes, counts)
-        sizes[np.cumsum(counts) - 1] = (elements - (counts - 1) * step) * item_bytes
+        some = np.flatnonzero(counts)
+        rest = (elements - (counts - 1) * step) * item_bytes
+        sizes[np.cumsum(counts)[some] - 1] = rest[some]
         return ChunkColumns(counts.astype(np.uint64), sizes.astype(np.uint64))
 
 
@@ -92,17 +94,17 @@ class ChunkColumns:
     @property
     def start_bytes(self) -> U64:
         """Bytes of the chunks of the same shard before each."""
-        before = np.cumsum(self.sizes) - self.sizes
-        return before - np.repeat(before[self.first[:-1]], self.counts.astype(np.int64))
+        before = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.uint64)
+        first = np.repeat(self.first[:-1], self.counts.astype(np.int64))
+        return before[:-1] - before[first]
 
 
 def table_of(shards: Sequence[Shard], tensors: Sequence[Tensor]) -> ShardTable:
-    """Return shards as columns; those without elements are left out.
+    """Return shards as columns.
 
     Args:
         tensors: those that the header lists.
     """
-    shards = [shard for shard in shards if shard.box.elements]
     index = {tensor.path: number for number, tensor in enumerate(tensors)}
     tensor = np.array([index[shard.tensor.path] for shard in shards], np.int64)
     flat = np.array([n for s in shards for n in (*s.box.offset, *s.box.shape)], np.int64)

@@ -11,21 +11,23 @@ from ..arguments import check_alike, decode_arguments
 from ..chains.base_choice import Writing
 from ..codecs.base import Codec
 from ..codecs.registry import make_codec
+from ..engine.file_plan import WriterPlan, lay_out
 from ..engine.pool import check_pool
-from ..engine.write import WriterPlan, lay_out
 from ..format.header import RAW
 from ..group.base import COORDINATOR, BriefPhase
 from ..group.replies import decode_replies
-from ..layout import Path, Shard, size_of
+from ..layout import Path, Tensor
 from ..plan import known
 from ..plan.requests import (
+    Names,
     Request,
     Values,
     decode_requests,
+    encode_boxes,
     encode_object,
-    request_of,
 )
 from ..plan.save_plan import plan_save
+from ..plan.shard_table import ShardTable
 from ..state.tree import Leaves
 from ..stores.local import LocalStore
 from .request import check_room
@@ -71,7 +73,7 @@ class Agreed:
         return Writing(self.store, header, self.shards, self.codec, self.base_save_id, rank)
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
+    def shards(self) -> ShardTable:
         """Those that this rank writes, in order."""
         return self.made.shards
 
@@ -92,14 +94,21 @@ def request_for(leaves: Leaves, *, compare: bool) -> Request:
         for path, tensor in leaves.tensors.items()
         if compare and (digest := tensor.digest()) is not None
     }
-    held = [(leaf.tensor, leaf.boxes) for leaf in leaves.tensors.values()]
     texts: dict[int, bytes] = {}  # parameters of one group share their options
     objects = {
         path: texts.get(id(value)) or texts.setdefault(id(value), encode_object(value, path))
         for path, value in leaves.objects.items()
     }
     values = Values(digests, objects, frozenset(leaves.exact & digests.keys()))
-    return request_of(held, leaves.ties(), leaves.mesh, values, socket.gethostname())
+    tensors, counts, numbers = list[Tensor](), list[int](), list[int]()
+    for leaf in leaves.tensors.values():
+        tensors.append(leaf.tensor)
+        counts.append(len(leaf.parts))
+        for _, box in leaf.parts:
+            numbers += box.offset
+            numbers += box.shape
+    names = Names(tuple(tensors), leaves.ties(), leaves.mesh)
+    return Request(names, encode_boxes(counts, numbers), values, socket.gethostname())
 
 
 def arguments_of_all(told: BriefPhase) -> list[dict[str, Any]]:
@@ -138,7 +147,7 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
         sizes = chosen["file_bytes"], chosen["chunk_elements"]
         plan = plan_save(requests, *sizes, chosen["writers"], chosen["codec"]["name"])
         made = known.know(mine.held, plan, chosen, requests, rank, told.answers)
-    size_bytes = size_of(made.plan.tensors)
+    size_bytes = made.plan.size_bytes
     if made.plan.coding == RAW:  # what a codec leaves is known when it is written
         check_room(mine.store.location, size_bytes, word.get("free_bytes"))
     header = made.header(word)
@@ -146,9 +155,9 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
     for other, first in enumerate(firsts):
         if first["settings"]["pool_bytes"] is not None:
             shards = made.plan.shards(other)
-            files = WriterPlan(header, other, 0, size_of(shards), file_bytes)
+            files = WriterPlan(header, other, 0, shards.size_bytes, file_bytes)
             needed = lay_out(files, shards).size_bytes
             check_pool(first["settings"]["pool_bytes"], needed, other)
-    files = WriterPlan(header, rank, 0, size_of(made.shards), file_bytes)
+    files = WriterPlan(header, rank, 0, made.shards.size_bytes, file_bytes)
     save_id = word["base"]["save_id"] if word["base"] else ""
     return Agreed(mine.store, files, made, mine.request.values.objects, size_bytes, save_id)

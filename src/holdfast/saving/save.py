@@ -21,11 +21,12 @@ from ..chains.base_choice import begin_link, choose_base, encode_losses, end_lin
 from ..codecs.registry import describe_codec, find_codec
 from ..engine.basis import Basis
 from ..engine.commit import REVOKED, Commit, check_absent, discard
+from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
+from ..engine.origin import Live
 from ..engine.pool import lease, staging
-from ..engine.stage import Staging, hold, part_with
-from ..engine.write import lay_out
-from ..engine.write_pipeline import Source, write_shards
+from ..engine.stage import Staging, hold
+from ..engine.write_pipeline import write_shards
 from ..errors import StoreError
 from ..format.rows import Planned, encode_written
 from ..format.table import Table
@@ -167,12 +168,11 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
     agreed, store = _agree(mine, told, ranks, ledger), mine.store
 
     def write() -> Written:
-        sources, files, shards = mine.leaves.sources(), agreed.files, agreed.shards
+        files, shards, codec = agreed.files, agreed.shards, agreed.codec
         basis = begin_link(agreed.writing(ranks.rank), options)
         with lease(store.vfs, store.location, options) as leased:
-            parts: Source = lambda shard: part_with(sources, shard)  # noqa: E731
-            codec = agreed.codec
-            tables = write_shards(store, leased, files, shards, parts, codec, basis, ledger)
+            live = Live(shards, mine.leaves.sources(), files.header.chunk_elements)
+            tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
 
     records = _finish(agreed, ranks, write, ledger, wanted.check_last)
@@ -298,7 +298,8 @@ def _stage(
         lease = staging(store.vfs, store.location, wanted.options, images.size_bytes)
         handle.when_ended(lease.give_back)
         chunk_elements = agreed.files.header.chunk_elements
-        held = hold(agreed.shards, leaves.sources(), images.offsets, chunk_elements)
+        shards, offsets = agreed.shards.shards(), images.offsets.tolist()
+        held = hold(shards, leaves.sources(), offsets, chunk_elements)
         later = changed_by_steps(leaves) if wanted.stage == "lazy" else set()
         copies = Staging(held, later, lease.memory)
         ledger.staged_bytes = copies.copied_bytes

@@ -24,15 +24,17 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ...engine.commit import check_absent, commit
+from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
+from ...engine.origin import Asked
 from ...engine.pool import lease
-from ...engine.write import WriterPlan
 from ...engine.write_pipeline import write_shards
 from ...errors import OptionError, StateError
 from ...format.rows import encode_written
 from ...layout import Box, Path, Shard, size_of
 from ...options import Options, options_of
 from ...plan.requests import encode_object
+from ...plan.shard_table import table_of
 from ...state.ambient import ordinary_torch
 from ...state.tensors import local_tensor
 from ...stores.local import LocalStore
@@ -200,13 +202,15 @@ class HoldfastWriter(Placed, StorageWriter):
         objects = self._encode_values(plan, planner)
         shards = tuple(pieces)
         header = header_of(word, dict.fromkeys(shard.tensor for shard in shards))
-        files = WriterPlan(header, rank, 0, size_of(shards), word.file_bytes)
+        table = table_of(shards, header.tensors)
+        files = WriterPlan(header, rank, 0, table.size_bytes, word.file_bytes)
 
         def source(shard: Shard) -> tuple[torch.Tensor, Box]:
             return _elements(pieces[shard], shard, planner)
 
         with lease(store.vfs, store.location, self._options) as leased:
-            tables = write_shards(store, leased, files, shards, source, None, None, Ledger())
+            asked = Asked(table, source, header.chunk_elements)
+            tables = write_shards(store, leased, files, table, asked, None, None, Ledger())
         return Share(rank, shards, encode_written(tables), objects)
 
     def _encode_values(self, plan: SavePlan, planner: SavePlanner) -> dict[Path, bytes]:

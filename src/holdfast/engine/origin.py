@@ -1,0 +1,154 @@
+"""Where the elements of shards are when they are written. Knows tensors and memory; no files."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ..boxes import I64, U64
+from ..layout import Box, Shard, chunks_of
+from ..plan.shard_table import ChunkColumns, ShardTable
+from .stage import Part, Sources, copy_chunk, elements_of, is_plain, part_with
+
+
+class Origin(Protocol):
+    """What a save takes the elements of its shards from. For one thread."""
+
+    def part(self, shard: int) -> Part | list[int]:
+        """Return what is held of a shard's tensor, or the address of each of its chunks."""
+
+    def addresses(self, first: int, end: int) -> U64:
+        """Return where chunks stand in host memory, row-major; 0: they have to be gathered.
+
+        The addresses hold until the next call.
+        """
+
+    def gather(self, chunk: int, address: int) -> None:
+        """Copy a chunk's elements, row-major, to memory."""
+
+
+class Staged:
+    """Chunks that stand in the pool, where nobody changes them."""
+
+    def __init__(self, chunks: ChunkColumns, addresses: U64) -> None:
+        self._first, self._addresses = chunks.first, addresses
+
+    def part(self, shard: int) -> list[int]:
+        """Return the addresses of a shard's chunks."""
+        rows = slice(int(self._first[shard]), int(self._first[shard + 1]))
+        found: list[int] = self._addresses[rows].tolist()
+        return found
+
+    def addresses(self, first: int, end: int) -> U64:
+        """Return where chunks stand."""
+        return self._addresses[first:end]
+
+    def gather(self, chunk: int, address: int) -> None:
+        """Never called: every chunk has an address."""
+        raise AssertionError("a staged chunk has an address")
+
+
+class Live:
+    """Tensors of the program, which it may change."""
+
+    def __init__(self, shards: ShardTable, sources: Sources, chunk_elements: int) -> None:
+        """Look where the elements of every shard are.
+
+        Args:
+            sources: what this rank holds of each tensor.
+        """
+        self._shards, self._sources, self._chunk_elements = shards, sources, chunk_elements
+        self._chunks = shards.chunks(chunk_elements)
+        self._of, self._start = self._chunks.shard, self._chunks.start_bytes
+        self._addresses = self._find()
+
+    def part(self, shard: int) -> Part:
+        """Return what is held of a shard's tensor."""
+        return part_with(self._sources, self._shard(shard))
+
+    def addresses(self, first: int, end: int) -> U64:
+        """Return where chunks are, 0 where their elements do not follow each other there."""
+        found = self._addresses[self._of[first:end]]
+        return np.where(found, found + self._start[first:end], found)
+
+    def gather(self, chunk: int, address: int) -> None:
+        """Copy a chunk's elements to memory."""
+        number = int(self._of[chunk])
+        shard = self._shard(number)
+        chunks = list(chunks_of(shard, self._chunk_elements))
+        copy_chunk(
+            elements_of(shard, *part_with(self._sources, shard)),
+            chunks[chunk - int(self._chunks.first[number])],
+            address,
+        )
+
+    def _shard(self, number: int) -> Shard:
+        return self._shards[number : number + 1].shards()[0]
+
+    def _find(self) -> U64:
+        tensors, sources = self._shards.tensors, self._sources
+        found, others = [], []
+        numbers = zip(self._shards.tensor.tolist(), self._shards.boxes.elements.tolist())  # noqa: B905
+        for number, (index, elements) in enumerate(numbers):
+            parts = sources[tensors[index].path]
+            data = parts[0][0]
+            if (
+                len(parts) > 1
+                or data.numel() != elements
+                or not data.is_cpu
+                or not data.is_contiguous()
+                or data.is_conj()
+                or data.is_neg()
+            ):
+                others.append(number)
+                found.append(0)
+            else:
+                found.append(data.data_ptr())
+        for number in others:
+            shard = self._shard(number)
+            data = elements_of(shard, *part_with(sources, shard))
+            found[number] = data.data_ptr() if data.is_cpu and is_plain(data) else 0
+        return np.array(found, np.uint64)
+
+
+class Asked:
+    """Elements that somebody gives, shard by shard, when their turn comes."""
+
+    def __init__(
+        self,
+        shards: ShardTable,
+        ask: Callable[[Shard], tuple[torch.Tensor, Box]],
+        chunk_elements: int,
+    ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            ask: returns what is held of a shard's tensor, and which box of it that is. Each shard
+                is asked for once in every attempt to write it.
+        """
+        self._shards, self._ask, self._chunk_elements = shards.shards(), ask, chunk_elements
+        self._of: I64 = shards.chunks(chunk_elements).shard
+        self._held: dict[int, torch.Tensor] = {}
+
+    def part(self, shard: int) -> Part:
+        """Return what is held of a shard's tensor."""
+        return self._ask(self._shards[shard])
+
+    def addresses(self, first: int, end: int) -> U64:
+        """Ask for the shards that chunks are of; all of these have to be gathered."""
+        numbers = self._of[first:end].tolist()
+        held = {number: self._held[number] for number in numbers if number in self._held}
+        self._held = held
+        for number in numbers:
+            if number not in held:
+                shard = self._shards[number]
+                held[number] = elements_of(shard, *self._ask(shard))
+        return np.zeros(end - first, np.uint64)
+
+    def gather(self, chunk: int, address: int) -> None:
+        """Copy a chunk's elements to memory."""
+        number = int(self._of[chunk])
+        chunks = list(chunks_of(self._shards[number], self._chunk_elements))
+        place = chunk - int(np.searchsorted(self._of, number))
+        copy_chunk(self._held[number], chunks[place], address)
