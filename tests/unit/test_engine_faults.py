@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.format import spec
 from holdfast.group.base import Phase, SingleGroup
+from holdfast.group.replies import decode_replies, encode_reply
 from holdfast.testing import Fault, faulty
 
 
@@ -48,7 +49,9 @@ class Loses(SingleGroup):
         word = b'"word": {"save_id": "%s", "step": null, "metrics": {}, "base": null}' % (
             b"ab" * 16
         )
-        return [data.replace(b'"word": {}', word), data]
+        (told,) = decode_replies([data[1:]])
+        told["arguments"] = told["arguments"].replace(b'"word": {}', word)
+        return [data[:1] + encode_reply(**told), data]
 
 
 def test_a_rank_interrupted_after_its_promise_leaves_its_files(tmp_path: Path) -> None:
