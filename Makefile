@@ -9,17 +9,23 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test check crash crash-blocks power-cuts strike chaos simulate damage mutations process \
+.PHONY: all demo test test-all check crash crash-blocks power-cuts strike chaos simulate damage mutations process \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
 	$(BIN)/holdfast demo
 
-# Without the packages, or as a user who may not mount, the tests that need them say so and are skipped.
+# The tests, but for those that tests/long.py names. TESTS=tests/unit for some of them alone.
+TEST_PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 test: $(VENV)/.native
+	$(PYTEST) -m "not long" $(TESTS)
+
+# All tests. Without the packages, or as a user who may not mount, those that need them are skipped.
+test-all: $(VENV)/.native
 	-@[ "$$(id -u)" -ne 0 ] || scripts/install-packages $(BLOCK_PACKAGES)
-	$(BIN)/python -m pytest
+	$(PYTEST) $(TESTS)
 
 check: $(VENV)/.native build/core/.built
 	$(BIN)/ruff check

@@ -15,7 +15,9 @@ import torch
 
 from ambients import AMBIENTS, put_under
 from holdfast.engine.basis import forget_bases
+from long import reason_of
 
+HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")  # where it exists, an fsync takes no time
 
 
@@ -27,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if ambients := metafunc.config.getoption("--ambient"):
         metafunc.parametrize("_ambient", ambients, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if reason := reason_of(item.path.relative_to(HERE).as_posix() + "::" + item.name):
+            item.add_marker(pytest.mark.long(reason))
 
 
 @pytest.fixture(autouse=True)

@@ -68,3 +68,14 @@ def flip_bit(file: Path, offset: int) -> None:
 def data_files(checkpoint: Path) -> list[Path]:
     """The data files of a checkpoint."""
     return sorted(checkpoint.glob("data/*/*.hf"))
+
+
+def let_everybody_in(path: Path) -> None:
+    """Let every user read a directory of a test, and all above it up to the system's own.
+
+    How many that are depends: each of several processes of pytest has one more.
+    """
+    for directory in (path, *path.parents):
+        if directory.stat().st_mode & 0o1005 == 0o1005 or directory == directory.parent:
+            return  # /tmp: everybody's, and sticky
+        directory.chmod(0o755)

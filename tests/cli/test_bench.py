@@ -18,7 +18,7 @@ from holdfast.tools import bench_contenders, bench_disk
 from holdfast.tools.bench_contenders import Fio, Holdfast, Plain, grid, make_state
 from holdfast.tools.bench_report import Document, Figures, conclude, render
 
-from .conftest import Answer, Command, start_python
+from .conftest import Answer, Command, let_everybody_in, start_python
 
 NewPath = Callable[[], Path]
 
@@ -235,8 +235,7 @@ def test_a_state_that_fits_nowhere_is_refused(place: Path, holdfast_command: Com
 def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir(mode=0o555)
-    for directory in place.parents[:3]:
-        directory.chmod(0o755)
+    let_everybody_in(place.parent)
     # Python's own files may be out of reach afterwards, so everything is imported before.
     code = """
 import os, sys

@@ -10,7 +10,7 @@ import torch
 
 import holdfast
 
-from .conftest import Command, data_files, flip_bit, start_python
+from .conftest import Command, data_files, flip_bit, let_everybody_in, start_python
 
 NewPath = Callable[[], Path]
 
@@ -189,8 +189,7 @@ def test_a_run_without_a_committed_step_is_no_checkpoint(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take its rights away")
 def test_a_checkpoint_that_may_only_be_read_is_verified(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint")
-    for directory in (path, *path.parents[:3]):
-        directory.chmod(0o755)
+    let_everybody_in(path)
     done = start_python("-c", AS_NOBODY, "verify", path, capture_output=True)
     assert done.returncode == 0, done.stderr
 
@@ -244,8 +243,7 @@ def test_a_step_that_may_not_be_looked_at_does_not_hide_the_others(
     run = tmp_path / "run"
     for step in (1, 2, 3):
         save(run / f"step-{step}", step)
-    for directory in (run, *run.parents[:3]):
-        directory.chmod(0o755)
+    let_everybody_in(run)
     run.chmod(0o777)
     (run / "step-2").chmod(0)
     done = start_python("-c", AS_NOBODY, verb, run, capture_output=True)

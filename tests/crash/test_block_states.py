@@ -25,14 +25,12 @@ def run_block_loop(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return done
 
 
-@pytest.mark.slow
 def test_a_power_cut_loses_nothing_that_was_acknowledged_on_ext4() -> None:
     done = run_block_loop("--states", "40")
     assert done.returncode == 0
     assert "in all: 40 states" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_fault_planted_in_the_commit_shows_on_ext4() -> None:
     done = run_block_loop("--plant", "no fsync of data files", "no fsync of MANIFEST")
     assert done.returncode == 0

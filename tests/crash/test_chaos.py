@@ -30,17 +30,14 @@ def run_chaos_loop(*arguments: str) -> tuple[str, list[str]]:
     return done.stdout, re.findall(r"^(\S+: skipped, .*)$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_jobs_that_lose_ranks_or_their_run_lose_no_save() -> None:
     play("kill", "after-link", "zombie")
 
 
-@pytest.mark.slow
 def test_ranks_that_are_cut_off_or_out_of_memory_or_disk_are_told_of() -> None:
     play("out-of-memory", "partition", "hung-disk")
 
 
-@pytest.mark.slow
 def test_the_loop_notices_a_job_that_is_not_refused() -> None:
     said, _ = run_chaos_loop("--plant", "no fencing look")
     assert "1 of 1 planted faults noticed" in said

@@ -41,7 +41,6 @@ def restored_step(root: Path) -> int | None:
     return run.restore(make_state(-1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("action", ["kill", "kill_after"])
 def test_a_kill_at_any_call_loses_nothing(scratch: Path, action: str) -> None:
     ends, steps = set(), set()
@@ -63,7 +62,6 @@ def test_a_kill_at_any_call_loses_nothing(scratch: Path, action: str) -> None:
     assert nth > 30
 
 
-@pytest.mark.slow
 def test_random_kills_lose_nothing_that_was_acknowledged(scratch: Path) -> None:
     seed = os.environ.get("CRASH_SEED") or str(random.randrange(1 << 32))
     options = ["--kills", "25", "--ranks", "4", "--seed", seed, "--root", scratch]

@@ -5,7 +5,6 @@ import os
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-import pytest
 from crash_content import OPTIONS, load_number, make_state
 
 import holdfast
@@ -32,7 +31,6 @@ def race(root: str, racer: int, barrier: Barrier, results: "multiprocessing.Simp
         results.put((number, racer, result))
 
 
-@pytest.mark.slow
 def test_of_sixteen_that_race_exactly_one_commits(scratch: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(RACERS), context.SimpleQueue()

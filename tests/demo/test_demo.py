@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # torchrun starts five times
+pytestmark = pytest.mark.timeout(600)  # torchrun starts five times
 CLAIMS = 9
 
 

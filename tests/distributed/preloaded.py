@@ -1,5 +1,6 @@
 """What the fork server loads once, so that a rank starts in a tenth of a second."""
 
+import pytest
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
@@ -7,7 +8,9 @@ import torch.distributed.tensor.parallel
 import torchdata.stateful_dataloader
 
 import holdfast.data.data_state
-import holdfast.integrations.dcp
+import holdfast.integrations.dcp.reader
+import holdfast.integrations.dcp.writer
+import holdfast.loading.checkpoint
 import holdfast.runs.checkpointer
 
-LOADED = (holdfast, torch, torchdata)
+LOADED = (holdfast, pytest, torch, torchdata)

@@ -7,9 +7,12 @@ import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.queues import Queue
+from pathlib import Path
 from typing import Any
 
+TESTS = str(Path(__file__).parents[1])
 TIMEOUT_S = 120
 
 
@@ -33,7 +36,7 @@ def _run(
     world_size: int, answers_due: int, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> dict[int, Any]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.fsdp", "distributed.preloaded"])
+    _start_server()
     port = _free_port()
     answers: Queue[tuple[int, bool, Any]] = context.Queue()
     processes = [
@@ -51,6 +54,24 @@ def _run(
                 process.kill()
                 process.join()
     return results
+
+
+def _start_server() -> None:
+    """Start what ranks are forked from, once, with `preloaded` in it.
+
+    Python 3.11 tells the server nothing of `sys.path`, and the server passes over what it does not
+    find: only the environment leads it to modules of tests.
+    """
+    forkserver.set_forkserver_preload(["distributed.preloaded"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *([before] if before else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _checked(answer: tuple[int, bool, Any]) -> tuple[int, Any]:

@@ -105,7 +105,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_checkpoint(new_path: NewPath) -> None:
     paths = [new_path() for _ in range(3)]
     state = {f"w{n}": torch.full((2 << 20,), float(n)) for n in range(64)}  # of 8 MiB: 512 MiB

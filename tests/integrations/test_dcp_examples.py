@@ -21,7 +21,6 @@ def torchrun(ranks: int, example: str, directory: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_fsdp_example_trains_resumes_and_loads_on_another_layout(tmp_path: Path) -> None:
     assert "steps 1 to 60 on 2 ranks" in torchrun(2, "03_fsdp.py", tmp_path)
@@ -32,7 +31,6 @@ def test_the_fsdp_example_trains_resumes_and_loads_on_another_layout(tmp_path: P
     assert (last / "MANIFEST").exists()
 
 
-@pytest.mark.slow
 def test_the_dcp_example_saves_and_resumes_on_two_ranks(tmp_path: Path) -> None:
     assert "runs/a/world-2: " in torchrun(2, "05_dcp.py", tmp_path)
     assert (tmp_path / "runs" / "a" / "world-2" / "MANIFEST").exists()

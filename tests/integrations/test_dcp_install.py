@@ -165,7 +165,6 @@ def run(program: str, asked: str, path: Any) -> "subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "url", "ours"), [("1", True, True), ("1", False, False), ("every", False, True)]
 )
@@ -178,7 +177,6 @@ def test_the_environment_routes_a_program_that_knows_nothing_of_us(
     assert is_ours(path) == ours
 
 
-@pytest.mark.slow
 def test_the_environment_does_no_harm_to_programs_that_import_us_first(new_path: NewPath) -> None:
     path = new_path()
     program = "import holdfast; holdfast.save; holdfast.load; import holdfast.integrations.dcp\n"

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CAMPAIGN = Path(__file__).parent / "campaign.py"
 SEED = os.environ.get("PROCESS_SEED") or "1"
 EPISODES = 40
@@ -22,13 +20,11 @@ def play(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_processes_to_which_things_happen_lose_nothing_and_end() -> None:
     said = play("--episodes", str(EPISODES))
     done = re.search(r"(\d+) acknowledged saves, 0 episodes with faults$", said, re.MULTILINE)
     assert done is not None and int(done[1]) > 3 * EPISODES
 
 
-@pytest.mark.slow
 def test_the_campaign_notices_a_pool_that_a_forked_child_shares() -> None:
     assert "1 of 1 planted faults noticed" in play("--plant", "a pool knows no process")

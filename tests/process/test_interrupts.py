@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SWEEP = Path(__file__).parent / "interrupts.py"
 SEED = os.environ.get("PROCESS_SEED") or "11"
 VERBS = 7
@@ -27,12 +25,10 @@ def interrupts_in(said: str) -> list[int]:
     return [int(count) for count in re.findall(r"^\w+: (\d+) interrupts", said, re.MULTILINE)]
 
 
-@pytest.mark.slow
 def test_an_interrupt_at_any_point_of_any_verb_breaks_nothing_that_follows() -> None:
     assert min(interrupts_in(sweep("--sample", "40"))) >= 20
 
 
-@pytest.mark.slow
 def test_a_signal_at_any_moment_of_any_verb_breaks_nothing_that_follows() -> None:
     counts = interrupts_in(sweep("--real", "30"))
     assert len(counts) == VERBS and sum(counts) >= 100

@@ -424,11 +424,10 @@ SUITES += (
 NOT_THESE = "not overrides_the_protocol and not between_ranks and not quadratic and not deepest"
 
 
-@pytest.mark.slow
 def test_what_holds_without_a_setting_holds_under_it() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [str(TESTS / suite) for suite in SUITES]
-    command += ["-k", NOT_THESE, "-m", "not hypothesis and not slow"]
+    command += ["-k", NOT_THESE, "-m", "not hypothesis and not long"]
     for ambient in ("meta", "float64", "inference", "func", "dispatch"):
         command += ["--ambient", ambient]
     done = subprocess.run(
