@@ -10,6 +10,7 @@ from ..boxes import I64, U64
 from ..layout import Box, Shard, chunks_of
 from ..plan.shard_table import ChunkColumns, ShardTable
 from .stage import Part, Sources, copy_chunk, elements_of, is_plain, part_with
+from .workspace import bytes_at
 
 
 class Origin(Protocol):
@@ -77,11 +78,9 @@ class Live:
         number = int(self._of[chunk])
         shard = self._shard(number)
         chunks = list(chunks_of(shard, self._chunk_elements))
-        copy_chunk(
-            elements_of(shard, *part_with(self._sources, shard)),
-            chunks[chunk - int(self._chunks.first[number])],
-            address,
-        )
+        mine = chunks[chunk - int(self._chunks.first[number])]
+        elements = elements_of(shard, *part_with(self._sources, shard))
+        copy_chunk(elements, mine, bytes_at(address, mine.size_bytes))
 
     def _shard(self, number: int) -> Shard:
         return self._shards[number : number + 1].shards()[0]
@@ -89,8 +88,8 @@ class Live:
     def _find(self) -> U64:
         tensors, sources = self._shards.tensors, self._sources
         found, others = [], []
-        numbers = zip(self._shards.tensor.tolist(), self._shards.boxes.elements.tolist())  # noqa: B905
-        for number, (index, elements) in enumerate(numbers):
+        of, counts = self._shards.tensor.tolist(), self._shards.boxes.elements.tolist()
+        for number, (index, elements) in enumerate(zip(of, counts, strict=True)):
             parts = sources[tensors[index].path]
             data = parts[0][0]
             if (
@@ -151,4 +150,5 @@ class Asked:
         number = int(self._of[chunk])
         chunks = list(chunks_of(self._shards[number], self._chunk_elements))
         place = chunk - int(np.searchsorted(self._of, number))
-        copy_chunk(self._held[number], chunks[place], address)
+        memory = bytes_at(address, chunks[place].size_bytes)
+        copy_chunk(self._held[number], chunks[place], memory)

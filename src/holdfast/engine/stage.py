@@ -71,7 +71,7 @@ def gather(
     if held.is_cpu and is_plain(held):
         return held.data_ptr() + chunk.first * held.element_size(), False
     address = take(chunk.size_bytes)
-    _copy_elements(held, chunk, bytes_at(address, chunk.size_bytes))
+    copy_chunk(held, chunk, bytes_at(address, chunk.size_bytes))
     return address, True
 
 
@@ -88,7 +88,7 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
     memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8, device="cpu")
     at = 0
     for chunk in chunks:
-        _copy_elements(held, chunk, memory[at : at + chunk.size_bytes])
+        copy_chunk(held, chunk, memory[at : at + chunk.size_bytes])
         at += chunk.size_bytes
     return memory
 
@@ -246,15 +246,6 @@ class Staging:
                 self._rest = []
 
 
-def copy_chunk(elements: torch.Tensor, chunk: Chunk, address: int) -> None:
-    """Copy a chunk's elements, row-major, to memory.
-
-    Args:
-        elements: of its shard, in any strides, on any device.
-    """
-    _copy_elements(elements, chunk, bytes_at(address, chunk.size_bytes))
-
-
 def _on_host(item: Held) -> bool:
     return item.elements.is_cpu
 
@@ -390,10 +381,10 @@ def _pieces(item: Held, base: int) -> list[Piece]:
 def _copy_chunks(item: Held, memory: torch.Tensor, *, non_blocking: bool) -> None:
     for chunk, at in zip(item.chunks, item.offsets, strict=True):
         target = memory[at : at + chunk.size_bytes]
-        _copy_elements(item.elements, chunk, target, non_blocking=non_blocking)
+        copy_chunk(item.elements, chunk, target, non_blocking=non_blocking)
 
 
-def _copy_elements(
+def copy_chunk(
     held: torch.Tensor, chunk: Chunk, target: torch.Tensor, *, non_blocking: bool = False
 ) -> None:
     """Gather a run of elements, box by box where they do not lie behind each other."""
