@@ -25,6 +25,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for a run as a program
+
+from distributed.ranks import start_server
+
 DEADLINE_S = 1.0
 LEARNT_S = DEADLINE_S + 5
 IN_FLIGHT_S = 30.0  # longer than it takes to begin a save on the slowest machine
@@ -111,9 +115,7 @@ class Pair:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["torch.distributed", "holdfast.saving.save", "holdfast.testing"]
-        )
+        start_server()
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = int(found.getsockname()[1])

@@ -36,7 +36,7 @@ def _run(
     world_size: int, answers_due: int, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> dict[int, Any]:
     context = multiprocessing.get_context("forkserver")
-    _start_server()
+    start_server()
     port = _free_port()
     answers: Queue[tuple[int, bool, Any]] = context.Queue()
     processes = [
@@ -56,7 +56,7 @@ def _run(
     return results
 
 
-def _start_server() -> None:
+def start_server() -> None:
     """Start what ranks are forked from, once, with `preloaded` in it.
 
     Python 3.11 tells the server nothing of `sys.path`, and the server passes over what it does not

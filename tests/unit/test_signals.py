@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from distributed.ranks import start_server
 from holdfast.errors import OptionError
 
 PRELUDE = """
@@ -46,7 +47,7 @@ def run_script(tmp_path: Path, code: str) -> tuple[int, list[str], list[int]]:
     """Run a script; return its exit status, what it printed, and the steps of its run."""
     said = tmp_path / "said"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.fsdp", "distributed.preloaded"])
+    start_server()
     process = context.Process(target=_script, args=(PRELUDE + code, tmp_path / "run", said))
     process.start()
     process.join()

@@ -277,8 +277,7 @@ def _check_known(values: dict[str, Any]) -> set[str]:
             raise CorruptError(f"its JSON header names the feature {name!r} twice")
         found.add(name)
     (codecs,) = entries(values, "codecs")  # which a newer one may have otherwise
-    for codec in codecs:
-        name = text(codec.get("name"), "the name of a codec")
+    for name in [text(codec.get("name"), "the name of a codec") for codec in codecs]:
         if name not in spec.MODES:
             raise VersionError(
                 f"it uses the codec {name!r:.80}, which this holdfast does not know. "
