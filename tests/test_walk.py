@@ -22,9 +22,9 @@ try:
 finally:
     sys.path.remove(str(ROOT / "benchmarks"))
 
-# What each walk is today: rooms, calls, re-entries, depth; up to five calls and three re-entries
-# more than it mostly is, as threads take their turns otherwise. Bounds only fall: a change that makes a
-# walk straighter lowers its row, here and in docs/walk.md, and none raises one.
+# What each walk is today: rooms, calls, re-entries, depth; with up to five calls and three
+# re-entries more than mostly, as threads take turns. Bounds only fall: a change that makes a walk
+# straighter lowers its row, here and in docs/walk.md, and none raises one.
 BOUNDS = {
     "save": walk.Walk(42, 536, 157, 9),
     "load": walk.Walk(31, 252, 81, 7),
