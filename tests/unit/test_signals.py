@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -258,3 +259,22 @@ with holdfast.Checkpointer(run, signals=(), options=options) as checkpointer:
 def test_what_is_no_signal_to_catch_is_refused(tmp_path: Path, signals: object) -> None:
     with pytest.raises(OptionError, match="signals"):
         holdfast.Checkpointer(tmp_path / "run", signals=signals)  # type: ignore[arg-type]
+
+
+def test_an_interrupt_as_handlers_are_installed_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before was not noted yet, and could not be put back."""
+    before, install = signal.getsignal(signal.SIGUSR1), signal.signal
+
+    def interrupted(*values: Any) -> None:
+        install(*values)
+        raise KeyboardInterrupt
+
+    checkpointer = holdfast.Checkpointer(tmp_path, every=1, signals=(signal.SIGUSR1,))
+    with monkeypatch.context() as points, pytest.raises(KeyboardInterrupt):
+        points.setattr(signal, "signal", interrupted)
+        checkpointer.step(1, {"n": 1})
+    checkpointer.step(2, {"n": 2})
+    checkpointer.close()
+    assert signal.getsignal(signal.SIGUSR1) == before

@@ -43,6 +43,7 @@ class SignalWatch:
         self._came: dict[int, float] = {}
         self._process = 0
         self._serving = self._served = self._closed = False
+        self._watches = False
 
     @property
     def wanted(self) -> bool:
@@ -56,17 +57,21 @@ class SignalWatch:
 
     def watch(self) -> None:
         """Install the handlers, once, if this is the main thread."""
-        if self._process or not self._wanted:
+        if self._watches or not self._wanted:
             return
         self._process = os.getpid()
         if threading.current_thread() is not threading.main_thread():
             logger.info("signals are not watched for: step is not called in the main thread")
+            self._watches = True
             return
         for number in self._wanted:
-            if signal.getsignal(number) is None:
+            before = signal.getsignal(number)
+            if before is None:
                 logger.info("%s is not watched for: it is handled outside of Python", number.name)
-            else:
-                self._before[number] = signal.signal(number, self._note)
+            elif before != self._note:
+                self._before[number] = before  # first: an interrupt may come between the two
+                signal.signal(number, self._note)
+        self._watches = True
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
