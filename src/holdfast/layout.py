@@ -164,6 +164,13 @@ def chunks_of(shard: Shard, chunk_elements: int) -> Iterator[Chunk]:
         yield Chunk(shard, first, min(step, total - first))
 
 
+def chunk_of(shard: Shard, number: int, chunk_elements: int) -> Chunk:
+    """Return one of a shard's chunks, counted from 0."""
+    step = elements_per_chunk(shard.tensor.dtype, chunk_elements)
+    first = number * step
+    return Chunk(shard, first, min(step, shard.box.elements - first))
+
+
 def boxes_of_range(shape: Shape, first: int, elements: int) -> Iterator[tuple[int, Box]]:
     """Cut a run of elements of a row-major array into boxes.
 

@@ -261,7 +261,7 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (save_module, "encode_request", lambda request: b""),
     (save_module, "agree", agree),
     (save_module, "_stage", stage),
-    (save_module, "Live", lambda shards, value, chunk_elements: value),
+    (save_module, "LiveTensors", lambda shards, value, chunk_elements: value),
     (save_module, "lease", lambda *place: nullcontext(LEASE)),
     (save_module, "begin_link", lambda writing, options: None),
     (save_module, "encode_objects", lambda plan, rank, objects: b""),

@@ -19,7 +19,7 @@ from ..engine.chain import Chain, open_chain, read_parts
 from ..engine.commit import check_absent, commit, commit_again, remove_files
 from ..engine.file_plan import WriterPlan
 from ..engine.ledger import Ledger
-from ..engine.origin import Asked
+from ..engine.origin import OnDemand
 from ..engine.pool import lease
 from ..engine.write_pipeline import write_shards
 from ..format import spec
@@ -159,7 +159,7 @@ def write_again(chain: Chain, writing: Writing, options: Options, report: Report
     files = WriterPlan(header, 0, 0, shards.size_bytes, options.file_bytes)
     basis = begin_link(writing, options)
     source = _Source(chain, shards.shards(), options, report)
-    asked = Asked(shards, source, header.chunk_elements)
+    asked = OnDemand(shards, source, header.chunk_elements)
     with lease(store.vfs, store.location, options) as leased:
         tables = write_shards(store, leased, files, shards, asked, writing.codec, basis, Ledger())
     # Of the first rank alone: the header may name four thousand million of them.

@@ -6,10 +6,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..boxes import I64, U64
-from ..layout import Box, Shard, chunks_of
+from ..boxes import U64
+from ..layout import Box, Shard, chunk_of
 from ..plan.shard_table import ChunkColumns, ShardTable
-from .stage import Part, Sources, copy_chunk, elements_of, is_plain, part_with
+from .stage import Part, Sources, copy_chunk, elements_of, is_row_major, part_with
 from .workspace import bytes_at
 
 
@@ -29,7 +29,7 @@ class Origin(Protocol):
         """Copy a chunk's elements, row-major, to memory."""
 
 
-class Staged:
+class InPool:
     """Chunks that stand in the pool, where nobody changes them."""
 
     def __init__(self, chunks: ChunkColumns, addresses: U64) -> None:
@@ -50,7 +50,7 @@ class Staged:
         raise AssertionError("a staged chunk has an address")
 
 
-class Live:
+class LiveTensors:
     """Tensors of the program, which it may change."""
 
     def __init__(self, shards: ShardTable, sources: Sources, chunk_elements: int) -> None:
@@ -77,8 +77,8 @@ class Live:
         """Copy a chunk's elements to memory."""
         number = int(self._of[chunk])
         shard = self._shard(number)
-        chunks = list(chunks_of(shard, self._chunk_elements))
-        mine = chunks[chunk - int(self._chunks.first[number])]
+        place = chunk - int(np.searchsorted(self._of, number))
+        mine = chunk_of(shard, place, self._chunk_elements)
         elements = elements_of(shard, *part_with(self._sources, shard))
         copy_chunk(elements, mine, bytes_at(address, mine.size_bytes))
 
@@ -107,11 +107,11 @@ class Live:
         for number in others:
             shard = self._shard(number)
             data = elements_of(shard, *part_with(sources, shard))
-            found[number] = data.data_ptr() if data.is_cpu and is_plain(data) else 0
+            found[number] = data.data_ptr() if data.is_cpu and is_row_major(data) else 0
         return np.array(found, np.uint64)
 
 
-class Asked:
+class OnDemand:
     """Elements that somebody gives, shard by shard, when their turn comes."""
 
     def __init__(
@@ -127,7 +127,8 @@ class Asked:
                 is asked for once in every attempt to write it.
         """
         self._shards, self._ask, self._chunk_elements = shards.shards(), ask, chunk_elements
-        self._of: I64 = shards.chunks(chunk_elements).shard
+        chunks = shards.chunks(chunk_elements)
+        self._of, self._start = chunks.shard, chunks.start_bytes
         self._held: dict[int, torch.Tensor] = {}
 
     def part(self, shard: int) -> Part:
@@ -135,7 +136,7 @@ class Asked:
         return self._ask(self._shards[shard])
 
     def addresses(self, first: int, end: int) -> U64:
-        """Ask for the shards that chunks are of; all of these have to be gathered."""
+        """Ask for the shards that chunks are of; return where these are, as `LiveTensors` does."""
         numbers = self._of[first:end].tolist()
         held = {number: self._held[number] for number in numbers if number in self._held}
         self._held = held
@@ -143,12 +144,16 @@ class Asked:
             if number not in held:
                 shard = self._shards[number]
                 held[number] = elements_of(shard, *self._ask(shard))
-        return np.zeros(end - first, np.uint64)
+        at = {
+            number: elements.data_ptr() if elements.is_cpu and is_row_major(elements) else 0
+            for number, elements in held.items()
+        }
+        found = np.array([at[number] for number in numbers], np.uint64)
+        return np.where(found, found + self._start[first:end], found)
 
     def gather(self, chunk: int, address: int) -> None:
         """Copy a chunk's elements to memory."""
         number = int(self._of[chunk])
-        chunks = list(chunks_of(self._shards[number], self._chunk_elements))
         place = chunk - int(np.searchsorted(self._of, number))
-        memory = bytes_at(address, chunks[place].size_bytes)
-        copy_chunk(self._held[number], chunks[place], memory)
+        mine = chunk_of(self._shards[number], place, self._chunk_elements)
+        copy_chunk(self._held[number], mine, bytes_at(address, mine.size_bytes))

@@ -68,7 +68,7 @@ def gather(
         (their address, whether they were copied: nothing else changes them).
     """
     held = elements_of(chunk.shard, source, box)
-    if held.is_cpu and is_plain(held):
+    if held.is_cpu and is_row_major(held):
         return held.data_ptr() + chunk.first * held.element_size(), False
     address = take(chunk.size_bytes)
     copy_chunk(held, chunk, bytes_at(address, chunk.size_bytes))
@@ -83,7 +83,7 @@ def whole_of(source: torch.Tensor, box: Box, chunks: Sequence[Chunk]) -> torch.T
         chunks: all of the shard.
     """
     held = elements_of(chunks[0].shard, source, box)
-    if held.device.type == "cpu" and is_plain(held):
+    if held.device.type == "cpu" and is_row_major(held):
         return held
     memory = torch.empty(chunks[0].shard.size_bytes, dtype=torch.uint8, device="cpu")
     at = 0
@@ -263,14 +263,14 @@ def copy_held(held: Sequence[Held], memory: torch.Tensor) -> None:
     """
     for item in held:
         _check_unchanged(item)
-    plain = [item for item in held if is_plain(item.elements)]
+    plain = [item for item in held if is_row_major(item.elements)]
     pieces = [_pieces(item, memory.data_ptr()) for item in plain]
     owners = [item for item, own in zip(plain, pieces, strict=True) for _ in own]
     missing = copy_if_there(*columns(pieces), _threads())
     if missing < len(owners):
         _check_unchanged(owners[missing], there=False)
     for item in held:
-        if not is_plain(item.elements):
+        if not is_row_major(item.elements):
             _check_unchanged(item)
             _copy_chunks(item, memory, non_blocking=False)
     for item in held:
@@ -300,7 +300,7 @@ def copy_from_host(held: Iterable[Held], memory: torch.Tensor, threads: int) -> 
     """Copy elements in host memory into the pool, unhashed; returns when that is done."""
     pieces = []
     for item in held:
-        if is_plain(item.elements):
+        if is_row_major(item.elements):
             pieces.append(_pieces(item, memory.data_ptr()))
         else:
             _copy_chunks(item, memory, non_blocking=False)
@@ -353,7 +353,7 @@ class DeviceCopies:
 _side_streams: dict[torch.device, "torch.cuda.Stream"] = {}
 
 
-def is_plain(elements: torch.Tensor) -> bool:
+def is_row_major(elements: torch.Tensor) -> bool:
     """Whether the bytes in memory are those of the elements in row-major order."""
     return elements.is_contiguous() and not _is_lazy(elements)
 
@@ -389,7 +389,7 @@ def copy_chunk(
 ) -> None:
     """Gather a run of elements, box by box where they do not lie behind each other."""
     values = target.view(held.dtype)
-    if is_plain(held):
+    if is_row_major(held):
         run = held.view(-1)[chunk.first : chunk.first + chunk.elements]
         copy_elements(run, values, non_blocking=non_blocking)
         return

@@ -12,7 +12,7 @@ from .basis import Basis
 from .encoded import write_encoded
 from .file_plan import Images, WriterPlan
 from .ledger import Ledger
-from .origin import Origin, Staged
+from .origin import InPool, Origin
 from .pool import Lease
 from .raw import write_raw
 from .write import DataFileWriter, SyncError
@@ -43,7 +43,7 @@ def write_shards(
     images = None
     if isinstance(origin, Images):
         images = origin
-        origin = Staged(images.chunks, images.offsets + lease.pool.address(0))
+        origin = InPool(images.chunks, images.offsets + lease.pool.address(0))
     writer = DataFileWriter(store, lease, plan, images)
     for last_attempt in (False, True):
         try:

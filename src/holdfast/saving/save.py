@@ -23,7 +23,7 @@ from ..engine.basis import Basis
 from ..engine.commit import REVOKED, Commit, check_absent, discard
 from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
-from ..engine.origin import Live
+from ..engine.origin import LiveTensors
 from ..engine.pool import lease, staging
 from ..engine.stage import Staging, hold
 from ..engine.write_pipeline import write_shards
@@ -171,7 +171,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
         files, shards, codec = agreed.files, agreed.shards, agreed.codec
         basis = begin_link(agreed.writing(ranks.rank), options)
         with lease(store.vfs, store.location, options) as leased:
-            live = Live(shards, mine.leaves.sources(), files.header.chunk_elements)
+            live = LiveTensors(shards, mine.leaves.sources(), files.header.chunk_elements)
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..boxes import I64
 from ..layout import Path, Tensor
 from .ambient import ordinary_torch
+from .memory import ORDINARY
 from .tensors import TORCH_DTYPES, LocalTensor, Part, local_tensor
 
-PLAIN = frozenset({torch.Tensor, nn.Parameter})  # types that leave every operation to torch
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 # A tensor, its path, and what the checkpoint has there; or what to call, which is no tensor.
@@ -52,7 +51,7 @@ class Plain:
             value, path, wanted = entry
             try:
                 is_plain = (
-                    type(value) in PLAIN
+                    type(value) in ORDINARY
                     and not _is_wrapped(value)
                     and value.is_cpu
                     and value.layout is torch.strided

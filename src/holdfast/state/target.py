@@ -18,8 +18,9 @@ from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
 from .ambient import computes_nothing, fake_load, ordinary_torch
-from .filled import PLAIN, Target, Waiting
+from .filled import Target, Waiting
 from .flat_optimizer import Wanted, bind_flat
+from .memory import ORDINARY
 from .modules import (
     ParameterNames,
     group_tensors,
@@ -135,7 +136,7 @@ class _Bind:
         kept = list(parent) if isinstance(parent, tuple) else parent
         for key, item in items:
             below = (*path, key if type(key) is str else plain_key(key))
-            if type(item) in PLAIN and (wanted := tensors.get(below)) is not None:
+            if type(item) in ORDINARY and (wanted := tensors.get(below)) is not None:
                 used.add(below)
                 later.append((item, below, wanted))
             else:
@@ -203,7 +204,7 @@ class _Bind:
             if name.endswith(_EXTRA_STATE):
                 self._extra_state(item, (*path, name), values, own_key)
                 continue
-            if type(item) in PLAIN:
+            if type(item) in ORDINARY:
                 self._tensor(item, (*path, name))
             else:
                 self.visit(item, (*path, name), item_setter(values, own_key, no_setter, values))

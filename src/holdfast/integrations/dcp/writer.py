@@ -26,7 +26,7 @@ from torch.futures import Future
 from ...engine.commit import check_absent, commit
 from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
-from ...engine.origin import Asked
+from ...engine.origin import OnDemand
 from ...engine.pool import lease
 from ...engine.write_pipeline import write_shards
 from ...errors import OptionError, StateError
@@ -209,7 +209,7 @@ class HoldfastWriter(Placed, StorageWriter):
             return _elements(pieces[shard], shard, planner)
 
         with lease(store.vfs, store.location, self._options) as leased:
-            asked = Asked(table, source, header.chunk_elements)
+            asked = OnDemand(table, source, header.chunk_elements)
             tables = write_shards(store, leased, files, table, asked, None, None, Ledger())
         return Share(rank, shards, encode_written(tables), objects)
 
