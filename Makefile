@@ -165,7 +165,7 @@ $(VENV)/.system: scripts/install-packages Makefile
 $(VENV)/.python: $(VENV)/.system pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=0.11" "nanobind>=2.5" $(shell $(PYTHON) scripts/dev-requirements)
+	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=0.11" "nanobind>=2.5,<4" $(shell $(PYTHON) scripts/dev-requirements)
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.python $(NATIVE)

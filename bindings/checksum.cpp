@@ -139,6 +139,7 @@ void bind_checksum(nb::module_& module) {
         });
       },
       "address"_a, "element_bytes"_a, "shape"_a, "strides"_a, "seed"_a);
+  module.def("instruction_set", &instruction_set);
   module.def(
       "is_zero",
       [](std::uintptr_t address, std::size_t size) { return is_zero(memory_at(address), size); },

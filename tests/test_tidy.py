@@ -46,9 +46,18 @@ TORCH_FILES |= {"runs/checkpointer.py", "data/random_state.py", "data/data_state
 TORCH_FILES |= {"chains/recompress.py", "chains/trial.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
-    "tools": {"format", "stores", "errors", "options", "layout", "integrations"},
+    "tools": {
+        "format",
+        "stores",
+        "errors",
+        "options",
+        "layout",
+        "integrations",
+        "version",
+        "_core",
+    },
     "testing": {"format", "stores", "errors", "layout", "_core"},
-    "cli": {"tools", "errors"},
+    "cli": {"tools", "errors", "version"},
     "__main__": {"cli"},
 }
 

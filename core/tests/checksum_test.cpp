@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -182,6 +183,16 @@ TEST(samples_reach_from_the_first_byte_to_the_last) {
     }
   }
 }
+
+#if defined(__x86_64__) && !defined(__clang__)
+TEST(the_processor_is_seen_as_the_compiler_s_library_sees_it) {
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
+  const bool avx2 = __builtin_cpu_supports("avx2");
+  CHECK(instruction_set() == std::string(avx512 ? "AVX-512" : avx2 ? "AVX2" : "baseline"));
+  CHECK(checksum_kernels().size() == std::size_t{1} + avx2 + avx512);
+}
+#endif
 
 TEST(is_zero_sees_every_byte) {
   std::vector<unsigned char> bytes(1500, 0);

@@ -1,11 +1,13 @@
 """Checkpoints that hold fast: saved at the speed of the disk, loaded on any layout, never torn."""
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _core as _core  # it refuses interpreters that it cannot run in
 from .version import __version__ as __version__
+from .version import needs, warn_of_other
 
 if TYPE_CHECKING:
     from . import codecs, errors
@@ -92,7 +94,12 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    module = import_module(f".{_HOME[name]}", __name__)
+    try:
+        module = import_module(f".{_HOME[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(needs("torch", "torch", f"holdfast.{name}"), name="torch") from error
     _name_as_public()
     value = module if name == _HOME[name] else getattr(module, name)
     globals()[name] = value
@@ -109,3 +116,6 @@ def _name_as_public() -> None:
 
 def __dir__() -> list[str]:
     return sorted([*_HOME, "__version__"])
+
+
+warn_of_other(os.path.dirname(os.path.dirname(__file__)))

@@ -75,6 +75,9 @@ def hash_spread_strided(
 ) -> int:
     """The same number for elements in any strides (in elements), read in row-major order."""
 
+def instruction_set() -> str:
+    """What checksums and codecs use of this machine: "AVX-512", "AVX2" or "baseline"."""
+
 def is_zero(address: int, size: int) -> bool:
     """Whether all ``size`` bytes are zero."""
 

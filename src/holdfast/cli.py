@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from . import __version__
 from .errors import CorruptError, HoldfastError, OptionError
+from .version import __version__, needs
 
 # Verbs import their module when they run: `inspect` and `verify` start without torch.
 
@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except HoldfastError as error:
         return _report(error, as_json="--json" in given)
+    except ImportError as error:
+        if error.name != "torch":
+            raise
+        lacking = OptionError(needs("torch", "torch", f"holdfast {given[0]}"))
+        return _report(lacking, as_json="--json" in given)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -69,6 +74,9 @@ def _run(arguments: list[str]) -> int:
         chosen = parser.parse_args(arguments)
     except SystemExit as stop:  # after --help and --version
         return int(stop.code or 0)
+    if chosen.version:
+        _write_version(verbose=chosen.verbose)
+        return GOOD
     if chosen.verb is None:
         parser.print_help()
         return USAGE
@@ -84,7 +92,10 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Look at checkpoints, check, compare, convert them; measure a disk for them.",
         epilog="Exit codes: 0 good or the same, 1 bad or different, 2 usage.",
     )
-    parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
+    parser.add_argument("--version", action="store_true", help="print the version, and exit")
+    parser.add_argument(
+        "--verbose", action="store_true", help="with --version: the machine too, for bug reports"
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     inspect = verbs.add_parser("inspect", help="what is in a checkpoint or a run")
     inspect.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
@@ -173,6 +184,17 @@ def _add_bench(verbs: "argparse._SubParsersAction[_Parser]") -> None:
     )
     bench.add_argument("--gib", type=float, default=1.0, help="of elements; default: 1")
     bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
+
+
+def _write_version(*, verbose: bool) -> None:
+    from .tools.text import write_lines
+
+    if not verbose:
+        write_lines([f"holdfast {__version__}"])
+        return
+    from .tools import about
+
+    write_lines(about.render(about.about(".")))
 
 
 def _write(

@@ -26,8 +26,8 @@ from holdfast.errors import CorruptError, OptionError, TrustError
 from holdfast.format.signature import decode_signature, encode_signature
 from holdfast.testing import Fault, faulty
 
-pytest.importorskip("blake3", reason="pip install 'holdfast[sign]'")
-pytest.importorskip("cryptography", reason="pip install 'holdfast[sign]'")
+pytest.importorskip("blake3", reason="pip install 'holdfast-checkpoint[sign]'")
+pytest.importorskip("cryptography", reason="pip install 'holdfast-checkpoint[sign]'")
 
 NewPath = Callable[[], Path]
 CHUNK = Options(chunk_elements=100, pool_bytes=32 << 20, io="buffered")
@@ -442,7 +442,7 @@ def test_without_the_extra_the_error_names_it(
         return
     with (
         patch.dict(sys.modules, absent | {missing: None}),
-        pytest.raises(OptionError, match=r"pip install 'holdfast\[sign\]'"),
+        pytest.raises(OptionError, match=r"pip install 'holdfast-checkpoint\[sign\]'"),
     ):
         uses[use]()
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def check_usage_error(answer: object, pattern: str) -> None:
     assert (answer.code, answer.out) == (2, "")
     assert re.fullmatch(r"holdfast: .+\n", answer.err), answer.err
     assert re.search(pattern, answer.err), answer.err
+
+
+def test_the_version_with_what_a_bug_report_needs(holdfast_command: Command) -> None:
+    answer = holdfast_command("--version", "--verbose")
+    facts = dict(re.split(r" {2,}", line, maxsplit=1) for line in answer.out.splitlines())
+    assert answer.code == 0
+    assert facts["holdfast"] == f"{holdfast.__version__} (holdfast-checkpoint)"
+    assert facts["torch"] == version("torch")
+    assert facts["instruction set"] in ("AVX-512", "AVX2", "baseline")
+    assert facts["writes by"] in ("io_uring", "direct", "buffered")
+    assert {"python", "system", "file system", "disk"} <= facts.keys()
 
 
 def test_the_version(holdfast_command: Command) -> None:

@@ -39,4 +39,7 @@ void copy_chunk(void* target, const void* source, std::size_t size);
 
 bool is_zero(const void* data, std::size_t size);
 
+// What checksums and codecs use of this machine: "AVX-512", "AVX2" or "baseline".
+const char* instruction_set();
+
 }  // namespace holdfast

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "codec/codec_variants.h"
+#include "hash/cpu.h"
 
 namespace holdfast {
 namespace {
@@ -11,11 +12,9 @@ namespace {
 std::vector<CodecKernel> supported() {
   std::vector<CodecKernel> kernels;
 #ifdef __x86_64__
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    kernels.push_back(kAvx512Codecs);
-  }
-  if (__builtin_cpu_supports("avx2")) kernels.push_back(kAvx2Codecs);
+  const Cpu cpu = detect_cpu();
+  if (cpu.avx512) kernels.push_back(kAvx512Codecs);
+  if (cpu.avx2) kernels.push_back(kAvx2Codecs);
 #endif
   kernels.push_back(kBaselineCodecs);
   return kernels;

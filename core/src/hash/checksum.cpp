@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "hash/cpu.h"
 #include "hash/checksum_variants.h"
 
 namespace holdfast {
@@ -12,9 +13,9 @@ namespace {
 std::vector<ChecksumKernel> supported() {
   std::vector<ChecksumKernel> kernels;
 #ifdef __x86_64__
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f")) kernels.push_back(kAvx512Kernel);
-  if (__builtin_cpu_supports("avx2")) kernels.push_back(kAvx2Kernel);
+  const Cpu cpu = detect_cpu();
+  if (cpu.avx512) kernels.push_back(kAvx512Kernel);
+  if (cpu.avx2) kernels.push_back(kAvx2Kernel);
 #endif
   kernels.push_back(kBaselineKernel);
   return kernels;

@@ -16,6 +16,7 @@ from ..format.signature import Signature, Statement, decode_signature
 from ..options import Keys
 from ..stores.base import NOT_A_FILE, Store
 from ..stores.url import absolute
+from ..version import needs
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -171,10 +172,7 @@ def _imported(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise OptionError(
-            f"signatures need {module.split('.')[0]}, which is not installed: "
-            "pip install 'holdfast[sign]'"
-        ) from error
+        raise OptionError(needs(module.split(".")[0], "sign", "a signature")) from error
 
 
 def _read(path: "str | os.PathLike[str]", named: str) -> bytes:

@@ -47,7 +47,7 @@ def sign(
     Raises:
         NotCommittedError: there is no checkpoint.
         CorruptError: it, or what it was made from, is damaged; what is damaged is not signed.
-        OptionError: the key cannot be used, or ``holdfast[sign]`` is not installed.
+        OptionError: the key cannot be used, or ``holdfast-checkpoint[sign]`` is not installed.
     """
     private = read_private_key(key)
     public = private.public_key().public_bytes_raw()

@@ -1,0 +1,16 @@
+// What the processor can do, as far as the operating system lets it. Pure; knows nothing else.
+#pragma once
+
+namespace holdfast {
+
+struct Cpu {
+  bool avx2 = false;
+  bool avx512 = false;  // F, BW and VL: what the widest kernels are built from
+};
+
+// Asked of the processor (CPUID) and of what the operating system keeps of its registers (XGETBV):
+// Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, sections 14.3 and 15.2.
+// By hand, since not every compiler's library has what __builtin_cpu_supports reads.
+Cpu detect_cpu();
+
+}  // namespace holdfast
