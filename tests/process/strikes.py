@@ -66,13 +66,13 @@ class Strike:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._live:
             return
-        self._live = self._again_s is not None
+        again_s, self._again_s = self._again_s, None  # first: the next may come within this one
+        self._live = again_s is not None
         self.hit = Place.of(_ours(frame))
         self.met_training = _is_in(frame, train.__code__)
-        if self._again_s is not None:
+        if again_s is not None:
             signal.signal(signal.SIGALRM, self._handle)
-            signal.setitimer(signal.ITIMER_REAL, self._again_s)
-            self._again_s = None
+            signal.setitimer(signal.ITIMER_REAL, again_s)
         raise self.kind(f"came at {Place.of(frame)}")
 
 
