@@ -94,9 +94,9 @@ def tensor(name: str, key: str, value: Any, text: str) -> None:
     lie(name, text)(lambda forgery: forgery.header["tensors"][0].update({key: value}))
 
 
-def value(name: str, value: Any, text: str) -> None:
+def value(name: str, value: Any, text: str, error: str = CORRUPT) -> None:
     """A lie told as a value of the state."""
-    lie(name, text)(lambda forgery: forgery.header["objects"][0].update({"value": value}))
+    lie(name, text, error)(lambda forgery: forgery.header["objects"][0].update({"value": value}))
 
 
 def column(name: str, column: str, row: int, value: Any, text: str) -> None:

@@ -225,9 +225,8 @@ def path_text(entry):
     key = r'("([^"\\]|\\.)*"|-?[0-9]+|\["(list|tuple)",[0-9]+\])'
     text = json.dumps(entry["path"], ensure_ascii=False, separators=(",", ":"))
     check(re.fullmatch(rf"\[{key}(,{key})*\]", text), "keys of a path")
-    check(len(text.encode()) <= 4096, "length of a path")
+    check(len(text.encode()) <= 4096 and len(entry["path"]) <= 128, "length of a path")
     check(all(-(2**63) <= k < 2**63 for k in entry["path"] if isinstance(k, int)), "an integer")
-    check(len(entry["path"]) <= 128, "keys of a path")
     return text
 
 
@@ -242,8 +241,9 @@ def decode(value):
     if not any(key.startswith("$") for key in value):
         return {key: decode(item) for key, item in value.items()}
     kind, inner = next(iter(value.items()))
+    unknown = re.fullmatch(r"\$(?!(int|float|bytes|complex|tuple|dict)$)[a-z0-9_]{1,40}", kind)
     expected = {"$tuple": list, "$complex": list, "$dict": [list]}.get(kind, str)
-    check(len(value) == 1 and fits(inner, expected), f"value of {kind}")
+    check(len(value) == 1 and (unknown or fits(inner, expected)), f"value of {kind}")
     try:
         if kind == "$int" and str(int(inner)) == inner and abs(int(inner)) >= 2**53:
             return int(inner)
@@ -261,7 +261,7 @@ def decode(value):
             return pairs
     except (TypeError, ValueError) as error:
         raise Corrupt(f"value of {kind}: {error}") from None
-    raise Corrupt(f"value of {kind}")
+    raise (Newer if unknown else Corrupt)(f"value of {kind}")
 
 
 # § 7. What a reader checks.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from ..errors import CorruptError, StateError
+from ..errors import CorruptError, StateError, VersionError
 from ..layout import Key, Path
 from .names import dotted
 from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX
@@ -93,7 +93,8 @@ def decode_value(value: Json) -> Any:
     """Turn tagged JSON back into the leaf.
 
     Raises:
-        CorruptError: an unknown or malformed tag, or not the one form the value has.
+        CorruptError: a malformed tag, or not the one form the value has.
+        VersionError: an unknown tag.
     """
     if value is None or type(value) in (bool, str):
         return value
@@ -122,7 +123,11 @@ def _decode(value: Json) -> Any:
         raise CorruptError(f"a tagged value has {len(value)} keys; expected one")
     ((tag, content),) = value.items()
     if tag not in _UNTAG:
-        raise CorruptError(f"the tag {tag!r} is unknown; there are {', '.join(_UNTAG)}")
+        if re.fullmatch(r"\$[a-z0-9_]{1,40}", tag) is None:
+            raise CorruptError(f"{tag!r:.80} is not the name of a tag")
+        raise VersionError(
+            f"a value has the tag {tag!r}, which this holdfast does not know. Upgrade holdfast"
+        )
     try:
         return _UNTAG[tag](content)
     except (ValueError, TypeError, struct.error, binascii.Error, AttributeError) as error:
