@@ -32,6 +32,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from . import threads
 from .errors import CancelledError, HoldfastError, without_frames
 from .streams import held_streams
 
@@ -121,7 +122,7 @@ class _Job:
         self._streams = held_streams(torch.cuda) if torch and on_cuda else contextlib.nullcontext
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._asked: _Call[Any] | None = None
-        self.ended = Latch()
+        self._begun, self.ended = Latch(), Latch()
         self._turn: dict[str, int] = {}  # whose the body is; who lost that word asks again
 
     def begin(self) -> bool:
@@ -133,7 +134,9 @@ class _Job:
         _jobs.add(self)  # first: from here on the end of Python waits for it
         if not _ending.is_set():
             _inbox.put(self)
-            if _idle or _start_worker() or not self._take():
+            if _idle or (_start_worker() and self._begun.wait(threads.BEGIN_S)):
+                return True
+            if not self._take():
                 return True
         self._end()
         if self.is_daemon and _ending.is_set():
@@ -201,6 +204,7 @@ class _Job:
         """Run the body, in the worker."""
         if not self._take():
             return
+        self._begun.set()
         here.job, here.place = self, self.place
         try:
             with self._streams():
@@ -315,14 +319,7 @@ def place() -> tuple[int, int]:
 
 def start(target: Callable[[], object], name: str) -> threading.Thread | None:
     """Start a thread; return None where none can be had, or Python is about to end it anywhere."""
-    if _ending.is_set():
-        return None
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread
+    return None if _ending.is_set() else threads.start(target, name)
 
 
 def _start_worker() -> bool:

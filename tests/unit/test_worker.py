@@ -1,5 +1,7 @@
 """What the thread that calls a verb, and the worker that runs its body, are to each other."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import _GeneratorContextManager, contextmanager
@@ -55,6 +57,31 @@ def left_at(
         points.setattr(module, name, held_up)
         yield goes_on.set
         goes_on.set()
+
+
+THREADS_THAT_DIE = """
+import _thread, sys, threading, torch, holdfast
+from holdfast import threads
+
+start = _thread.start_new_thread
+_thread.start_new_thread = lambda function, given: start(lambda: None, ())
+threading.Thread._bootstrap = lambda thread: None
+threads.BEGIN_S = 0.1
+state, path = {"w": torch.arange(8.0)}, sys.argv[1]
+for stage in ("eager", "lazy"):
+    assert holdfast.save_async(state, f"{path}/{stage}", stage=stage).result()
+    into = {"w": torch.zeros(8)}
+    holdfast.load(f"{path}/{stage}", into=into)
+    assert torch.equal(into["w"], state["w"])
+print(*threading.enumerate())
+"""
+
+
+def test_a_thread_that_dies_before_its_first_line_is_done_without(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", THREADS_THAT_DIE, str(tmp_path)]
+    answer = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert len(answer.stdout.splitlines()) == 1 == answer.stdout.count("Thread(")
 
 
 def let_end() -> None:

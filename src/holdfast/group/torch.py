@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from .. import threads
 from ..errors import OptionError, PeerError
 from .barrier import StoreGroup
 from .base import COORDINATOR, Group, lost_peer
@@ -233,7 +233,9 @@ def _in_time(call: Callable[[], Made]) -> Made:
             answer.set_exception(error)
 
     try:
-        threading.Thread(target=run, name="holdfast-call", daemon=True).start()
+        if threads.start(run, "holdfast-call") is None:
+            cause = "no thread can be started to ask the ranks' store"
+            raise PeerError(cause, rank=-1, cause=cause)
         return answer.result(ANSWER_S)
     except RuntimeError as error:
         raise lost_peer(error) from error
