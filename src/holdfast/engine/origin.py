@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ..boxes import U64
-from ..layout import Box, Shard, chunk_of
+from ..layout import Box, Chunk, Shard, chunk_of, chunks_of
 from ..plan.shard_table import ChunkColumns, ShardTable
 from .stage import Part, Sources, copy_chunk, elements_of, is_row_major, part_with
 from .workspace import bytes_at
@@ -51,7 +51,13 @@ class InPool:
 
 
 class LiveTensors:
-    """Tensors of the program, which it may change."""
+    """Tensors of the program, which it may change.
+
+    Attributes:
+        chunks: of all shards.
+        elements: of each shard, in any strides, on any device.
+        address: of these; 0 where they do not lie row-major in host memory.
+    """
 
     def __init__(self, shards: ShardTable, sources: Sources, chunk_elements: int) -> None:
         """Look where the elements of every shard are.
@@ -59,10 +65,10 @@ class LiveTensors:
         Args:
             sources: what this rank holds of each tensor.
         """
-        self._shards, self._sources, self._chunk_elements = shards, sources, chunk_elements
-        self._chunks = shards.chunks(chunk_elements)
-        self._of, self._start = self._chunks.shard, self._chunks.start_bytes
-        self._addresses = self._find()
+        self.shards, self._sources, self._chunk_elements = shards, sources, chunk_elements
+        self.chunks = shards.chunks(chunk_elements)
+        self._of, self._start = self.chunks.shard, self.chunks.start_bytes
+        self.elements, self.address = self._find()
 
     def part(self, shard: int) -> Part:
         """Return what is held of a shard's tensor."""
@@ -70,28 +76,37 @@ class LiveTensors:
 
     def addresses(self, first: int, end: int) -> U64:
         """Return where chunks are, 0 where their elements do not follow each other there."""
-        found = self._addresses[self._of[first:end]]
+        found = self.address[self._of[first:end]]
         return np.where(found, found + self._start[first:end], found)
 
     def gather(self, chunk: int, address: int) -> None:
         """Copy a chunk's elements to memory."""
         number = int(self._of[chunk])
-        shard = self._shard(number)
         place = chunk - int(np.searchsorted(self._of, number))
-        mine = chunk_of(shard, place, self._chunk_elements)
-        elements = elements_of(shard, *part_with(self._sources, shard))
-        copy_chunk(elements, mine, bytes_at(address, mine.size_bytes))
+        mine = chunk_of(self._shard(number), place, self._chunk_elements)
+        copy_chunk(self.elements[number], mine, bytes_at(address, mine.size_bytes))
+
+    def chunks_in(self, shard: int) -> list[Chunk]:
+        """Return the chunks of one shard."""
+        return list(chunks_of(self._shard(shard), self._chunk_elements))
+
+    def look_again(self) -> None:
+        """Look where the elements are now: a storage that grows moves."""
+        found = np.array([data.data_ptr() for data in self.elements], np.uint64)
+        # At 1 there is no memory either; 0 would say that these have to be gathered.
+        self.address = np.where(self.address, np.maximum(found, 1), self.address)
 
     def _shard(self, number: int) -> Shard:
-        return self._shards[number : number + 1].shards()[0]
+        return self.shards[number : number + 1].shards()[0]
 
-    def _find(self) -> U64:
-        tensors, sources = self._shards.tensors, self._sources
-        found, others = [], []
-        of, counts = self._shards.tensor.tolist(), self._shards.boxes.elements.tolist()
+    def _find(self) -> tuple[list[torch.Tensor], U64]:
+        tensors, sources = self.shards.tensors, self._sources
+        found, held, others = list[int](), list[torch.Tensor](), list[int]()
+        of, counts = self.shards.tensor.tolist(), self.shards.boxes.elements.tolist()
         for number, (index, elements) in enumerate(zip(of, counts, strict=True)):
             parts = sources[tensors[index].path]
             data = parts[0][0]
+            held.append(data)
             if (
                 len(parts) > 1
                 or data.numel() != elements
@@ -106,9 +121,9 @@ class LiveTensors:
                 found.append(data.data_ptr())
         for number in others:
             shard = self._shard(number)
-            data = elements_of(shard, *part_with(sources, shard))
+            data = held[number] = elements_of(shard, *part_with(sources, shard))
             found[number] = data.data_ptr() if data.is_cpu and is_row_major(data) else 0
-        return np.array(found, np.uint64)
+        return held, np.array(found, np.uint64)
 
 
 class OnDemand:
