@@ -11,6 +11,7 @@ from holdfast.engine.origin import LiveTensors
 from holdfast.engine.staging import DeviceCopies, Held, LazyCopies, copy_now
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.shard_table import table_of
+from holdfast.state.tensors import LocalTensor
 
 BYTES = 64
 DEVICES = {"a": "meta", "b": "cpu"}  # "meta" stands for a device
@@ -20,10 +21,14 @@ def held() -> Held:
     """Hold 16 floats on a device, and as many in host memory."""
     tensors = [Tensor((name,), "f32", (16,)) for name in DEVICES]
     box = Box((0,), (16,))
-    sources = {(name,): ((torch.ones(16, device=kind), box),) for name, kind in DEVICES.items()}
+    values = [torch.ones(16, device=kind) for kind in DEVICES.values()]
+    leaves = {
+        tensor.path: LocalTensor(tensor, value, ((value, box),), None, plain=True)
+        for tensor, value in zip(tensors, values, strict=True)
+    }
     shards = table_of([Shard(tensor, box) for tensor in tensors], tensors)
     memory = torch.empty(2 * BYTES, dtype=torch.uint8)
-    return Held(LiveTensors(shards, sources, 16), np.array([0, BYTES], np.uint64), memory)
+    return Held(LiveTensors(shards, leaves, 16), np.array([0, BYTES], np.uint64), memory)
 
 
 def fails(*_: Any, **__: Any) -> None:

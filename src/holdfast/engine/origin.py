@@ -1,15 +1,16 @@
 """Where the elements of shards are when they are written. Knows tensors and memory; no files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from ..boxes import U64
-from ..layout import Box, Chunk, Shard, chunk_of, chunks_of
+from ..layout import Box, Chunk, Path, Shard, chunk_of, chunks_of
 from ..plan.shard_table import ChunkColumns, ShardTable
-from .stage import Part, Sources, copy_chunk, elements_of, is_row_major, part_with
+from ..state.tensors import LocalTensor
+from .stage import Part, copy_chunk, elements_of, is_row_major
 from .workspace import bytes_at
 
 
@@ -59,20 +60,22 @@ class LiveTensors:
         address: of these; 0 where they do not lie row-major in host memory.
     """
 
-    def __init__(self, shards: ShardTable, sources: Sources, chunk_elements: int) -> None:
+    def __init__(
+        self, shards: ShardTable, held: Mapping[Path, LocalTensor], chunk_elements: int
+    ) -> None:
         """Look where the elements of every shard are.
 
         Args:
-            sources: what this rank holds of each tensor.
+            held: what this rank holds of each tensor.
         """
-        self.shards, self._sources, self._chunk_elements = shards, sources, chunk_elements
+        self.shards, self._held, self._chunk_elements = shards, held, chunk_elements
         self.chunks = shards.chunks(chunk_elements)
         self._of, self._start = self.chunks.shard, self.chunks.start_bytes
         self.elements, self.address = self._find()
 
     def part(self, shard: int) -> Part:
         """Return what is held of a shard's tensor."""
-        return part_with(self._sources, self._shard(shard))
+        return self._part(self._shard(shard))
 
     def addresses(self, first: int, end: int) -> U64:
         """Return where chunks are, 0 where their elements do not follow each other there."""
@@ -99,31 +102,27 @@ class LiveTensors:
     def _shard(self, number: int) -> Shard:
         return self.shards[number : number + 1].shards()[0]
 
+    def _part(self, shard: Shard) -> Part:
+        parts = self._held[shard.tensor.path].parts
+        if len(parts) == 1:
+            return parts[0]
+        return next(part for part in parts if part[1].intersect(shard.box))
+
     def _find(self) -> tuple[list[torch.Tensor], U64]:
-        tensors, sources = self.shards.tensors, self._sources
-        found, held, others = list[int](), list[torch.Tensor](), list[int]()
+        tensors, held = self.shards.tensors, self._held
+        elements, found, others = list[torch.Tensor](), list[int](), list[int]()
         of, counts = self.shards.tensor.tolist(), self.shards.boxes.elements.tolist()
-        for number, (index, elements) in enumerate(zip(of, counts, strict=True)):
-            parts = sources[tensors[index].path]
-            data = parts[0][0]
-            held.append(data)
-            if (
-                len(parts) > 1
-                or data.numel() != elements
-                or not data.is_cpu
-                or not data.is_contiguous()
-                or data.is_conj()
-                or data.is_neg()
-            ):
+        for number, (index, count) in enumerate(zip(of, counts, strict=True)):
+            leaf = held[tensors[index].path]
+            elements.append(leaf.data)
+            found.append(leaf.address)
+            if not leaf.address or leaf.data.numel() != count:
                 others.append(number)
-                found.append(0)
-            else:
-                found.append(data.data_ptr())
         for number in others:
             shard = self._shard(number)
-            data = held[number] = elements_of(shard, *part_with(sources, shard))
+            data = elements[number] = elements_of(shard, *self._part(shard))
             found[number] = data.data_ptr() if data.is_cpu and is_row_major(data) else 0
-        return held, np.array(found, np.uint64)
+        return elements, np.array(found, np.uint64)
 
 
 class OnDemand:

@@ -95,14 +95,6 @@ def elements_of(shard: Shard, source: torch.Tensor, box: Box) -> torch.Tensor:
     return source[inner.slices()] if inner.shape != tuple(source.shape) else source
 
 
-def part_with(sources: Sources, shard: Shard) -> Part:
-    """Return that part of what is held of a tensor which has the elements of a shard."""
-    parts = sources[shard.tensor.path]
-    if len(parts) == 1:
-        return parts[0]
-    return next(part for part in parts if part[1].intersect(shard.box))
-
-
 def seal(address: int, size_bytes: int, seed: int) -> Staged:
     """Hash a chunk that stands in its place already."""
     checksum, digest = hash_chunk(address, size_bytes, seed)

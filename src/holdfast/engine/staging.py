@@ -5,7 +5,7 @@ and memory; no files.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -17,11 +17,12 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
 from ..plan.shard_table import ShardTable
+from ..state.tensors import LocalTensor
 from ..worker import Latch
 from .file_plan import Images, WriterPlan
 from .origin import LiveTensors
 from .samples import Samples
-from .stage import Sources, copy_chunk, is_lazy
+from .stage import copy_chunk, is_lazy
 
 
 class Held:
@@ -64,7 +65,7 @@ class Held:
 def hold(
     plan: WriterPlan,
     shards: ShardTable,
-    sources: Sources,
+    leaves: Mapping[Path, LocalTensor],
     images: Images,
     memory: torch.Tensor,
     later: AbstractSet[Path],
@@ -72,19 +73,19 @@ def hold(
     """Tell what is copied now from what is copied later, if any tensor is.
 
     Args:
-        sources: what this rank holds of each tensor.
+        leaves: what this rank holds of each tensor.
         images: where in the pool all chunks are to stand.
         memory: the pool.
         later: tensors that are not copied now.
     """
     chunk_elements = plan.header.chunk_elements
     if not later:
-        return Held(LiveTensors(shards, sources, chunk_elements), images.offsets, memory), None
+        return Held(LiveTensors(shards, leaves, chunk_elements), images.offsets, memory), None
     paths = [tensor.path in later for tensor in shards.tensors]
     is_later = np.array(paths, np.bool_)[shards.tensor]
     offsets, of = images.offsets, is_later[images.chunks.shard]
-    now = LiveTensors(shards[~is_later], sources, chunk_elements)
-    rest = LiveTensors(shards[is_later], sources, chunk_elements)
+    now = LiveTensors(shards[~is_later], leaves, chunk_elements)
+    rest = LiveTensors(shards[is_later], leaves, chunk_elements)
     return Held(now, offsets[~of], memory), Held(rest, offsets[of], memory)
 
 
@@ -190,9 +191,8 @@ def copy_held(held: Held, unchanged: "Unchanged") -> None:
         unchanged.check()
         raise unchanged.freed(int(of[held.live.address[of] != 0][missing]))
     for shard in held.turned:
-        unchanged.check()
+        unchanged.check_one(shard)
         held.gather(shard)
-    unchanged.check()
 
 
 class Unchanged:
@@ -209,14 +209,17 @@ class Unchanged:
         Raises:
             StateError: one was changed, or its memory freed, since then.
         """
-        versions, rooms = self._look()
-        if (versions, rooms) == (self._versions, self._rooms):
-            return
-        for number, (version, room) in enumerate(zip(versions, rooms, strict=True)):
-            if room < self._rooms[number]:
-                raise self.freed(number)
-            if version != self._versions[number]:
-                raise changed(self._shards, number)
+        if self._look() != (self._versions, self._rooms):
+            for number in range(len(self._elements)):
+                self.check_one(number)
+
+    def check_one(self, number: int) -> None:
+        """Check that one is as it was, as `check` does."""
+        data = self._elements[number]
+        if data.untyped_storage().nbytes() < self._rooms[number]:
+            raise self.freed(number)
+        if data._version != self._versions[number]:
+            raise changed(self._shards, number)
 
     def freed(self, number: int) -> StateError:
         """Return what is wrong with a tensor whose memory is not there."""

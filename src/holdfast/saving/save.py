@@ -171,7 +171,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
         files, shards, codec = agreed.files, agreed.shards, agreed.codec
         basis = begin_link(agreed.writing(ranks.rank), options)
         with lease(store.vfs, store.location, options) as leased:
-            live = LiveTensors(shards, mine.leaves.sources(), files.header.chunk_elements)
+            live = LiveTensors(shards, mine.leaves.tensors, files.header.chunk_elements)
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
 
@@ -298,7 +298,7 @@ def _stage(
         lease = staging(store.vfs, store.location, wanted.options, images.size_bytes)
         handle.when_ended(lease.give_back)
         later = changed_by_steps(leaves) if wanted.stage == "lazy" else frozenset()
-        now, rest = hold(files, shards, leaves.sources(), images, lease.memory, later)
+        now, rest = hold(files, shards, leaves.tensors, images, lease.memory, later)
         copy_now(now)
         copies = LazyCopies(rest) if rest else None
         ledger.staged_bytes = now.live.shards.size_bytes
