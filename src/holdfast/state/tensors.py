@@ -120,15 +120,15 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
     dtype, shape = _dtype_name(value.dtype, path), tuple(value.shape)
     if isinstance(value, DTensor):
         data, boxes, places = local_part(value, path)
-        tensor = _tensor(path, dtype, shape)
+        tensor, _ = _whole(path, dtype, shape)
         parts = tuple((data[at.slices()], box) for box, at in zip(boxes, places, strict=True))
         parts = ((data, boxes[0]),) if len(boxes) == 1 else parts
         tie = _tie_key(data, tensor, (boxes, value.device_mesh))
         return LocalTensor(tensor, data, parts, tie, False, _address_of(data))
     data = own_memory(value, path)
-    tensor = _tensor(path, dtype, shape)
+    tensor, box = _whole(path, dtype, shape)
     tie = _tie_key(data, tensor, None)
-    return LocalTensor(tensor, data, ((data, whole(shape)),), tie, True, _address_of(data))
+    return LocalTensor(tensor, data, ((data, box),), tie, True, _address_of(data))
 
 
 def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, LocalTensor]:
@@ -182,7 +182,8 @@ def _given_shard(value: Shard, path: Path) -> LocalTensor:
     check_shard(value, path)
     check_dense(value.data, path)
     data = own_memory(value.data, path)
-    tensor = _tensor(path, _dtype_name(data.dtype, path), tuple(map(operator.index, value.shape)))
+    shape = tuple(map(operator.index, value.shape))
+    tensor, _ = _whole(path, _dtype_name(data.dtype, path), shape)
     tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
     parts = tuple(parts_of(value, data))
     return LocalTensor(tensor, data, parts, tie, False, _address_of(data))
@@ -192,7 +193,7 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     """Describe torch's older kind of sharded tensor: it may hold several boxes, each in memory."""
     form = value.metadata()
     dtype = _dtype_name(form.tensor_properties.dtype, path)
-    tensor = _tensor(path, dtype, tuple(form.size))
+    tensor, _ = _whole(path, dtype, tuple(form.size))
     parts = []
     for shard in value.local_shards():
         check_dense(shard.tensor, path)
@@ -208,10 +209,6 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     none = torch.empty(0, dtype=TORCH_DTYPES[dtype], device="cpu")
     data = parts[0][0] if len(parts) == 1 else none
     return LocalTensor(tensor, data, tuple(parts), tie, plain=False)
-
-
-def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
-    return _whole(path, dtype, shape)[0]
 
 
 def _whole(path: Path, dtype: str, shape: Shape) -> tuple[Tensor, Box]:
