@@ -201,7 +201,7 @@ class Unchanged:
     def __init__(self, shards: ShardTable, elements: Sequence[torch.Tensor]) -> None:
         """Look at them now."""
         self._shards, self._elements = shards, elements
-        self._versions, self._rooms = self._look()
+        self._found = self._look()
 
     def check(self) -> None:
         """Check that they are as they were.
@@ -209,16 +209,16 @@ class Unchanged:
         Raises:
             StateError: one was changed, or its memory freed, since then.
         """
-        if self._look() != (self._versions, self._rooms):
+        if self._look() != self._found:
             for number in range(len(self._elements)):
                 self.check_one(number)
 
     def check_one(self, number: int) -> None:
         """Check that one is as it was, as `check` does."""
-        data = self._elements[number]
-        if data.untyped_storage().nbytes() < self._rooms[number]:
+        data, (version, room) = self._elements[number], self._found[number]
+        if data.untyped_storage().nbytes() < room:
             raise self.freed(number)
-        if data._version != self._versions[number]:
+        if data._version != version:
             raise changed(self._shards, number)
 
     def freed(self, number: int) -> StateError:
@@ -228,9 +228,8 @@ class Unchanged:
             'staged; call wait_staged() before that, or save with stage="eager"'
         )
 
-    def _look(self) -> tuple[list[int], list[int]]:
-        versions = [data._version for data in self._elements]
-        return versions, [data.untyped_storage().nbytes() for data in self._elements]
+    def _look(self) -> list[tuple[int, int]]:
+        return [(data._version, data.untyped_storage().nbytes()) for data in self._elements]
 
 
 def changed(shards: ShardTable, number: int) -> StateError:
