@@ -2,7 +2,7 @@
 
 Beside one memcpy of the state, and DCP's async_save. The memory every contender copies to is warm:
 each saves twice before the first round. Between two measurements the save is waited for, so that
-what is measured is the call alone.
+what is measured is the call alone. With --fixed only that of tensors of one element is measured.
 """
 
 import argparse
@@ -34,6 +34,7 @@ import holdfast
 
 OUT = Path(__file__).parent / "out"
 MEMCPY = "memcpy"
+WARM_UP = 3  # calls of holdfast, after which plan and pool are there
 
 warnings.filterwarnings("ignore")  # of DCP, at every call
 
@@ -53,6 +54,9 @@ def main() -> None:
     """Measure in shuffled rounds, print a table, write the JSON."""
     options = _arguments()
     torch.set_num_threads(options.threads)
+    if options.fixed:
+        print(_report_fixed(options.fixed, options.rounds))
+        return
     state = make_state(int(options.gib * 2**30), options.seed)
     options.directory.mkdir(parents=True, exist_ok=True)
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
@@ -182,10 +186,43 @@ def _run(contenders: list[Contender], rounds: int, order: random.Random) -> None
 
 def _fixed_cost(directory: Path, tensors: int) -> float:
     """Return the median seconds of a call with nothing to copy."""
-    state = {"t": {f"layer.{i}.weight": torch.ones(1) for i in range(tensors)}}
+    return median(_fixed_calls(directory, _ones(tensors), "eager", 11))
+
+
+def _fixed_calls(directory: Path, state: Any, stage: Any, rounds: int) -> list[float]:
+    """Return the seconds of calls with nothing to copy, after a few that do not count."""
     with tempfile.TemporaryDirectory(prefix="async_stall-", dir=directory) as scratch:
-        measure = _holdfast(state, Path(scratch) / "fixed", "eager")
-        return median(measure()[0] for _ in range(11))
+        measure = _holdfast(state, Path(scratch) / "fixed", stage)
+        return [measure()[0] for _ in range(WARM_UP + rounds)][WARM_UP:]
+
+
+def _report_fixed(tensors: int, rounds: int) -> str:
+    """Measure calls in memory, with states of so many tensors of one element; return Markdown."""
+    states = {"plain tensors": _ones(tensors), "AdamW and its parameters": _adamw(tensors // 4)}
+    lines = ["| call | median ms (quartiles) | least ms |", "|---|---|---|"]
+    for name, state in states.items():
+        for stage in ("eager", "lazy"):
+            taken = [1e3 * s for s in _fixed_calls(Path("/dev/shm"), state, stage, rounds)]
+            low, high = quartiles(taken)
+            lines.append(
+                f"| {tensors} {name}, {stage} | {median(taken):.2f} ({low:.2f} to {high:.2f}) "
+                f"| {min(taken):.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def _ones(tensors: int) -> dict[str, Any]:
+    return {"t": {f"layer.{i}.weight": torch.ones(1) for i in range(tensors)}}
+
+
+def _adamw(parameters: int) -> dict[str, Any]:
+    """Return parameters of one element and their optimizer: four tensors for each."""
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1)) for _ in range(parameters)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
 
 
 def _arguments() -> argparse.Namespace:
@@ -193,6 +230,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=2.0, help="size of the state")
     parser.add_argument("--rounds", type=int, default=11, help="rounds that count")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    parser.add_argument("--fixed", type=int, default=0, metavar="TENSORS", help="only that")
     parser.add_argument("--directory", type=Path, default=OUT, help="on the disk to write to")
     parser.add_argument("--json", type=Path, default=OUT / "async_stall.json", help="result file")
     parser.add_argument("--seed", type=int, default=20240614, help="of the values and the order")

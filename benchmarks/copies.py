@@ -31,7 +31,7 @@ from save_load import OUT
 
 import holdfast
 from holdfast._core import Pool, copy_if_there, copy_pieces
-from holdfast.engine import stage
+from holdfast.engine import staging
 
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20, "1 GiB": 1 << 30}
 PLAIN = "plain, 1 thread"
@@ -90,7 +90,7 @@ def _saves(rounds: int, order: random.Random) -> None:
         for way in order.sample(list(ways), len(ways)):
             shutil.rmtree(OUT / "copies", ignore_errors=True)
             gc.collect()
-            stage.copy_if_there = ways[way]
+            staging.copy_if_there = ways[way]
             started = time.perf_counter()
             handle = holdfast.save_async(state, OUT / "copies", stage="lazy")
             handle.wait_staged()

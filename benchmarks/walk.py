@@ -168,24 +168,31 @@ def subjects(scratch: Path) -> dict[str, Callable[[], Counter]]:
 
 
 def each_further(scratch: Path) -> dict[str, float]:
-    """Return the calls that one more plain tensor costs a raw save and a raw load."""
+    """Return the calls that one more plain tensor costs each raw save, and a raw load."""
     new = _Names(scratch)
 
-    def calls(tensors: int) -> tuple[int, int]:
+    def calls(tensors: int) -> dict[str, int]:
         state = {f"w{i}": torch.full((8, 8), float(i)) for i in range(tensors)}
-        path = new()
-
-        def save() -> None:
-            holdfast.save(state, new())
-
-        def load() -> None:
-            holdfast.load(path, into=state)
-
+        stepped, path = moments(tensors), new()
         holdfast.save(state, path)
-        return count(save, save).walk.calls, count(load, load).walk.calls
+        actions: dict[str, Action] = {
+            "save": lambda: holdfast.save(state, new()),
+            "load": lambda: holdfast.load(path, into=state),
+            "eager save": lambda: holdfast.save_async(state, new()).result(),
+            "lazy save": lambda: holdfast.save_async(stepped, new(), stage="lazy").result(),
+        }
+        return {verb: count(act, act).walk.calls for verb, act in actions.items()}
 
     few, many = calls(MORE), calls(2 * MORE)
-    return {verb: (many[i] - few[i]) / MORE for i, verb in enumerate(("save", "load"))}
+    return {verb: (many[verb] - few[verb]) / MORE for verb in few}
+
+
+def moments(tensors: int) -> dict[str, Any]:
+    """Return a parameter with so many moments, which are copied later by a lazy save."""
+    model = torch.nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.weight] = {f"m{i}": torch.full((8, 8), float(i)) for i in range(tensors)}
+    return {"model": model, "optimizer": optimizer}
 
 
 def linear_and_adamw() -> dict[str, Any]:
@@ -271,7 +278,7 @@ def main() -> None:
             walks |= {f"{name}, {verb}": counter.walk for verb, counter in found.items()}
         print(table(walks))
         for verb, calls in each_further(scratch).items():
-            print(f"\nEach further plain tensor of a {verb}: {calls:.2f} calls.")
+            print(f"\nEach further plain tensor, {verb}: {calls:.2f} calls.")
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ PLANTS: dict[str, Plant] = {
     "a body does not ask whether its caller waits": Plant(
         [
             ("holdfast.worker", "check", _nothing),
-            ("holdfast.engine.stage", "copy_from_host", _late),
+            ("holdfast.engine.staging", "copy_from_host", _late),
         ],
         "visible with other bits than were saved: step-",
         ("save_async", "Checkpointer", "eager", "struck twice", "injected twice"),
@@ -166,8 +166,8 @@ PLANTS: dict[str, Plant] = {
     ),
     "a lazy copy is judged without samples": Plant(
         [
-            ("holdfast.engine.stage", "Staging._compare", _nothing),
-            ("holdfast.engine.stage", "copy_held", _late),
+            ("holdfast.engine.staging", "Sampled.compare", _nothing),
+            ("holdfast.engine.staging", "copy_held", _late),
         ],
         "other bits than were saved: changed",
         ("numpy", "data"),

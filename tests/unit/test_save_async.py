@@ -74,14 +74,14 @@ def ended() -> Iterator[None]:
 def copies_held_back() -> Iterator[threading.Event]:
     """Copy nothing in the background until the event is set."""
     release = threading.Event()
-    original = holdfast.engine.stage.copy_held  # type: ignore[attr-defined]
+    original = holdfast.engine.staging.copy_held  # type: ignore[attr-defined]
 
-    def waits(item: Any, memory: torch.Tensor) -> None:
+    def waits(held: Any, unchanged: Any) -> None:
         release.wait()
-        original(item, memory)
+        original(held, unchanged)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.engine.stage.copy_held", waits)
+        patch.setattr("holdfast.engine.staging.copy_held", waits)
         yield release
 
 

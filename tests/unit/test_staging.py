@@ -2,22 +2,33 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from holdfast.engine import stage
-from holdfast.engine.stage import DeviceCopies, Held, Staging
-from holdfast.layout import Box, Shard, Tensor, chunks_of
+from holdfast.engine import staging
+from holdfast.engine.origin import LiveTensors
+from holdfast.engine.staging import DeviceCopies, Held, LazyCopies, copy_now
+from holdfast.layout import Box, Shard, Tensor
+from holdfast.plan.shard_table import table_of
+from holdfast.state.tensors import LocalTensor
 
 BYTES = 64
+DEVICES = {"a": "meta", "b": "cpu"}  # "meta" stands for a device
 
 
-def held(name: str, device: str) -> Held:
-    """Hold 16 floats; "meta" stands for a device."""
-    tensor = Tensor((name,), "f32", (16,))
-    shard = Shard(tensor, Box((0,), (16,)))
-    elements = torch.ones(16, device=device)
-    return Held(shard, elements, tuple(chunks_of(shard, 16)), (0,), elements._version, BYTES)
+def held() -> Held:
+    """Hold 16 floats on a device, and as many in host memory."""
+    tensors = [Tensor((name,), "f32", (16,)) for name in DEVICES]
+    box = Box((0,), (16,))
+    values = [torch.ones(16, device=kind) for kind in DEVICES.values()]
+    leaves = {
+        tensor.path: LocalTensor(tensor, value, ((value, box),), None, plain=True)
+        for tensor, value in zip(tensors, values, strict=True)
+    }
+    shards = table_of([Shard(tensor, box) for tensor in tensors], tensors)
+    memory = torch.empty(2 * BYTES, dtype=torch.uint8)
+    return Held(LiveTensors(shards, leaves, 16), np.array([0, BYTES], np.uint64), memory)
 
 
 def fails(*_: Any, **__: Any) -> None:
@@ -32,25 +43,24 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("where", ["copy_from_host", "_copy_chunks"])
+@pytest.mark.parametrize("where", ["copy_from_host", "copy_chunk"])
 def test_when_the_first_copies_fail_those_from_devices_have_ended(
     where: str, waits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "_copy_chunks", lambda *_, **__: None)
-    monkeypatch.setattr(stage, where, fails)
+    monkeypatch.setattr(staging, "copy_chunk", lambda *_, **__: None)
+    monkeypatch.setattr(staging, where, fails)
     with pytest.raises(MemoryError):
-        Staging([held("a", "meta"), held("b", "cpu")], set(), torch.empty(BYTES, dtype=torch.uint8))
+        copy_now(held())
     assert waits
 
 
 def test_when_a_later_copy_fails_those_from_devices_have_ended(
     waits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "_copy_chunks", lambda *_, **__: None)
-    items = [held("a", "meta"), held("b", "cpu")]
-    copies = Staging(items, {("a",), ("b",)}, torch.empty(BYTES, dtype=torch.uint8))
+    monkeypatch.setattr(staging, "copy_chunk", lambda *_, **__: None)
+    copies = LazyCopies(held())
     waits.clear()
-    monkeypatch.setattr(stage, "copy_held", fails)
+    monkeypatch.setattr(staging, "copy_held", fails)
     with pytest.raises(MemoryError):
         copies.finish()
     assert waits

@@ -13,7 +13,7 @@ import torch
 
 import holdfast
 from holdfast import worker
-from holdfast.engine import stage as staging
+from holdfast.engine import staging
 from holdfast.errors import AlreadyCommittedError
 from holdfast.runs.saver import Saver
 from holdfast.runs.schedule import Schedule

@@ -5,6 +5,7 @@ Payloads that are the elements themselves have their places before one of them i
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ ENCODED_SLOTS = 2  # of the window that small segments pass through
 FOOTER_ROOM_BYTES = 64 << 10  # allocated beside the payloads; a longer footer extends the file
 CHUNK_ROW_BYTES = 16
 TENSOR_ROW_BYTES = 256  # of a footer's header, besides the path
+LAYOUTS_MAX = 8  # as many as plans are kept, whose shards they are of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,14 @@ def lay_out_raw(plan: WriterPlan, shards: ShardTable, window_bytes: int) -> RawL
     Args:
         window_bytes: of the memory that a file passes through; 0: it stands there in one piece.
     """
-    chunks = shards.chunks(plan.header.chunk_elements)
+    return _lay_out_raw(shards, plan.header.chunk_elements, plan.file_bytes, window_bytes)
+
+
+@lru_cache(maxsize=LAYOUTS_MAX)  # the same shards are saved again and again
+def _lay_out_raw(
+    shards: ShardTable, chunk_elements: int, file_bytes: int, window_bytes: int
+) -> RawLayout:
+    chunks = shards.chunks(chunk_elements)
     row_bytes = footer_bytes(shards, chunks)
     offsets = np.empty(len(chunks.sizes), np.uint64)
     turns = np.empty(len(chunks.sizes), np.uint8)
@@ -114,7 +123,7 @@ def lay_out_raw(plan: WriterPlan, shards: ShardTable, window_bytes: int) -> RawL
         chunks.counts,
         row_bytes.astype(np.uint64),
         spec.DATA_HEADER_BYTES,
-        plan.file_bytes,
+        file_bytes,
         FOOTER_ROOM_BYTES,
         window_bytes,
         offsets,
@@ -157,20 +166,25 @@ class Images:
 
 def lay_out(plan: WriterPlan, shards: ShardTable) -> Images:
     """Find where every chunk is to be staged: under raw, where it will stand in its file."""
+    if all(codec.name == spec.CODEC_RAW for codec in plan.header.codecs):
+        return _raw_images(shards, plan.header.chunk_elements, plan.file_bytes)
     chunks = shards.chunks(plan.header.chunk_elements)
-    if any(codec.name != spec.CODEC_RAW for codec in plan.header.codecs):
-        align = np.uint64(spec.SMALL_ALIGN_BYTES)
-        room = -(-chunks.sizes.astype(np.int64) // spec.SMALL_ALIGN_BYTES).astype(np.uint64) * align
-        offsets = np.cumsum(room) - room
-        end = page_up(int(room.sum()))
-        return Images(chunks, offsets, (), (end, end + ENCODED_SLOTS * SLOT_BYTES))
-    layout = lay_out_raw(plan, shards, 0)
+    align = np.uint64(spec.SMALL_ALIGN_BYTES)
+    room = -(-chunks.sizes.astype(np.int64) // spec.SMALL_ALIGN_BYTES).astype(np.uint64) * align
+    offsets = np.cumsum(room) - room
+    end = page_up(int(room.sum()))
+    return Images(chunks, offsets, (), (end, end + ENCODED_SLOTS * SLOT_BYTES))
+
+
+@lru_cache(maxsize=LAYOUTS_MAX)
+def _raw_images(shards: ShardTable, chunk_elements: int, file_bytes: int) -> Images:
+    layout = _lay_out_raw(shards, chunk_elements, file_bytes, 0)
     offsets, windows, start = layout.offsets.copy(), list[Window](), 0
     for file in layout.files:
         offsets[file.chunks] += np.uint64(start)
         windows.append((start, start + page_up(file.end)))
         start = windows[-1][1]
-    return Images(chunks, offsets, tuple(windows), (start, start + SLOT_BYTES))
+    return Images(layout.chunks, offsets, tuple(windows), (start, start + SLOT_BYTES))
 
 
 def page_up(position: int) -> int:

@@ -1,15 +1,16 @@
 """Where the elements of shards are when they are written. Knows tensors and memory; no files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from ..boxes import U64
-from ..layout import Box, Shard, chunk_of
+from ..layout import Box, Chunk, Path, Shard, chunk_of, chunks_of
 from ..plan.shard_table import ChunkColumns, ShardTable
-from .stage import Part, Sources, copy_chunk, elements_of, is_row_major, part_with
+from ..state.tensors import LocalTensor
+from .stage import Part, copy_chunk, elements_of, is_row_major
 from .workspace import bytes_at
 
 
@@ -51,64 +52,77 @@ class InPool:
 
 
 class LiveTensors:
-    """Tensors of the program, which it may change."""
+    """Tensors of the program, which it may change.
 
-    def __init__(self, shards: ShardTable, sources: Sources, chunk_elements: int) -> None:
+    Attributes:
+        chunks: of all shards.
+        elements: of each shard, in any strides, on any device.
+        address: of these; 0 where they do not lie row-major in host memory.
+    """
+
+    def __init__(
+        self, shards: ShardTable, held: Mapping[Path, LocalTensor], chunk_elements: int
+    ) -> None:
         """Look where the elements of every shard are.
 
         Args:
-            sources: what this rank holds of each tensor.
+            held: what this rank holds of each tensor.
         """
-        self._shards, self._sources, self._chunk_elements = shards, sources, chunk_elements
-        self._chunks = shards.chunks(chunk_elements)
-        self._of, self._start = self._chunks.shard, self._chunks.start_bytes
-        self._addresses = self._find()
+        self.shards, self._held, self._chunk_elements = shards, held, chunk_elements
+        self.chunks = shards.chunks(chunk_elements)
+        self._of, self._start = self.chunks.shard, self.chunks.start_bytes
+        self.elements, self.address = self._find()
 
     def part(self, shard: int) -> Part:
         """Return what is held of a shard's tensor."""
-        return part_with(self._sources, self._shard(shard))
+        return self._part(self._shard(shard))
 
     def addresses(self, first: int, end: int) -> U64:
         """Return where chunks are, 0 where their elements do not follow each other there."""
-        found = self._addresses[self._of[first:end]]
+        found = self.address[self._of[first:end]]
         return np.where(found, found + self._start[first:end], found)
 
     def gather(self, chunk: int, address: int) -> None:
         """Copy a chunk's elements to memory."""
         number = int(self._of[chunk])
-        shard = self._shard(number)
         place = chunk - int(np.searchsorted(self._of, number))
-        mine = chunk_of(shard, place, self._chunk_elements)
-        elements = elements_of(shard, *part_with(self._sources, shard))
-        copy_chunk(elements, mine, bytes_at(address, mine.size_bytes))
+        mine = chunk_of(self._shard(number), place, self._chunk_elements)
+        copy_chunk(self.elements[number], mine, bytes_at(address, mine.size_bytes))
+
+    def chunks_in(self, shard: int) -> list[Chunk]:
+        """Return the chunks of one shard."""
+        return list(chunks_of(self._shard(shard), self._chunk_elements))
+
+    def look_again(self) -> None:
+        """Look where the elements are now: a storage that grows moves."""
+        found = np.array([data.data_ptr() for data in self.elements], np.uint64)
+        # At 1 there is no memory either; 0 would say that these have to be gathered.
+        self.address = np.where(self.address, np.maximum(found, 1), self.address)
 
     def _shard(self, number: int) -> Shard:
-        return self._shards[number : number + 1].shards()[0]
+        return self.shards[number : number + 1].shards()[0]
 
-    def _find(self) -> U64:
-        tensors, sources = self._shards.tensors, self._sources
-        found, others = [], []
-        of, counts = self._shards.tensor.tolist(), self._shards.boxes.elements.tolist()
-        for number, (index, elements) in enumerate(zip(of, counts, strict=True)):
-            parts = sources[tensors[index].path]
-            data = parts[0][0]
-            if (
-                len(parts) > 1
-                or data.numel() != elements
-                or not data.is_cpu
-                or not data.is_contiguous()
-                or data.is_conj()
-                or data.is_neg()
-            ):
+    def _part(self, shard: Shard) -> Part:
+        parts = self._held[shard.tensor.path].parts
+        if len(parts) == 1:
+            return parts[0]
+        return next(part for part in parts if part[1].intersect(shard.box))
+
+    def _find(self) -> tuple[list[torch.Tensor], U64]:
+        tensors, held = self.shards.tensors, self._held
+        elements, found, others = list[torch.Tensor](), list[int](), list[int]()
+        of, counts = self.shards.tensor.tolist(), self.shards.boxes.elements.tolist()
+        for number, (index, count) in enumerate(zip(of, counts, strict=True)):
+            leaf = held[tensors[index].path]
+            elements.append(leaf.data)
+            found.append(leaf.address)
+            if not leaf.address or leaf.data.numel() != count:
                 others.append(number)
-                found.append(0)
-            else:
-                found.append(data.data_ptr())
         for number in others:
             shard = self._shard(number)
-            data = elements_of(shard, *part_with(sources, shard))
+            data = elements[number] = elements_of(shard, *self._part(shard))
             found[number] = data.data_ptr() if data.is_cpu and is_row_major(data) else 0
-        return np.array(found, np.uint64)
+        return elements, np.array(found, np.uint64)
 
 
 class OnDemand:

@@ -5,53 +5,41 @@ to meet one: docs/saving.md.
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from .._core import hash_spread, hash_spread_strided
-
-Words = npt.NDArray[np.uint64]
-Piece = tuple[int, int, int]  # target, source, bytes
-
-
-def columns(pieces: Iterable[Sequence[Piece]]) -> tuple[Words, Words, Words]:
-    """Return targets, sources and sizes, as the core takes them."""
-    table = np.array([piece for own in pieces for piece in own], np.uint64).reshape(-1, 3).T.copy()
-    return table[0], table[1], table[2]
+from ..boxes import I64, U64
 
 
 class Samples:
     """Samples of tensors in host memory, as they were when it was made."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, address: U64, sizes: U64, turned: Mapping[int, torch.Tensor]) -> None:
         """Hash them, in row-major order, at places that are drawn anew each time.
 
         So no pattern of changes slips through all saves.
 
         Args:
-            tensors: in any strides. Of what is to be conjugated or negated the samples are those
-                of the memory, which no copy has.
+            address, sizes: of the elements of each, row-major; 0 and 0 of those in ``turned``.
+            turned: tensors in other strides, by their places.
         """
-        self._seed, count = secrets.randbits(64), len(tensors)
-        addresses = np.fromiter((tensor.data_ptr() for tensor in tensors), np.uint64, count)
-        sizes = np.fromiter((tensor.nbytes for tensor in tensors), np.uint64, count)
-        turned = [i for i, tensor in enumerate(tensors) if not tensor.is_contiguous()]
-        sizes[turned] = 0  # nothing of them is read by the first call
-        ones = np.ones(count, np.uint64)
-        hashes = hash_spread(addresses, sizes, ones, self._seed)
+        self._seed = secrets.randbits(64)
+        hashes = hash_spread(address, sizes, np.ones_like(sizes), self._seed)
         self._hashes = np.frombuffer(hashes, np.uint64).copy()
-        for i in turned:
-            held = tensors[i]
+        for place, held in turned.items():
             element, shape, steps = held.element_size(), held.shape, held.stride()
             found = hash_spread_strided(held.data_ptr(), element, shape, steps, self._seed)
-            self._hashes[i] = found
+            self._hashes[place] = found
 
-    def differing(self, copies: Sequence[Sequence[Piece]]) -> list[int]:
-        """Return which tensors were not as their copies are, each in pieces."""
-        targets, _, sizes = columns(copies)
-        counts = np.fromiter(map(len, copies), np.uint64, len(copies))
-        found = np.frombuffer(hash_spread(targets, sizes, counts, self._seed), np.uint64)
-        return [int(i) for i in np.flatnonzero(found != self._hashes)]
+    def differing(self, address: U64, sizes: U64, counts: U64) -> I64:
+        """Return the places of those that were not as their copies are.
+
+        Args:
+            address, sizes: of the pieces of all copies.
+            counts: pieces of each copy.
+        """
+        found = hash_spread(address, sizes, counts, self._seed)
+        return np.flatnonzero(np.frombuffer(found, np.uint64) != self._hashes)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..boxes import I64, U64, Boxes, chunk_steps, unflatten
+from ..boxes import I64, U64, Bools, Boxes, chunk_steps, unflatten
 from ..layout import ITEM_BYTES, Box, Shard, Tensor
 
 
@@ -29,7 +29,7 @@ class ShardTable:
     def __iter__(self) -> Iterator[Shard]:
         return iter(self.shards())
 
-    def __getitem__(self, rows: slice) -> "ShardTable":
+    def __getitem__(self, rows: slice | Bools) -> "ShardTable":
         return ShardTable(self.tensors, self.tensor[rows], self.boxes[rows])
 
     @property

@@ -25,7 +25,7 @@ from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
 from ..engine.origin import LiveTensors
 from ..engine.pool import lease, staging
-from ..engine.stage import Staging, hold
+from ..engine.staging import LazyCopies, copy_now, hold
 from ..engine.write_pipeline import write_shards
 from ..errors import StoreError
 from ..format.rows import Planned, encode_written
@@ -171,7 +171,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
         files, shards, codec = agreed.files, agreed.shards, agreed.codec
         basis = begin_link(agreed.writing(ranks.rank), options)
         with lease(store.vfs, store.location, options) as leased:
-            live = LiveTensors(shards, mine.leaves.sources(), files.header.chunk_elements)
+            live = LiveTensors(shards, mine.leaves.tensors, files.header.chunk_elements)
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
 
@@ -292,33 +292,33 @@ def _stage(
     agreed: Agreed, rank: int, leaves: Leaves, handle: SaveHandle, wanted: Wanted
 ) -> Callable[[], Written]:
     """Copy what has to be copied now; return what copies the rest, and writes."""
-    ledger, store = handle.ledger, agreed.store
+    ledger, store, files, shards = handle.ledger, agreed.store, agreed.files, agreed.shards
     with ledger.timed("stage"):
-        images = lay_out(agreed.files, agreed.shards)
+        images = lay_out(files, shards)
         lease = staging(store.vfs, store.location, wanted.options, images.size_bytes)
         handle.when_ended(lease.give_back)
-        chunk_elements = agreed.files.header.chunk_elements
-        shards, offsets = agreed.shards.shards(), images.offsets.tolist()
-        held = hold(shards, leaves.sources(), offsets, chunk_elements)
-        later = changed_by_steps(leaves) if wanted.stage == "lazy" else set()
-        copies = Staging(held, later, lease.memory)
-        ledger.staged_bytes = copies.copied_bytes
-    if later:
+        later = changed_by_steps(leaves) if wanted.stage == "lazy" else frozenset()
+        now, rest = hold(files, shards, leaves.tensors, images, lease.memory, later)
+        copy_now(now)
+        copies = LazyCopies(rest) if rest else None
+        ledger.staged_bytes = now.live.shards.size_bytes
+    if copies:
         hold_steps(leaves.optimizers, hold_step)
     worker.check()  # who left before may have changed what was copied; from here on steps wait
-    if later:
+    if copies:
         handle.hold_with(copies.before_step)
     else:
         handle.staged()
 
     def write() -> Written:
-        copies.finish()
+        if copies:
+            copies.finish()
         ledger.staged_bytes = ledger.total_bytes
         handle.staged()
-        files, shards, codec = agreed.files, agreed.shards, agreed.codec
         basis = begin_link(agreed.writing(rank), wanted.options)
-        tables = write_shards(store, lease, files, shards, images, codec, basis, ledger)
-        copies.close()
+        tables = write_shards(store, lease, files, shards, images, agreed.codec, basis, ledger)
+        if copies:
+            copies.close()
         return tables, basis
 
     return write

@@ -5,7 +5,7 @@ states and schedules need not. Knows optimizers and memory; no files, no other r
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -19,16 +19,13 @@ from .tree import Leaves
 
 def changed_by_steps(leaves: Leaves) -> set[Path]:
     """Return the tensors that nothing but a step of the state's own optimizers changes."""
-    owned = {
-        _memory(tensor)
-        for optimizer in leaves.optimizers
-        for tensor in _tensors_of(optimizer)
-        if tensor.numel()
-    }
+    owned = {*_memory([t for optimizer in leaves.optimizers for t in _tensors_of(optimizer)])}
+    paths, held = [*leaves.tensors], [leaf.data for leaf in leaves.tensors.values()]
+    rows = zip(paths, held, _memory(held), strict=True)
     return {
         path
-        for path, leaf in leaves.tensors.items()
-        if leaf.data.numel() and _memory(leaf.data) in owned and not leaf.data.is_inference()
+        for path, data, memory in rows
+        if memory in owned and data.numel() and not data.is_inference()
     }
 
 
@@ -52,14 +49,14 @@ def before_any_step(note: Callable[[], None]) -> Callable[[], None]:
 _held: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
 
-def _tensors_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-    for state in holder(optimizer).state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+def _tensors_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return parameters and their state."""
+    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    values = [value for state in holder(optimizer).state.values() for value in state.values()]
+    return parameters + [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return where the elements are: the storage may hold those of other tensors too."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.device, local.data_ptr(), local.dtype, local.shape, local.stride()
+def _memory(tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
+    """Return where the elements of each are: the storage may hold those of other tensors too."""
+    own = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for t in own]

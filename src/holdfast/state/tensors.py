@@ -5,8 +5,7 @@ Knows no names but the path it is given.
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -16,6 +15,7 @@ from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
+from ..format.values import encode_paths
 from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
 from .dtensor import local_part
 from .memory import ORDINARY, check_dense, own_memory, spread
@@ -43,9 +43,8 @@ TieKey = tuple[object, ...]
 Part = tuple[torch.Tensor, Box]  # the elements, and which they are
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTensor:
-    """What this process holds of a global tensor.
+class LocalTensor(NamedTuple):
+    """What this process holds of a global tensor. A tuple: there are many, and none is made faster.
 
     Attributes:
         tensor: the global one.
@@ -53,6 +52,7 @@ class LocalTensor:
         parts: the boxes held, each with its elements, which are a view of ``data`` if it has any.
         tie: equal for two names of one memory; None when that cannot be known.
         plain: whether it is an ordinary tensor, of which ranks may hold different versions.
+        address: of ``data`` where it lies row-major in host memory; else 0.
     """
 
     tensor: Tensor
@@ -60,6 +60,7 @@ class LocalTensor:
     parts: tuple[Part, ...]
     tie: TieKey | None
     plain: bool
+    address: int = 0
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -74,15 +75,13 @@ class LocalTensor:
         if not self.plain:
             return None
         data = self.data
-        address, size, item = data.data_ptr(), data.nbytes, data.element_size()
-        in_place = data.device.type == "cpu" and data.is_contiguous()
-        in_place = in_place and not (data.is_conj() or data.is_neg())
+        size, item = data.nbytes, data.element_size()
         if size > COMPARED_BYTES_MAX:
-            if in_place:
-                return hash_samples(address, size, item, SAMPLES, SAMPLE_BYTES)
+            if self.address:
+                return hash_samples(self.address, size, item, SAMPLES, SAMPLE_BYTES)
             return xxh3_128(_samples(data).numpy())
-        if in_place and size:
-            return hash_chunk(address, size, 0)[1]
+        if self.address and size:
+            return hash_chunk(self.address, size, 0)[1]
         # Single bytes as integers: some of those dtypes cannot be copied otherwise.
         data = data.view(torch.uint8) if item == 1 else data
         elements = torch.empty(data.shape, dtype=data.dtype, device="cpu").copy_(data)
@@ -121,23 +120,24 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
     dtype, shape = _dtype_name(value.dtype, path), tuple(value.shape)
     if isinstance(value, DTensor):
         data, boxes, places = local_part(value, path)
-        tensor = _tensor(path, dtype, shape)
+        tensor, _ = _whole(path, dtype, shape)
         parts = tuple((data[at.slices()], box) for box, at in zip(boxes, places, strict=True))
         parts = ((data, boxes[0]),) if len(boxes) == 1 else parts
         tie = _tie_key(data, tensor, (boxes, value.device_mesh))
-        return LocalTensor(tensor, data, parts, tie, plain=False)
+        return LocalTensor(tensor, data, parts, tie, False, _address_of(data))
     data = own_memory(value, path)
-    tensor = _tensor(path, dtype, shape)
+    tensor, box = _whole(path, dtype, shape)
     tie = _tie_key(data, tensor, None)
-    return LocalTensor(tensor, data, ((data, whole(shape)),), tie, plain=True)
+    return LocalTensor(tensor, data, ((data, box),), tie, True, _address_of(data))
 
 
 def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, LocalTensor]:
     """`local_tensor` of each, of which there are many: ordinary ones take no further call."""
-    global _tensors
-    if len(_tensors) > TENSORS_MAX:
-        _tensors = {}
-    known, result = _tensors, dict[Path, LocalTensor]()
+    global _wholes
+    if len(_wholes) > TENSORS_MAX:
+        _wholes = {}
+    known, result = _wholes, dict[Path, LocalTensor]()
+    encode_paths([path for path in found if path not in known])  # fails here, not at the commit
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     value: Any
     for path, value in found.items():
@@ -150,29 +150,31 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
             or value.is_nested
             or is_wrapped(value)
             or value.dtype not in DTYPE_NAMES
-            or not value.data_ptr()
-            or value.ndim > DIMENSIONS_MAX
+            or not (address := value.data_ptr())
+            or value.is_conj()
+            or value.is_neg()
         ):
             result[path] = local_tensor(value, path)
             continue
-        data, dtype, shape = value.detach(), DTYPE_NAMES[value.dtype], tuple(value.shape)
-        storage, offset = data.untyped_storage(), data.storage_offset()
-        if (offset + data.numel()) * data.itemsize > storage.nbytes():
+        data, dtype, shape = value.detach(), DTYPE_NAMES[value.dtype], value.shape
+        storage, (tensor, box) = data.untyped_storage(), known.get(path, _NONE)
+        is_new = tensor.shape != shape or tensor.dtype != dtype
+        is_odd = address + data.nbytes > storage.data_ptr() + storage.nbytes()
+        if is_odd or (is_new and len(shape) > DIMENSIONS_MAX):
             result[path] = local_tensor(value, path)  # which says what is wrong
             continue
-        tensor = known.get(path)
-        if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
-            tensor = known[path] = Tensor(path, dtype, shape)
-        bits = (data.is_conj(), data.is_neg())
-        place = (data.device, storage.data_ptr(), offset)
-        tie = (*place, shape, data.stride(), dtype, shape, None, bits) if data.numel() else None
-        parts = ((data, Box((0,) * len(shape), shape)),)
-        result[path] = LocalTensor(tensor, data, parts, tie, plain=True)
+        if is_new:
+            tensor, box = _whole(path, dtype, tuple(shape))
+        # What `_tie_key` returns of it.
+        tie = (True, address, tensor.shape, None, dtype, tensor.shape, None, _AS_IT_IS)
+        result[path] = LocalTensor(tensor, data, ((data, box),), tie, True, address)
     return result
 
 
-# Most are those of the save before, and then one object: what is equal is seen at once.
-_tensors: dict[Path, Tensor] = {}
+# Most tensors are those of the save before, and then one object: what is equal is seen at once.
+_wholes: dict[Path, tuple[Tensor, Box]] = {}
+_NONE = (Tensor((), "", (-1,)), Box((), ()))
+_AS_IT_IS = (False, False)
 TENSORS_MAX = 1 << 16
 
 
@@ -180,16 +182,18 @@ def _given_shard(value: Shard, path: Path) -> LocalTensor:
     check_shard(value, path)
     check_dense(value.data, path)
     data = own_memory(value.data, path)
-    tensor = _tensor(path, _dtype_name(data.dtype, path), tuple(map(operator.index, value.shape)))
+    shape = tuple(map(operator.index, value.shape))
+    tensor, _ = _whole(path, _dtype_name(data.dtype, path), shape)
     tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
-    return LocalTensor(tensor, data, tuple(parts_of(value, data)), tie, plain=False)
+    parts = tuple(parts_of(value, data))
+    return LocalTensor(tensor, data, parts, tie, False, _address_of(data))
 
 
 def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     """Describe torch's older kind of sharded tensor: it may hold several boxes, each in memory."""
     form = value.metadata()
     dtype = _dtype_name(form.tensor_properties.dtype, path)
-    tensor = _tensor(path, dtype, tuple(form.size))
+    tensor, _ = _whole(path, dtype, tuple(form.size))
     parts = []
     for shard in value.local_shards():
         check_dense(shard.tensor, path)
@@ -207,13 +211,18 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     return LocalTensor(tensor, data, tuple(parts), tie, plain=False)
 
 
-def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
+def _whole(path: Path, dtype: str, shape: Shape) -> tuple[Tensor, Box]:
+    """Return a tensor, and the box of all its elements."""
     tensor = Tensor(path, dtype, shape)
-    known = _tensors.get(path)
-    if known != tensor:
-        _tensors[path] = tensor
-        return tensor
+    known = _wholes.get(path)
+    if known is None or known[0] != tensor:
+        known = _wholes[path] = (tensor, whole(shape))
     return known
+
+
+def _address_of(data: torch.Tensor) -> int:
+    straight = data.is_cpu and data.is_contiguous() and not (data.is_conj() or data.is_neg())
+    return data.data_ptr() if straight else 0
 
 
 def mesh_of(value: object) -> dict[str, list[int] | list[str]] | None:
@@ -250,6 +259,6 @@ def _tie_key(data: torch.Tensor, tensor: Tensor, where: object) -> TieKey | None
     # Empty tensors share data_ptr 0, and expanded ones share memory within themselves.
     if not data.numel():
         return None
-    place = (data.device, data.untyped_storage().data_ptr(), data.storage_offset())
-    bits = (data.is_conj(), data.is_neg())
-    return (*place, tuple(data.shape), data.stride(), tensor.dtype, tensor.shape, where, bits)
+    shape, strides = tuple(data.shape), None if data.is_contiguous() else data.stride()
+    place = (data.is_cpu or data.device, data.data_ptr(), shape, strides)
+    return (*place, tensor.dtype, tensor.shape, where, (data.is_conj(), data.is_neg()))

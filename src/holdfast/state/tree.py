@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.values import encode_path, encode_paths, encode_value
+from ..format.values import encode_path, encode_value
 from ..layout import Key, Path
 from .ambient import ordinary_torch
 from .flat_optimizer import state_of_run
@@ -30,7 +30,7 @@ from .modules import (
 )
 from .optimizers import holder, is_plain, own_state
 from .shard import TENSORS, Shard
-from .tensors import LocalTensor, Part, local_tensors, mesh_of
+from .tensors import LocalTensor, local_tensors, mesh_of
 
 DEPTH_MAX = 100  # of containers and stateful objects; more is a cycle or a mistake
 
@@ -62,10 +62,6 @@ class Leaves:
                 result[path] = first[tensor.tie]
         return result
 
-    def sources(self) -> dict[Path, tuple[Part, ...]]:
-        """Return what this process holds of each tensor."""
-        return {path: leaf.parts for path, leaf in self.tensors.items()}
-
 
 def flatten(state: Mapping[Any, Any]) -> Leaves:
     """Lay a state flat: ``{"model": {"w": t}, "step": 3}`` → tensors ``model.w``, objects ``step``.
@@ -77,7 +73,6 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     walk = _Walk(leaves, parameter_names(dict(find_modules(state))))
     walk.visit(state, ())
     leaves.objects.pop((), None)  # an empty state is a state
-    encode_paths(walk.found)  # fails here, rather than at the commit
     with ordinary_torch():
         leaves.tensors = local_tensors(walk.found)
     first = next((value for value in walk.found.values() if isinstance(value, DTensor)), None)

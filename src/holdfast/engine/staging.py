@@ -1,0 +1,326 @@
+"""A rank's share → the pool: some of it at once, the rest while the computation goes on.
+
+What lies row-major in host memory is copied by one call, however many tensors it is. Knows elements
+and memory; no files.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import torch
+
+from .._core import copy_if_there, copy_pieces
+from ..boxes import U64
+from ..errors import StateError
+from ..format.names import dotted
+from ..layout import Path
+from ..plan.shard_table import ShardTable
+from ..state.tensors import LocalTensor
+from ..worker import Latch
+from .file_plan import Images, WriterPlan
+from .origin import LiveTensors
+from .samples import Samples
+from .stage import copy_chunk, is_lazy
+
+
+class Held:
+    """Shards to be staged, and where in the pool each of their chunks is to stand.
+
+    Attributes:
+        live: where they are.
+        offsets: of every chunk in the pool.
+        memory: the pool.
+        turned: shards in host memory whose chunks have to be gathered.
+        devices: shards elsewhere.
+    """
+
+    def __init__(self, live: LiveTensors, offsets: U64, memory: torch.Tensor) -> None:
+        self.live, self.offsets, self.memory = live, offsets, memory
+        others = np.flatnonzero(live.address == 0).tolist()
+        self.turned = [number for number in others if live.elements[number].is_cpu]
+        self.devices = [number for number in others if not live.elements[number].is_cpu]
+
+    @property
+    def targets(self) -> U64:
+        """The address of every chunk in the pool."""
+        return self.offsets + np.uint64(self.memory.data_ptr())
+
+    def straight(self) -> tuple[U64, U64, U64]:
+        """Return targets, sources and sizes of the chunks that lie as they are to stand."""
+        sources = self.live.addresses(0, len(self.offsets))
+        rows = sources != 0
+        return self.targets[rows], sources[rows], self.live.chunks.sizes[rows]
+
+    def gather(self, shard: int, *, non_blocking: bool = False) -> None:
+        """Copy a shard that lies otherwise, or elsewhere."""
+        elements, first = self.live.elements[shard], int(self.live.chunks.first[shard])
+        for place, chunk in enumerate(self.live.chunks_in(shard), first):
+            at = int(self.offsets[place])
+            target = self.memory[at : at + chunk.size_bytes]
+            copy_chunk(elements, chunk, target, non_blocking=non_blocking)
+
+
+def hold(
+    plan: WriterPlan,
+    shards: ShardTable,
+    leaves: Mapping[Path, LocalTensor],
+    images: Images,
+    memory: torch.Tensor,
+    later: AbstractSet[Path],
+) -> tuple[Held, Held | None]:
+    """Tell what is copied now from what is copied later, if any tensor is.
+
+    Args:
+        leaves: what this rank holds of each tensor.
+        images: where in the pool all chunks are to stand.
+        memory: the pool.
+        later: tensors that are not copied now.
+    """
+    chunk_elements = plan.header.chunk_elements
+    if not later:
+        return Held(LiveTensors(shards, leaves, chunk_elements), images.offsets, memory), None
+    paths = [tensor.path in later for tensor in shards.tensors]
+    is_later = np.array(paths, np.bool_)[shards.tensor]
+    offsets, of = images.offsets, is_later[images.chunks.shard]
+    now = LiveTensors(shards[~is_later], leaves, chunk_elements)
+    rest = LiveTensors(shards[is_later], leaves, chunk_elements)
+    return Held(now, offsets[~of], memory), Held(rest, offsets[of], memory)
+
+
+def copy_now(held: Held) -> None:
+    """Copy all of it; where that fails, nothing writes into the pool afterwards."""
+    devices = DeviceCopies(held)
+    try:
+        copy_from_host(held)
+    finally:
+        devices.wait()
+
+
+def copy_from_host(held: Held) -> None:
+    """Copy elements in host memory into the pool, unhashed; returns when that is done."""
+    copy_pieces(*held.straight(), _threads())
+    for shard in held.turned:
+        held.gather(shard)
+
+
+class LazyCopies:
+    """Copies that are made while the computation goes on.
+
+    Every element is copied before `before_step` returns, or its device is told to copy it before
+    it changes it; whatever was changed earlier makes `finish` or `close` fail.
+    """
+
+    def __init__(self, held: Held) -> None:
+        """Note what is there now; start the copies from devices.
+
+        Args:
+            held: tensors that nothing but an optimizer's step changes.
+        """
+        self._held = held
+        self._unchanged: Unchanged | None = Unchanged(held.live.shards, held.live.elements)
+        self._sampled = Sampled(held)
+        self._devices = DeviceCopies(held)
+        self._host_done = Latch()
+        self._lock = threading.Lock()
+        self._fault: StateError | None = None
+
+    def before_step(self) -> None:
+        """Wait for what is copied by the host; let devices step after their copies."""
+        self._host_done.wait()
+        self._judge(last=True)
+        self._devices.order()
+
+    def finish(self) -> None:
+        """Copy what is in host memory, in the background; wait for the copies from devices.
+
+        Raises:
+            StateError: something was changed, or its memory freed, before it was copied.
+        """
+        held, unchanged = self._held, self._unchanged
+        del self._held
+        try:
+            if unchanged is not None:
+                copy_held(held, unchanged)
+        finally:
+            self._host_done.set()
+            self._devices.wait()
+        self._judge(last=False)
+        if self._fault is not None:
+            raise self._fault
+        self._sampled.compare()
+
+    def close(self) -> None:
+        """Let go of the sources, a while after `finish`.
+
+        Raises:
+            StateError: something was being changed while it was copied.
+        """
+        self._judge(last=True)
+        if self._fault is not None:
+            raise self._fault
+
+    def _judge(self, *, last: bool) -> None:
+        """Check what has been copied, unless it was judged for the last time already.
+
+        Torch counts a change in place when it is over: a copy made meanwhile looks good at first.
+        Before a step the thread that trains is in the middle of nothing.
+        """
+        with self._lock:
+            try:
+                if self._unchanged is not None:
+                    self._unchanged.check()
+            except StateError as error:
+                self._fault = error
+            if last:
+                self._unchanged = None
+
+
+def copy_held(held: Held, unchanged: "Unchanged") -> None:
+    """Copy elements in host memory while the computation goes on.
+
+    Raises:
+        StateError: some were changed, or their memory was freed, before they were copied.
+    """
+    unchanged.check()
+    held.live.look_again()
+    pieces, of = held.straight(), held.live.chunks.shard
+    missing = copy_if_there(*pieces, _threads())
+    if missing < len(pieces[0]):
+        unchanged.check()
+        raise unchanged.freed(int(of[held.live.address[of] != 0][missing]))
+    for shard in held.turned:
+        unchanged.check_one(shard)
+        held.gather(shard)
+
+
+class Unchanged:
+    """Tensors, and what torch knew of them at one moment: counts of changes, bytes of memory."""
+
+    def __init__(self, shards: ShardTable, elements: Sequence[torch.Tensor]) -> None:
+        """Look at them now."""
+        self._shards, self._elements = shards, elements
+        self._found = self._look()
+
+    def check(self) -> None:
+        """Check that they are as they were.
+
+        Raises:
+            StateError: one was changed, or its memory freed, since then.
+        """
+        if self._look() != self._found:
+            for number in range(len(self._elements)):
+                self.check_one(number)
+
+    def check_one(self, number: int) -> None:
+        """Check that one is as it was, as `check` does."""
+        data, (version, room) = self._elements[number], self._found[number]
+        if data.untyped_storage().nbytes() < room:
+            raise self.freed(number)
+        if data._version != version:
+            raise changed(self._shards, number)
+
+    def freed(self, number: int) -> StateError:
+        """Return what is wrong with a tensor whose memory is not there."""
+        return StateError(
+            f"the memory of {_name(self._shards, number)} was freed (resized) before it was "
+            'staged; call wait_staged() before that, or save with stage="eager"'
+        )
+
+    def _look(self) -> list[tuple[int, int]]:
+        return [(data._version, data.untyped_storage().nbytes()) for data in self._elements]
+
+
+def changed(shards: ShardTable, number: int) -> StateError:
+    """Return what is wrong with a tensor that has other elements than at the call."""
+    return StateError(
+        f"{_name(shards, number)} was changed before it was staged, outside of optimizer.step: the "
+        "checkpoint would be of no one moment. Call wait_staged() before that, or save with "
+        'stage="eager"'
+    )
+
+
+def _name(shards: ShardTable, number: int) -> str:
+    return dotted(shards.tensors[int(shards.tensor[number])].path)
+
+
+class Sampled:
+    """Shards in host memory, and samples of them at the call. It holds none of their tensors.
+
+    What is to be conjugated or negated is left out: no copy has what is in its memory.
+    """
+
+    def __init__(self, held: Held) -> None:
+        live, chunks = held.live, held.live.chunks
+        turned = [n for n in held.turned if not is_lazy(live.elements[n])]
+        is_in = live.address != 0
+        is_in[turned] = True
+        self._shards, self._numbers = live.shards, np.flatnonzero(is_in)
+        rows = is_in[chunks.shard]
+        self._copies = held.targets[rows], chunks.sizes[rows], chunks.counts[is_in]
+        bytes_of = (live.shards.boxes.elements * live.shards.item_bytes).astype(np.uint64)
+        bytes_of[turned] = 0
+        others = {int(self._numbers.searchsorted(n)): live.elements[n] for n in turned}
+        self._samples = Samples(live.address[is_in], bytes_of[is_in], others)
+
+    def compare(self) -> None:
+        """Check that the copies are of the moment of the call, as far as seen.
+
+        Raises:
+            StateError: a tensor was changed before it was copied.
+        """
+        differing = self._samples.differing(*self._copies)
+        if len(differing):
+            raise changed(self._shards, int(self._numbers[differing[0]]))
+
+
+def _threads() -> int:
+    """As many as torch computes with; more than 8 do not copy faster."""
+    return min(torch.get_num_threads(), 8)
+
+
+class DeviceCopies:
+    """Copies from devices into the pool, under way on streams of their own.
+
+    The computation goes on: what it does after `order` comes after the copies.
+    """
+
+    def __init__(self, held: Held) -> None:
+        """Start them; where the pool is pinned they overlap with what the device computes."""
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        try:
+            for shard in held.devices:
+                self._start(held, shard)
+        except BaseException:
+            self.wait()  # nothing writes into the memory when this has failed
+            raise
+
+    def order(self) -> None:
+        """Let the current streams go on only after the copies; the host does not wait."""
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
+
+    def wait(self) -> None:
+        """Wait, on the host, until the bytes are there."""
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    def _start(self, held: Held, shard: int) -> None:
+        device = held.live.elements[shard].device
+        if device.type != "cuda":
+            held.gather(shard)
+            return
+        with torch.cuda.stream(self._stream(device)):
+            held.gather(shard, non_blocking=True)
+
+    def _stream(self, device: torch.device) -> "torch.cuda.Stream":
+        if device not in self._streams:
+            if device not in _side_streams:
+                _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            _side_streams[device].wait_stream(torch.cuda.current_stream(device))
+            self._streams[device] = _side_streams[device]
+        return self._streams[device]
+
+
+_side_streams: dict[torch.device, "torch.cuda.Stream"] = {}
