@@ -23,6 +23,7 @@ from holdfast.chains import recompress as recompress_module
 from holdfast.engine import chain as chains
 from holdfast.engine import check, commit, ledger, retire, write_pipeline
 from holdfast.engine.file_plan import WriterPlan
+from holdfast.engine.registry import RAW
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
 from holdfast.format import contents
 from holdfast.format import manifest as manifests
@@ -197,7 +198,7 @@ def stage(
 
     def write() -> Any:
         parts: Any = agreed.store, LEASE, agreed.files, agreed.shards, agreed.value
-        return write_pipeline.write_shards(*parts, None, None, handle.ledger), None
+        return write_pipeline.write_shards(*parts, RAW, None, handle.ledger), None
 
     return write
 
@@ -222,7 +223,7 @@ def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
     value = value_in(link.store.get(link.manifest.file_names[0], FILE_BYTES))
     plan = WriterPlan(writing.header, 0, 0, FILE_BYTES, 1 << 20)
     parts: Any = writing.store, LEASE, plan, writing.shards, value
-    tables: Any = write_pipeline.write_shards(*parts, None, None, ledger.Ledger())
+    tables: Any = write_pipeline.write_shards(*parts, RAW, None, ledger.Ledger())
     world_size = len(writing.shards)
     planned = replace(planned_of(world_size), first=np.array([0, world_size], np.int64))
     return SimpleNamespace(told=(planned, [tables[0]]), basis=None)

@@ -5,9 +5,9 @@ a half-precision weight that is the rounding of its master takes nothing.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .._core import (
     Elements,
@@ -17,9 +17,10 @@ from .._core import (
     lossless_encode_difference,
 )
 from ..errors import OptionError, shown
-from ..layout import ITEM_BYTES, ROLES
+from ..layout import ITEM_BYTES, ROLES, Group, Tensor
 from . import replay
 from .base import Block, Payload, Piece, Relatives, check_every
+from .groups import find_groups
 
 NAME = "lossless"
 
@@ -47,7 +48,9 @@ class Delta:
 
     every: int = 16
     replay: bool = False
+    name: ClassVar[str] = NAME
     is_lossy: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -64,14 +67,9 @@ class Delta:
         """What is needed for another tensor comes before it."""
         return replay.ORDER if self.replay else ROLES
 
-    @property
-    def name(self) -> str:
-        """As it stands in a checkpoint."""
-        return NAME
-
-    def describe(self) -> dict[str, Any]:
-        """Return the options."""
-        return asdict(self)
+    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+        """Find the tensors of each parameter."""
+        return find_groups(tensors)
 
     def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
         """Weights: differences of moments are no smaller, roundings of masters are nothing."""

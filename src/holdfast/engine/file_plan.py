@@ -158,7 +158,7 @@ class Images:
 def lay_out(plan: WriterPlan, shards: ShardTable) -> Images:
     """Find where every chunk is to be staged: under raw, where it will stand in its file."""
     chunks = shards.chunks(plan.header.chunk_elements)
-    if any(codec.name != spec.CODEC_RAW for codec in plan.header.codecs):
+    if not plan.header.is_raw:
         align = np.uint64(spec.SMALL_ALIGN_BYTES)
         room = -(-chunks.sizes.astype(np.int64) // spec.SMALL_ALIGN_BYTES).astype(np.uint64) * align
         offsets = np.cumsum(room) - room

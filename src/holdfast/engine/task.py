@@ -13,12 +13,12 @@ from .._core import Elements, lossless_bytes_max, segment_encode
 from ..codecs.base import Codec, Loss, Piece
 from ..codecs.groups import Unit
 from ..codecs.lossless import elements_of
-from ..codecs.registry import LOSSLESS
 from ..format.names import dotted
 from ..format.rows import Place
 from ..layout import Chunk, Shard
 from .basis import Basis
 from .encode import encode
+from .registry import LOSSLESS
 from .stage import Part, Staged, gather, seal, stage, whole_of
 from .workspace import Segment, Workspace, block_at, borrow, give_back, room_of
 
