@@ -20,6 +20,7 @@ from holdfast.arguments import decode_arguments
 from holdfast.boxes import unflatten
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
+from holdfast.codecs.base import Codec
 from holdfast.engine import chain as chains
 from holdfast.engine import check, commit, ledger, retire, write_pipeline
 from holdfast.engine.file_plan import WriterPlan
@@ -152,7 +153,7 @@ class TinyAgreed:
     is_chained: bool
     objects: None = None
     size_bytes: int = FILE_BYTES
-    codec: None = None
+    codec: Codec = RAW
 
     def writing(self, rank: int) -> "TinyAgreed":
         """Return what there is to know of its base."""
@@ -170,7 +171,7 @@ def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
     files = WriterPlan(header, ranks_rank, 0, FILE_BYTES, 1 << 20)
     made = SimpleNamespace(plan=planned_of(world_size))
     shards = (shard_of(ranks_rank, world_size),)
-    chained = settings["codec"] is not None and settings["codec"]["name"] == "delta"
+    chained = settings["codec"]["name"] == "delta"
     return TinyAgreed(mine.store, files, shards, mine.leaves.value, made, chained)
 
 
