@@ -65,16 +65,16 @@ def _encode(value: object, path: Path, depth: int) -> Json:
     )
 
 
-def _encode_items(items: Iterable[object], path: Path, depth: int) -> list[Json]:
+def _encode_items(items: Iterable[Any], path: Path, depth: int) -> list[Json]:
     """`_encode` of each; what JSON says as it is, which most are, takes no further call."""
     encoded = []
     for item in items:
         kind = type(item)
         is_plain = (
             (kind in _CONSTANTS)
-            or (kind is float and math.isfinite(item))  # type: ignore[arg-type]
-            or (kind is int and -JSON_INTEGER_MAX < item < JSON_INTEGER_MAX)  # type: ignore[operator]
-            or (kind is str and item.isascii())  # type: ignore[attr-defined]
+            or (kind is float and math.isfinite(item))
+            or (kind is int and -JSON_INTEGER_MAX < item < JSON_INTEGER_MAX)
+            or (kind is str and item.isascii())
         )
         encoded.append(item if is_plain and depth > 0 else _encode(item, path, depth))
     return encoded
