@@ -28,9 +28,9 @@ finally:
 BOUNDS = {
     "save": walk.Walk(42, 534, 154, 9),
     "load": walk.Walk(31, 252, 81, 7),
-    "lossless save": walk.Walk(53, 1219, 400, 9),
+    "lossless save": walk.Walk(51, 858, 238, 9),
     "lazy save": walk.Walk(49, 1382, 316, 9),
-    "delta link": walk.Walk(61, 2236, 752, 10),
+    "delta link": walk.Walk(59, 1592, 468, 10),
     "load of a chain of 3": walk.Walk(47, 1767, 691, 9),
 }
 EACH_FURTHER = {"save": 0, "load": 0}  # calls for one more plain tensor; they only fall too

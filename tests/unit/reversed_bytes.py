@@ -22,6 +22,7 @@ class Reversed:
     every: ClassVar[int] = 1
     is_lossy: ClassVar[bool] = False
     is_plain: ClassVar[bool] = False
+    by_segment: ClassVar[bool] = False
     order: ClassVar[tuple[str, ...]] = ROLES
 
     def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:

@@ -114,12 +114,13 @@ def begin_link(writing: Writing, options: Options) -> Basis | None:
     basis = take_basis(writing.run, writing.rank, header.chunk_elements)
     groups = [group for coding in header.codecs for group in coding.groups]
     kept: set[Shard] = set()
-    for unit in units_of(writing.shards.shards(), header.tensors, groups):
+    every = writing.shards.shards()
+    for unit in units_of(every, header.tensors, groups):
         roles = [role for role, _ in unit]
         kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
     is_link = header.base is not None
     is_kept = is_link and basis.save_id == writing.base_save_id
-    missing = basis.begin(writing.shards, kept.__contains__, is_link=is_link, is_kept=is_kept)
+    missing = basis.begin(every, kept.__contains__, is_link=is_link, is_kept=is_kept)
     if header.base and missing:
         try:
             chain = open_chain(writing.store.sibling(header.base.name))

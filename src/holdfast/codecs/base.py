@@ -112,6 +112,10 @@ class Codec(Protocol):
         """Whether every payload is the elements: each has its place before one is made."""
 
     @property
+    def by_segment(self) -> bool:
+        """Whether the core encodes many chunks by one call, as `lossless` would."""
+
+    @property
     def order(self) -> Sequence[str]:
         """The roles of a parameter's tensors, as they are coded one after the other."""
 

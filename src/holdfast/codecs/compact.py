@@ -72,6 +72,7 @@ class Compact:
     name: ClassVar[str] = NAME
     is_lossy: ClassVar[bool] = True
     is_plain: ClassVar[bool] = False
+    by_segment: ClassVar[bool] = False
     order: ClassVar[tuple[str, ...]] = ROLES
 
     def __post_init__(self) -> None:

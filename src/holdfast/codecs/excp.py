@@ -64,6 +64,7 @@ class Excp:
     name: ClassVar[str] = NAME
     is_lossy: ClassVar[bool] = True
     is_plain: ClassVar[bool] = False
+    by_segment: ClassVar[bool] = False
     order: ClassVar[tuple[str, ...]] = ORDER
 
     def __post_init__(self) -> None:

@@ -26,7 +26,9 @@ NAME = "lossless"
 
 _FLOATS = {"f32", "f64", "c32", "c64", "c128"}
 _KINDS = dict.fromkeys(_FLOATS, "float") | {"bf16": "bf16", "f16": "f16"}
-_PARTS = {"c32": 2, "c64": 2, "c128": 2}
+_NUMBERED = ("", "float", "bf16", "f16")
+KINDS = {dtype: _NUMBERED.index(kind) for dtype, kind in _KINDS.items()}  # as the core has them
+PARTS = {"c32": 2, "c64": 2, "c128": 2}  # elements of a complex number
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _DIFFERENCE = 6
 _HAVE_DIFFERENCE = ("f32", "bf16", "f16", "c32", "c64")
@@ -61,6 +63,11 @@ class Delta:
         check_every(self.every)
         if type(self.replay) is not bool:
             raise OptionError(f"replay is {shown(self.replay)}; expected True or False")
+
+    @property
+    def by_segment(self) -> bool:
+        """Whether the core encodes it; what is replayed is coded chunk by chunk."""
+        return not self.replay
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -151,6 +158,6 @@ def elements_of(block: Block) -> Elements:
 
 @lru_cache
 def _elements(dtype: str, elements: int, row: int, column: int) -> Elements:
-    parts = _PARTS.get(dtype, 1)
+    parts = PARTS.get(dtype, 1)
     item_bytes, kind = ITEM_BYTES[dtype] // parts, _KINDS.get(dtype, "")
     return Elements(elements * parts, item_bytes, kind, row * parts, column * parts)

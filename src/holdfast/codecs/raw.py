@@ -18,6 +18,7 @@ class Raw:
     every: ClassVar[int] = 1
     is_lossy: ClassVar[bool] = False
     is_plain: ClassVar[bool] = True
+    by_segment: ClassVar[bool] = False
     order: ClassVar[tuple[str, ...]] = ROLES
 
     def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
