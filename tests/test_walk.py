@@ -28,10 +28,10 @@ finally:
 BOUNDS = {
     "save": walk.Walk(42, 534, 154, 9),
     "load": walk.Walk(31, 252, 81, 7),
-    "lossless save": walk.Walk(51, 858, 238, 9),
+    "lossless save": walk.Walk(51, 855, 240, 9),
     "lazy save": walk.Walk(49, 1382, 316, 9),
-    "delta link": walk.Walk(59, 1592, 468, 10),
-    "load of a chain of 3": walk.Walk(47, 1767, 691, 9),
+    "delta link": walk.Walk(59, 1550, 470, 10),
+    "load of a chain of 3": walk.Walk(47, 1740, 691, 9),
 }
 EACH_FURTHER = {"save": 0, "load": 0}  # calls for one more plain tensor; they only fall too
 ATTEMPTS = 4  # on a busy machine a thread that waits may look once more than it has to
