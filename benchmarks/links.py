@@ -18,9 +18,9 @@ from machine import describe
 from save_load import OUT
 
 from holdfast.codecs.base import Block, Codec, Piece
-from holdfast.codecs.registry import find_codec
 from holdfast.engine.decode import decode
 from holdfast.engine.encode import bases_of
+from holdfast.engine.registry import find_codec
 
 CODECS = ("delta", "compact:high", "compact:balanced", "compact:small", "compact:tiny")
 ROLES = ("exp_avg_sq", "exp_avg", "master")

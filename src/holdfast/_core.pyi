@@ -504,23 +504,36 @@ def compact_decode(
 ) -> bool:
     """Decode to ``target``; whether the payload was one of the codec, but for mode 0."""
 
+def segment_bytes_max(items: NDArray[np.uint64]) -> int:
+    """Room that `segment_encode` needs."""
+
 def segment_encode(
-    items: list[tuple[int, Elements, int, bool, int, int]], out: int
-) -> tuple[list[tuple[int, int, int, int, bytes]], int, float]:
+    items: NDArray[np.uint64],
+    head: bytes,
+    out: int,
+    size_modes: NDArray[np.uint32],
+    offsets: NDArray[np.uint64],
+    checksums: NDArray[np.uint64],
+    digests: NDArray[np.uint64],
+) -> tuple[int, int, float]:
     """Stage, encode and place chunks, losslessly, as they will stand in a data file.
 
     Args:
-        items: (address; elements; seed of the payload's checksum; whether nobody changes what is
-            there; indices of items before this one that are its master and its second moment, or
-            -1: of those that may change only the last one that another refers to is used).
-        out: address of room for all, 4,096 bytes besides what `lossless_encode` needs for each,
-            where a page of the file begins.
+        items: rows of 15 numbers: address; count, item_bytes, kind (0 integer, 1 float, 2 bf16, 3
+            f16), row, column of the elements; number of the chunk in its file; whether nobody
+            changes what is there; how many items before this one its master and its second moment
+            are, or 0 (of those that may change only the last one that another refers to is used);
+            address of the base's elements, or 0; where the elements are to be put for the next
+            base, or 0; whether the base's digest is known, and its two words.
+        head: the first 24 bytes of what a seed is the checksum of.
+        out: address of `segment_bytes_max` bytes, where a page of the file begins.
+        size_modes, offsets, checksums, digests: filled in: bytes of the payload and mode << 24;
+            offset from ``out`` (0 where there are no bytes); checksum; digest of the elements.
 
     Returns:
-        (of each: mode, bytes, their offset from ``out`` (0 where there are none), checksum of the
-        payload, digest of the elements; bytes up to the end of the last payload; seconds that
-        staging took).
+        (bytes up to the end of the last payload, of the largest one of mode 0, seconds that staging
+        took).
 
     Raises:
-        ValueError: an item refers to none before it.
+        ValueError: an item refers to none before it, or its elements cannot be.
     """

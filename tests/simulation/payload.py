@@ -20,9 +20,11 @@ from holdfast.arguments import decode_arguments
 from holdfast.boxes import unflatten
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
+from holdfast.codecs.base import Codec
 from holdfast.engine import chain as chains
 from holdfast.engine import check, commit, ledger, retire, write_pipeline
 from holdfast.engine.file_plan import WriterPlan
+from holdfast.engine.registry import RAW
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
 from holdfast.format import contents
 from holdfast.format import manifest as manifests
@@ -151,7 +153,7 @@ class TinyAgreed:
     is_chained: bool
     objects: None = None
     size_bytes: int = FILE_BYTES
-    codec: None = None
+    codec: Codec = RAW
 
     def writing(self, rank: int) -> "TinyAgreed":
         """Return what there is to know of its base."""
@@ -169,7 +171,7 @@ def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
     files = WriterPlan(header, ranks_rank, 0, FILE_BYTES, 1 << 20)
     made = SimpleNamespace(plan=planned_of(world_size))
     shards = (shard_of(ranks_rank, world_size),)
-    chained = settings["codec"] is not None and settings["codec"]["name"] == "delta"
+    chained = settings["codec"]["name"] == "delta"
     return TinyAgreed(mine.store, files, shards, mine.leaves.value, made, chained)
 
 
@@ -197,7 +199,7 @@ def stage(
 
     def write() -> Any:
         parts: Any = agreed.store, LEASE, agreed.files, agreed.shards, agreed.value
-        return write_pipeline.write_shards(*parts, None, None, handle.ledger), None
+        return write_pipeline.write_shards(*parts, RAW, None, handle.ledger), None
 
     return write
 
@@ -222,7 +224,7 @@ def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
     value = value_in(link.store.get(link.manifest.file_names[0], FILE_BYTES))
     plan = WriterPlan(writing.header, 0, 0, FILE_BYTES, 1 << 20)
     parts: Any = writing.store, LEASE, plan, writing.shards, value
-    tables: Any = write_pipeline.write_shards(*parts, None, None, ledger.Ledger())
+    tables: Any = write_pipeline.write_shards(*parts, RAW, None, ledger.Ledger())
     world_size = len(writing.shards)
     planned = replace(planned_of(world_size), first=np.array([0, world_size], np.int64))
     return SimpleNamespace(told=(planned, [tables[0]]), basis=None)

@@ -10,7 +10,7 @@ import torch
 from format.simulated_ranks import ThreadGroup, run_ranks
 from holdfast import Checkpointer, codecs
 from holdfast.arguments import camps, check_alike
-from holdfast.codecs.registry import find_codec, show_codec
+from holdfast.engine.registry import find_codec, show_codec
 from holdfast.errors import OptionError
 
 NewPath = Callable[[], Path]

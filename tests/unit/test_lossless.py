@@ -288,7 +288,7 @@ def test_a_payload_that_no_codec_writes_is_refused(
         return {role: Coded(payload, b.address, b"0" * 16) for role, b in piece.blocks.items()}
 
     monkeypatch.setattr("holdfast.engine.task.encode", wrong)
-    holdfast.save({"w": torch.randn(100, 100)}, path, codec="delta")
+    holdfast.save({"w": torch.randn(100, 100)}, path, codec="delta:replay")
     target = {"w": torch.zeros(100, 100)}
     with pytest.raises(CorruptError, match=r"w, elements 0 to 10000.*mode 2 of lossless"):
         holdfast.load(path, into=target)

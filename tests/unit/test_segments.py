@@ -11,8 +11,10 @@ import torch
 
 import holdfast
 from holdfast._core import checksum
+from holdfast.codecs import Delta
 from holdfast.codecs.base import Payload
-from holdfast.engine import stream, task, workspace, write
+from holdfast.engine import stream, workspace, write
+from holdfast.engine.basis import forget_bases
 from holdfast.engine.workspace import Segment
 from holdfast.errors import CorruptError, StoreError
 from holdfast.options import Options
@@ -46,10 +48,44 @@ def test_one_call_for_a_task_makes_the_bytes_that_many_calls_do(
 ) -> None:
     options = Options(chunk_elements=50_000)
     holdfast.save(state, one := new_path(), codec="lossless", options=options)
-    monkeypatch.setattr(task, "LOSSLESS", None)
+    monkeypatch.setattr(Delta, "by_segment", False)
     holdfast.save(state, many := new_path(), codec="lossless", options=options)
     assert payloads(one) == payloads(many)
     assert np.array_equal(manifest(one).table.shard_digest, manifest(many).table.shard_digest)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_one_call_for_a_task_makes_the_links_that_many_calls_do(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """By bases in memory and read back, of tensors that changed, or not, or are as small as it."""
+    runs, options = [new_path(), new_path()], Options(chunk_elements=5000)
+    for run, by_segment in zip(runs, (True, False), strict=True):
+        monkeypatch.setattr(Delta, "by_segment", by_segment)
+        forget_bases()
+        state = trained() | {"few": torch.zeros(3), "bytes": torch.arange(100, dtype=torch.uint8)}
+        state["turned"] = torch.linspace(-1, 1, 12_000).reshape(100, 120).t()
+        state["frozen"] = torch.linspace(-1, 1, 12_000)
+        for step in range(1, 5):
+            path = run / f"step-{step:08d}"
+            if background:
+                holdfast.save_async(state, path, step=step, codec="delta", options=options).result()
+            else:
+                holdfast.save(state, path, step=step, codec="delta", options=options)
+            state["turned"].mul_(1.0001)
+            state["few"] += 1
+            for moved in state["model"].values():
+                moved.mul_(1.001)
+            if step == 2:
+                forget_bases()
+    found = set[int]()
+    for step in range(1, 5):
+        one, many = (run / f"step-{step:08d}" for run in runs)
+        assert payloads(one) == payloads(many)
+        assert np.array_equal(manifest(one).table.shard_digest, manifest(many).table.shard_digest)
+        assert holdfast.verify(one, deep=True).damage == ()
+        found |= {int(mode) >> 24 for mode in manifest(one).table.chunk_size_mode}
+    assert {6, 7} <= found
 
 
 @pytest.mark.parametrize("threads", [1, 3])

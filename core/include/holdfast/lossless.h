@@ -39,6 +39,7 @@ enum class Mode : std::uint8_t {
   kGridOfMoment = 4,  // the same, in the contexts of the second moment
   kRounded = 5,       // nothing: the elements are the roundings of their masters
   kDifference = 6,    // how far floats of 2 or 4 bytes are from the base's
+  kUnchanged = 7,   // of segment.h: the digest of elements that are the base's
   // Those of compact.h:
   kMeans = 8,
   kReplayMoment = 9,  // of replay.h

@@ -1,7 +1,7 @@
 // A part of a data file in memory: payloads of many chunks, one behind the other, as they will be
-// written. For a save whose codec is lossless alone: it stages, encodes and places by one call.
-// Pure function, safe from any thread; all memory is the caller's. Where a payload may start, and
-// what lies between two, is said in docs/format.md §4.
+// written. For a save whose codec is lossless: it stages, encodes and places by one call. Safe from
+// any thread; all memory is the caller's. Where a payload may start, and what lies between two, is
+// said in docs/format.md §4.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,9 @@ struct SegmentItem {
   // until the next that an item refers to: later ones are coded without it.
   int master = kNone;
   int second_moment = kNone;
+  const void* base = nullptr;             // the same elements in an earlier checkpoint
+  const Hash128* base_digest = nullptr;   // of these; elements that have it are not coded
+  void* next_base = nullptr;              // gets the elements, when nothing needs the base any more
 };
 
 struct SegmentPayload {

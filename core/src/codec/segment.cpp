@@ -24,6 +24,14 @@ std::size_t align_up(std::size_t offset, Mode mode, std::size_t size) {
   return (offset + align - 1) / align * align;
 }
 
+// Writes `size` bytes of a payload behind the last, zeros before them; returns where they are.
+std::size_t append(Segment& segment, std::uint8_t* out, Mode mode, std::size_t size) {
+  const std::size_t offset = align_up(segment.size_bytes, mode, size);
+  std::memset(out + segment.size_bytes, 0, offset - segment.size_bytes);
+  segment.size_bytes = offset + size;
+  return offset;
+}
+
 // Whether a later item is coded by each.
 std::vector<bool> referred(std::span<const SegmentItem> items) {
   std::vector<bool> result(items.size());
@@ -67,19 +75,20 @@ Segment encode_segment(std::span<const SegmentItem> items, std::uint8_t* out,
       const auto at = static_cast<std::size_t>(other);
       return other != kNone && (items[at].is_staged || at == kept) ? staged[at] : nullptr;
     };
-    const Relatives relatives = {relative(item.master), relative(item.second_moment), nullptr};
+    const Relatives relatives = {relative(item.master), relative(item.second_moment), item.base};
+    const bool is_unchanged = item.base_digest != nullptr && size > payload.digest.size() &&
+                              *item.base_digest == payload.digest;
     const std::size_t next = align_up(segment.size_bytes, Mode::kPlanes, 0);
-    const Encoded made = encode_lossless(item.elements, staged[i], relatives, out + next);
+    const Encoded made =
+        is_unchanged ? Encoded{Mode::kUnchanged, payload.digest.size()}
+                     : encode_lossless(item.elements, staged[i], relatives, out + next);
     payload.mode = made.mode;
     payload.size_bytes = made.size_bytes;
-    payload.offset = 0;
-    if (made.size_bytes > 0) {
-      payload.offset = align_up(segment.size_bytes, made.mode, made.size_bytes);
-      std::memset(out + segment.size_bytes, 0, payload.offset - segment.size_bytes);
-      segment.size_bytes = payload.offset + made.size_bytes;
-      if (made.mode == Mode::kRaw) copy_chunk(out + payload.offset, staged[i], size);
-    }
+    payload.offset = made.size_bytes > 0 ? append(segment, out, made.mode, made.size_bytes) : 0;
+    if (is_unchanged) std::memcpy(out + payload.offset, payload.digest.data(), made.size_bytes);
+    if (made.mode == Mode::kRaw) copy_chunk(out + payload.offset, staged[i], size);
     payload.checksum = xxh3_64(out + payload.offset, made.size_bytes, item.seed);
+    if (item.next_base != nullptr) copy_chunk(item.next_base, staged[i], size);
   }
   return segment;
 }

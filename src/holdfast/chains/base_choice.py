@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 
-def choose_base(store: "LocalStore", codec: "Codec | None", rank: int) -> dict[str, Any] | None:
+def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any] | None:
     """Choose what the checkpoint at ``store`` is to be made from; None: it stands by itself.
 
     The one that this process saved last in the same directory; else the newest step before it.
     Steps are made from steps alone, and nothing else is: retention looks at no others.
     Run by the coordinator, which tells the others.
     """
-    if codec is None or codec.every == 1:
+    if codec.every == 1:
         return None
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
@@ -96,7 +96,7 @@ class Writing:
     store: "LocalStore"
     header: Header
     shards: ShardTable
-    codec: "Codec | None"
+    codec: "Codec"
     base_save_id: str
     rank: int
 
@@ -109,17 +109,18 @@ class Writing:
 def begin_link(writing: Writing, options: Options) -> Basis | None:
     """Find, or read, what the shards are made from; None where there are no links."""
     codec, header = writing.codec, writing.header
-    if codec is None or codec.every == 1:
+    if codec.every == 1:
         return None
     basis = take_basis(writing.run, writing.rank, header.chunk_elements)
     groups = [group for coding in header.codecs for group in coding.groups]
     kept: set[Shard] = set()
-    for unit in units_of(writing.shards.shards(), header.tensors, groups):
+    every = writing.shards.shards()
+    for unit in units_of(every, header.tensors, groups):
         roles = [role for role, _ in unit]
         kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
     is_link = header.base is not None
     is_kept = is_link and basis.save_id == writing.base_save_id
-    missing = basis.begin(writing.shards, kept.__contains__, is_link=is_link, is_kept=is_kept)
+    missing = basis.begin(every, kept.__contains__, is_link=is_link, is_kept=is_kept)
     if header.base and missing:
         try:
             chain = open_chain(writing.store.sibling(header.base.name))

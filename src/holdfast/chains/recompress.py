@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from ..codecs.base import Codec
-from ..codecs.groups import find_groups, units_of
-from ..codecs.registry import LOSSLESS, find_codec
+from ..codecs.groups import units_of
 from ..engine.basis import Basis
 from ..engine.chain import Chain, open_chain, read_parts
 from ..engine.commit import check_absent, commit, commit_again, remove_files
@@ -21,10 +20,11 @@ from ..engine.file_plan import WriterPlan
 from ..engine.ledger import Ledger
 from ..engine.origin import OnDemand
 from ..engine.pool import lease
+from ..engine.registry import LOSSLESS, find_codec
 from ..engine.write_pipeline import write_shards
 from ..format import spec
 from ..format.contents import content_digest
-from ..format.header import RAW, Coding, Header
+from ..format.header import Coding, Header
 from ..format.links import Base
 from ..format.rows import Planned, encode_written
 from ..layout import Box, Shard, batches
@@ -124,15 +124,15 @@ def _with_losses(header: Header, basis: Basis | None) -> Header:
     return replace(header, losses=join_losses([encode_losses(basis, header)]) or header.losses)
 
 
-def rewritten_header(old: Header, codec: Codec | None, base: Base | None) -> Header:
+def rewritten_header(old: Header, codec: Codec, base: Base | None) -> Header:
     """Return the header of a checkpoint that is written again, by this holdfast."""
-    coding = RAW if codec is None else Coding(codec.name, find_groups(old.tensors))
+    coding = Coding(codec.name, codec.groups(old.tensors))
     save_id = secrets.token_hex(16)
     return replace(old, save_id=save_id, codecs=(coding,), codec_of=(), base=base)
 
 
 def make_writing(
-    store: LocalStore, header: Header, chain: Chain, codec: Codec | None, base_save_id: str
+    store: LocalStore, header: Header, chain: Chain, codec: Codec, base_save_id: str
 ) -> Writing:
     """Say what is written of a checkpoint: all shards of the tensors that the header has."""
     manifest, kept = chain[-1].manifest, set(header.tensors)

@@ -14,11 +14,11 @@ from .._core import hash_chunk
 from ..arguments import is_positive
 from ..codecs.base import Block, Codec, Loss, Piece
 from ..codecs.groups import Unit, find_groups, units_of
-from ..codecs.registry import find_codec
 from ..engine.chain import Chain, open_chain, read_parts
 from ..engine.decode import decode
 from ..engine.encode import Coded, bases_of, encode
 from ..engine.pool import lease
+from ..engine.registry import find_codec
 from ..engine.workspace import Workspace, block_at, borrow, give_back
 from ..errors import OptionError, shown
 from ..format import spec
@@ -125,7 +125,7 @@ def try_codecs(
     tried = [
         (Trial(_told(given)), codec)
         for codec, given in found
-        if codec is not None and (below is not None or codec.every == 1)
+        if below is not None or codec.every == 1
     ]
     for number, unit in enumerate(_sample(chain, sample_bytes)):
         held = sources.read(unit)

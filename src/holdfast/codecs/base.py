@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import OptionError, shown
-from ..layout import ITEM_BYTES
+from ..layout import ITEM_BYTES, Group, Tensor
 
 EVERY_MAX = 65  # a chain may have 64 links below its newest (docs/format.md §6)
 
@@ -87,7 +87,13 @@ class Piece:
 
 
 class Codec(Protocol):
-    """How chunks are coded, and how often a checkpoint stands by itself."""
+    """How chunks are coded, and how often a checkpoint stands by itself: a frozen dataclass.
+
+    Its fields are its options, values of JSON, with which each rank makes it again.
+
+    One that is lossy decodes what `lossless` encodes too: a chunk that it cannot code, and a
+    checkpoint that stands by itself, are stored so, under its name.
+    """
 
     @property
     def name(self) -> str:
@@ -102,11 +108,19 @@ class Codec(Protocol):
         """Whether what is decoded may differ; those that need no other are lossless anyway."""
 
     @property
+    def is_plain(self) -> bool:
+        """Whether every payload is the elements: each has its place before one is made."""
+
+    @property
+    def by_segment(self) -> bool:
+        """Whether the core encodes many chunks by one call, as `lossless` would."""
+
+    @property
     def order(self) -> Sequence[str]:
         """The roles of a parameter's tensors, as they are coded one after the other."""
 
-    def describe(self) -> dict[str, Any]:
-        """Return its options, as values of JSON: all that `registry.make_codec` needs."""
+    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+        """Find the tensors that help to code each other (`groups.find_groups`)."""
 
     def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
         """Whether the elements of the base may help to code a tensor, and are to be kept.

@@ -4,7 +4,7 @@ Pure; knows no chain of checkpoints: what a block refers to is handed in, decode
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,9 +17,10 @@ from .._core import (
     copy,
 )
 from ..errors import OptionError, shown
-from ..layout import ROLES
+from ..layout import ROLES, Group, Tensor
 from . import lossless
 from .base import Block, Loss, Payload, Piece, Relatives, check_every
+from .groups import find_groups
 from .lossless import elements_of
 
 NAME = "compact"
@@ -68,7 +69,10 @@ class Compact:
     residual: bool | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     every: int = 16
+    name: ClassVar[str] = NAME
     is_lossy: ClassVar[bool] = True
+    is_plain: ClassVar[bool] = False
+    by_segment: ClassVar[bool] = False
     order: ClassVar[tuple[str, ...]] = ROLES
 
     def __post_init__(self) -> None:
@@ -104,14 +108,9 @@ class Compact:
                 )
         check_every(self.every, 2)
 
-    @property
-    def name(self) -> str:
-        """As it stands in a checkpoint."""
-        return NAME
-
-    def describe(self) -> dict[str, Any]:
-        """Return the options."""
-        return {**asdict(self), "overrides": dict(self.overrides)}
+    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+        """Find the tensors of each parameter."""
+        return find_groups(tensors)
 
     def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
         """Weights, which are coded as steps from their base."""

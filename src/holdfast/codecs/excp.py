@@ -7,8 +7,8 @@ A unit is surveyed whole, then coded chunk by chunk: the weight, its first momen
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from .._core import (
     ExcpPart,
@@ -22,8 +22,10 @@ from .._core import (
     measure_loss,
 )
 from ..errors import OptionError, shown
+from ..layout import Group, Tensor
 from . import lossless
 from .base import Block, Loss, Payload, Piece, Relatives, check_every
+from .groups import find_groups
 
 NAME = "excp"
 FROM_BASE, OF_FIRST, OF_SECOND = 13, 14, 15  # modes
@@ -59,7 +61,10 @@ class Excp:
     codebook: Literal["f32", "f16"] = "f32"
     kmeans: Literal["sampled", "optimal"] = "sampled"
     every: int = 16
+    name: ClassVar[str] = NAME
     is_lossy: ClassVar[bool] = True
+    is_plain: ClassVar[bool] = False
+    by_segment: ClassVar[bool] = False
     order: ClassVar[tuple[str, ...]] = ORDER
 
     def __post_init__(self) -> None:
@@ -73,14 +78,9 @@ class Excp:
         _check_choice("kmeans", self.kmeans, ("sampled", "optimal"))
         check_every(self.every, 2)
 
-    @property
-    def name(self) -> str:
-        """As it stands in a checkpoint."""
-        return NAME
-
-    def describe(self) -> dict[str, Any]:
-        """Return the options."""
-        return asdict(self)
+    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+        """Find the tensors of each parameter."""
+        return find_groups(tensors)
 
     def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
         """Weights, which are coded as steps from their base."""

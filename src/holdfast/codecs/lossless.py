@@ -5,9 +5,9 @@ a half-precision weight that is the rounding of its master takes nothing.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .._core import (
     Elements,
@@ -17,15 +17,18 @@ from .._core import (
     lossless_encode_difference,
 )
 from ..errors import OptionError, shown
-from ..layout import ITEM_BYTES, ROLES
+from ..layout import ITEM_BYTES, ROLES, Group, Tensor
 from . import replay
 from .base import Block, Payload, Piece, Relatives, check_every
+from .groups import find_groups
 
 NAME = "lossless"
 
 _FLOATS = {"f32", "f64", "c32", "c64", "c128"}
 _KINDS = dict.fromkeys(_FLOATS, "float") | {"bf16": "bf16", "f16": "f16"}
-_PARTS = {"c32": 2, "c64": 2, "c128": 2}
+_NUMBERED = ("", "float", "bf16", "f16")
+KINDS = {dtype: _NUMBERED.index(kind) for dtype, kind in _KINDS.items()}  # as the core has them
+PARTS = {"c32": 2, "c64": 2, "c128": 2}  # elements of a complex number
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _DIFFERENCE = 6
 _HAVE_DIFFERENCE = ("f32", "bf16", "f16", "c32", "c64")
@@ -47,7 +50,9 @@ class Delta:
 
     every: int = 16
     replay: bool = False
+    name: ClassVar[str] = NAME
     is_lossy: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -60,18 +65,18 @@ class Delta:
             raise OptionError(f"replay is {shown(self.replay)}; expected True or False")
 
     @property
+    def by_segment(self) -> bool:
+        """Whether the core encodes it; what is replayed is coded chunk by chunk."""
+        return not self.replay
+
+    @property
     def order(self) -> tuple[str, ...]:
         """What is needed for another tensor comes before it."""
         return replay.ORDER if self.replay else ROLES
 
-    @property
-    def name(self) -> str:
-        """As it stands in a checkpoint."""
-        return NAME
-
-    def describe(self) -> dict[str, Any]:
-        """Return the options."""
-        return asdict(self)
+    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+        """Find the tensors of each parameter."""
+        return find_groups(tensors)
 
     def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
         """Weights: differences of moments are no smaller, roundings of masters are nothing."""
@@ -153,6 +158,6 @@ def elements_of(block: Block) -> Elements:
 
 @lru_cache
 def _elements(dtype: str, elements: int, row: int, column: int) -> Elements:
-    parts = _PARTS.get(dtype, 1)
+    parts = PARTS.get(dtype, 1)
     item_bytes, kind = ITEM_BYTES[dtype] // parts, _KINDS.get(dtype, "")
     return Elements(elements * parts, item_bytes, kind, row * parts, column * parts)

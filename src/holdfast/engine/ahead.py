@@ -4,123 +4,60 @@ Knows which chunks need each other, and in which order they are made; no files.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from types import TracebackType
 
 import torch
 
-from ..codecs.base import Codec, Payload
-from ..codecs.groups import Unit
+from ..codecs.base import Payload
 from ..errors import CorruptError
 from ..format import spec
 from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.references import NONE
-from ..format.rows import Place
 from ..format.spec import LARGE_ALIGN_BYTES
-from ..layout import Shard, chunks_of
 from ..plan.runs import ChunkRead, Run
-from .basis import Basis
 from .decode import decode
-from .task import Find, Made, Seed, Work, encode_task, survey
-from .workspace import Threads, Workspace, block_at, borrow, bytes_at, give_back, room_of
+from .task import Made, Route, Task
+from .workspace import Threads, Workspace, block_at, borrow, bytes_at, give_back
 
 AHEAD = 2  # tasks encoded, and waiting to be written, besides what the threads are at
-TASK_BYTES = 8 << 20  # chunks make a task together up to so many: threads are not woken for less
-
-# Gives shards their places. None: only when what is ahead of them, of at most so many bytes, has
-# been written is it known whether they go into the same file.
-Begin = Callable[[Sequence[Shard], int], Sequence[Place] | None]
+SEGMENT_BYTES = 2 * LARGE_ALIGN_BYTES  # what a segment may leave of a page, before and behind
 
 
-class _Tasks:
-    """Chunks of units, gathered to tasks; what threads make of them, in order.
+class Tasks:
+    """What threads make of the pieces of a save, in order.
 
     Attributes:
         pending_bytes: what is still to be taken has so many at most.
     """
 
-    def __init__(self, seed: Seed) -> None:
+    def __init__(self) -> None:
         self.threads = Threads()
         self.pending_bytes = 0
-        self._seed = seed
-        self._gathered: list[tuple[Work, int]] = []
-        self._gathered_bytes = 0
         self._made: deque[tuple[int, Future[Made]]] = deque()
 
-    def add(self, work: Work, number: int) -> None:
-        """Add a chunk of each shard of a unit."""
-        more = sum(room_of(column[number].size_bytes) for column in work.columns)
-        if self._gathered and self._gathered_bytes + more > TASK_BYTES:
-            self.submit()
-        if not self._gathered:
-            more += 2 * LARGE_ALIGN_BYTES  # what a segment may leave of a page, before and behind
-        self._gathered.append((work, number))
-        self._gathered_bytes += more
-        self.pending_bytes += more
+    def __enter__(self) -> "Tasks":
+        return self
 
-    def submit(self) -> None:
-        """Let threads have what was gathered."""
-        if self._gathered:
-            made = self.threads.submit(encode_task, self._gathered, self._seed)
-            self._made.append((self._gathered_bytes, made))
-            self._gathered, self._gathered_bytes = [], 0
+    def __exit__(self, *_: object) -> None:
+        """Wait for the threads, and drop what was not taken."""
+        self.threads.close(drop=True)
 
-    def take(self, ahead: int) -> Iterator[Made]:
-        """Yield what comes of the first ones, until so many are ahead."""
+    def submit(self, route: Route, task: Task, size_bytes: int) -> None:
+        """Let threads have a task, of which there are so many bytes at most."""
+        size_bytes += SEGMENT_BYTES
+        self._made.append((size_bytes, self.threads.submit(route.encode, task)))
+        self.pending_bytes += size_bytes
+
+    def take(self, *, all_of_them: bool = False) -> Iterator[Made]:
+        """Yield what comes of the first ones: of all, or until as few are ahead as may be."""
+        ahead = 0 if all_of_them else self.threads.count + AHEAD
         while len(self._made) > ahead:
             size_bytes, made = self._made.popleft()
             self.pending_bytes -= size_bytes
             yield made.result()
-
-    def close(self) -> None:
-        """Wait for the threads, and drop what was not taken."""
-        self.threads.close(drop=True)
-
-
-def encode_ahead(
-    units: Sequence[Unit],
-    begin: Begin,
-    seed: Seed,
-    find: Find,
-    codec: Codec,
-    chunk_elements: int,
-    basis: Basis | None,
-) -> Generator[Made]:
-    """Stage and encode all chunks of units; yield them in order, some in each segment.
-
-    Who gets a segment closes it.
-
-    Args:
-        begin: when it has returned None, it is called again after all before has been yielded.
-        basis: what is known of the base; it becomes what is known of these.
-    """
-    tasks = _Tasks(seed)
-    is_surveyed = codec.is_lossy and basis is not None and basis.is_base
-    try:
-        for unit in units:
-            shards = [shard for _, shard in unit]
-            places = begin(shards, tasks.pending_bytes)
-            if places is None:
-                tasks.submit()
-                yield from tasks.take(0)
-                places = begin(shards, 0)
-            assert places is not None  # nothing is ahead of them
-            columns = [list(chunks_of(shard, chunk_elements)) for shard in shards]
-            digests = [[b""] * len(column) for column in columns]
-            parts = [find(shard) for shard in shards]
-            work = Work(unit, columns, parts, places, digests, codec, basis)
-            if is_surveyed:
-                work = replace(work, survey=tasks.threads.submit(survey, work))
-            for number in range(len(columns[0])):
-                tasks.add(work, number)
-                yield from tasks.take(tasks.threads.count + AHEAD)
-        tasks.submit()
-        yield from tasks.take(0)
-    finally:
-        tasks.close()
 
 
 class Decoder:

@@ -3,12 +3,14 @@
 While a link is written they become its own, chunk by chunk. Knows shards and addresses; no files.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from .._core import copy
+from ..boxes import U64, Bools
 from ..codecs.base import Loss
 from ..layout import Chunk, Path, Shard, chunk_count
 
@@ -18,10 +20,11 @@ Keeps = Callable[[Shard], bool]
 
 @dataclass(slots=True)
 class _Kept:
-    """Of one shard: a digest for each chunk, where it is known, and perhaps the elements."""
+    """Of one shard: the digests of its chunks, and perhaps the elements; and whether these are."""
 
-    digests: list[bytes]
+    digests: U64
     memory: torch.Tensor | None
+    is_known: bool = False
     is_filled: bool = False
 
 
@@ -34,6 +37,7 @@ class Basis:
         save_id: of the checkpoint.
         is_base: whether what is being written is a link, made from this.
         losses: of each tensor of the link that is not what it was.
+        digests: of all chunks of the shards, in order: the base's, until the link's replace them.
     """
 
     chunk_elements: int
@@ -41,10 +45,11 @@ class Basis:
     save_id: str = ""
     is_base: bool = False
     losses: dict[Path, Loss] = field(default_factory=dict)
+    digests: U64 = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
     _shards: dict[Shard, _Kept] = field(default_factory=dict)
 
     def begin(
-        self, shards: Iterable[Shard], keeps: Keeps, *, is_link: bool, is_kept: bool
+        self, shards: Sequence[Shard], keeps: Keeps, *, is_link: bool, is_kept: bool
     ) -> list[Shard]:
         """Make room for what a rank is about to write, and let go of everything else.
 
@@ -58,7 +63,10 @@ class Basis:
         before, self._shards = self._shards, {}
         self.location, self.save_id, self.is_base = "", "", is_link
         self.losses = {}
-        for shard in shards:
+        counts = [chunk_count(shard, self.chunk_elements) for shard in shards]
+        self.digests, end = np.zeros((sum(counts), 2), np.uint64), 0
+        for shard, count in zip(shards, counts, strict=True):
+            digests, end = self.digests[end : end + count], end + count
             kept = before.get(shard)
             if kept is None or (kept.memory is None) == keeps(shard):
                 room = (
@@ -66,11 +74,12 @@ class Basis:
                     if keeps(shard)
                     else None
                 )
-                kept = _Kept([], room)
+                kept = _Kept(digests, room)
             if not is_kept:
-                kept.is_filled = False
-            if not (is_kept and kept.digests):
-                kept.digests = [b""] * chunk_count(shard, self.chunk_elements)
+                kept.is_filled = kept.is_known = False
+            if kept.is_known:
+                digests[:] = kept.digests
+            kept.digests = digests
             self._shards[shard] = kept
         return [s for s, k in self._shards.items() if k.memory is not None and not k.is_filled]
 
@@ -88,8 +97,20 @@ class Basis:
         """Let nothing be a base any more: half of it may be of the link already."""
         self.is_base, self.losses = False, {}
         for kept in self._shards.values():
-            kept.is_filled = False
-            kept.digests = [b""] * len(kept.digests)
+            kept.is_filled = kept.is_known = False
+
+    def columns(self) -> tuple[U64, Bools, Bools]:
+        """Return, of each shard, where it has memory or 0, and whether that and digests are known.
+
+        The shards are those of `begin`, in order.
+        """
+        every = self._shards.values()
+        addresses = [0 if kept.memory is None else kept.memory.data_ptr() for kept in every]
+        return (
+            np.array(addresses, np.uint64),
+            np.array([kept.is_filled for kept in every], np.bool_),
+            np.array([kept.is_known for kept in every], np.bool_),
+        )
 
     def address(self, chunk: Chunk) -> int:
         """Return where the base's elements of a chunk are; 0: they are not known."""
@@ -100,12 +121,13 @@ class Basis:
 
     def digest(self, chunk: Chunk, number: int) -> bytes:
         """Return the digest of the base's elements; empty: it is not known."""
-        return self._shards[chunk.shard].digests[number]
+        kept = self._shards[chunk.shard]
+        return kept.digests[number].tobytes() if kept.is_known else b""
 
     def replace(self, chunk: Chunk, number: int, digest: bytes, address: int) -> None:
         """Put the link's elements in the place of the base's."""
         kept = self._shards[chunk.shard]
-        kept.digests[number] = digest
+        kept.digests[number] = np.frombuffer(digest, "<u8")
         if kept.memory is not None:
             copy(kept.memory.data_ptr() + self._offset(chunk), address, chunk.size_bytes)
 
@@ -117,7 +139,7 @@ class Basis:
         """Note that the link is committed: it is what the next one is made from."""
         self.location, self.save_id = location, save_id
         for kept in self._shards.values():
-            kept.is_filled = kept.memory is not None
+            kept.is_filled, kept.is_known = kept.memory is not None, True
 
     def _offset(self, chunk: Chunk) -> int:
         return chunk.first * chunk.size_bytes // chunk.elements

@@ -4,8 +4,8 @@ from ctypes import string_at
 
 from .._core import copy_and_hash_chunk
 from ..codecs.base import Block, Payload, Relatives
-from ..codecs.registry import DECODE
 from ..format import spec
+from .registry import DECODE
 
 
 def decode(payload: Payload, block: Block, codec: str, relatives: Relatives) -> bool:

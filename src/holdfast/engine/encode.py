@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from .._core import hash_chunk
 from ..codecs.base import Codec, Payload, Piece, Relatives
-from ..codecs.registry import LOSSLESS
 from ..format import spec
 from .decode import decode
+from .registry import LOSSLESS
 from .workspace import Workspace
 
 logger = logging.getLogger("holdfast")
@@ -48,6 +48,7 @@ def encode(
         room: memory that the payloads are put in.
     """
     relatives, made = dict[str, int](), dict[str, Coded]()
+    refers = spec.MODES[codec.name]
     for role in (role for role in codec.order if role in piece.blocks):
         block, digest = piece.blocks[role], digests[role]
         if digest == same.get(role) and block.size_bytes > len(digest):
@@ -66,7 +67,7 @@ def encode(
                 payload = exact.encode(role, piece, None, near, out, 0)
                 found = Coded(payload, block.address, digest)
             made[role] = found
-            if role in piece.bases and found.payload.mode not in spec.BASED:
+            if role in piece.bases and spec.BASE not in refers.get(found.payload.mode, ()):
                 # A reader has no base of it: nothing else may be coded by it.
                 rest = {other: at for other, at in piece.bases.items() if other != role}
                 piece = replace(piece, bases=rest)

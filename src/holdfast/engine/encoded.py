@@ -1,31 +1,34 @@
 """Encoded payloads, made some ahead in threads: segment by segment into data files.
 
 How long a payload is, and with it which file it goes into, is known when it has been made. Knows
-rows and segments; no tensors.
+columns and segments; no tensors.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterator
 
-from .._core import copy, xxh3_128
+import numpy as np
+
+from .._core import copy, digest_shards
+from ..boxes import I64, U64
 from ..codecs.base import Codec
-from ..codecs.groups import units_of
 from ..format import spec
-from ..format.data_file import align_payload, chunk_seed
-from ..format.rows import FileRows, Place
-from ..layout import Shard, chunk_count
+from ..format.data_file import align_payload, seed_head
+from ..format.rows import file_table
+from ..format.table import U32
 from ..plan.shard_table import ShardTable
-from .ahead import encode_ahead
+from .ahead import SEGMENT_BYTES, Tasks
 from .basis import Basis
-from .file_plan import CHUNK_ROW_BYTES, TENSOR_ROW_BYTES
+from .columns import ByColumns
+from .file_plan import FOOTER_ROOM_BYTES, Pieces, footer_bytes, pieces_of
 from .ledger import Ledger
 from .origin import Origin
+from .registry import LOSSLESS
 from .stream import FileStream
-from .task import Encoded
-from .workspace import Segment
+from .task import ByPiece, Made, Route, Task
 from .write import DataFileWriter
 
 COPIED_BYTES = 1 << 20  # below, a segment is copied: pages of its own would be too much of it
+TASK_BYTES = 8 << 20  # pieces make a task together up to so many: threads are not woken for less
 
 
 def write_encoded(
@@ -44,95 +47,109 @@ def write_encoded(
         basis: what is known of the base; it becomes what is known of these.
         is_staged: the elements have been counted as staged already.
     """
-    header, every = writer.plan.header, shards.shards()
+    header = writer.plan.header
     groups = [group for coding in header.codecs for group in coding.groups]
-    units = units_of(every, header.tensors, groups)
-    number = {shard: place for place, shard in enumerate(every)}
-    rows = _Rows(writer)
-    encoded = encode_ahead(
-        units,
-        rows.begin,
-        rows.seed,
-        lambda shard: origin.part(number[shard]),
-        codec,
-        header.chunk_elements,
-        basis,
-    )
-    with closing(encoded):
-        for segment, chunks in encoded:
-            rows.add(segment, (row for made in chunks for row in made.rows))
-            for made in chunks:
-                _note(made, rows, basis, ledger)
-                if not is_staged:
-                    ledger.staged_bytes += made.decoded_bytes
+    pieces = pieces_of(shards, groups, header.chunk_elements)
+    files = _Files(writer, shards, pieces)
+    is_link = basis is not None and basis.is_base
+    if codec.is_lossy and not is_link:
+        codec = LOSSLESS  # what stands by itself
+    with Tasks() as tasks:
+        route: Route
+        if codec.by_segment:
+            route = ByColumns(shards, pieces, origin, basis)
+        else:
+            threads, chunk = tasks.threads, header.chunk_elements
+            route = ByPiece(shards, pieces, origin, chunk, codec, basis, threads.submit)
+        for made in _made(files, pieces, route, tasks):
+            files.add(made)
+            for path, loss in made.losses:
+                assert basis is not None  # a link has one
+                basis.lose(path, loss)
+            ledger.seconds["stage"] += made.stage_s
+            ledger.seconds["encode"] += made.encode_s
+            if not is_staged:
+                ledger.staged_bytes += int(pieces.chunks.sizes[made.rows].sum())
             ledger.note_writes(writer)
             ledger.check()
-    rows.close_file()
+    files.close()
 
 
-def _note(made: Encoded, rows: "_Rows", basis: Basis | None, ledger: Ledger) -> None:
-    """Take down what chunks lost, and the digests of shards that end with them."""
-    work = made.work
-    if basis is not None:
-        for (_, shard), loss in zip(work.unit, made.losses, strict=True):
-            if loss is not None:
-                basis.lose(shard.tensor.path, loss)
-    if made.is_last:
-        for place, digests in zip(work.places, work.digests, strict=True):
-            rows.end(place, xxh3_128(b"".join(digests)))
-    ledger.seconds["stage"] += made.stage_s
-    ledger.seconds["encode"] += made.encode_s
+def _made(files: "_Files", pieces: Pieces, route: Route, tasks: Tasks) -> Iterator[Made]:
+    """Yield what comes of all pieces, in order; each is added before the next is asked for."""
+    room = np.concatenate([[0], np.cumsum(pieces.room_bytes)])
+    unit, last = 0, len(pieces.unit) - 1
+    while unit < last:
+        end = files.fitting(unit, tasks.pending_bytes)
+        if end == unit and tasks.pending_bytes:
+            yield from tasks.take(all_of_them=True)
+            continue
+        if end == unit:
+            end = files.begin(unit)
+        first, stop = pieces.unit_first[[unit, end]].tolist()
+        while first < stop:
+            most = int(np.searchsorted(room, room[first] + TASK_BYTES, "right")) - 1
+            task_end = min(stop, max(first + 1, most))
+            task = Task(first, task_end, files.head, files.chunk, route.prepare(first, task_end))
+            tasks.submit(route, task, int(room[task_end] - room[first]))
+            first = task_end
+            yield from tasks.take()
+        unit = end
+    yield from tasks.take(all_of_them=True)
 
 
-class _Rows:
-    """The rows of the file that is being written; begins the next file when one is full."""
+class _Files:
+    """The data files, one after the other, and the rows of all their chunks.
 
-    def __init__(self, writer: DataFileWriter) -> None:
-        self._writer = writer
+    Attributes:
+        head: what the seeds of the file that is written begin with.
+        chunk: its first, among all.
+    """
+
+    def __init__(self, writer: DataFileWriter, shards: ShardTable, pieces: Pieces) -> None:
+        self._writer, self._shards, self._pieces = writer, shards, pieces
         self._remaining_bytes = writer.plan.payload_bytes
-        self._rows: FileRows
-        self._rows_bytes = 0
+        self.head, self.chunk = b"", 0
+        self._unit = self._end = 0  # the first of the file, and the end of the last
         self._stream: FileStream
+        count = len(pieces.rows)
+        self._size_modes: U32 = np.zeros(count, np.uint32)
+        self._offsets, self._checksums = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+        self._digests: U64 = np.zeros((count, 2), np.uint64)
+        self._payload_ends = _ends(pieces.room_bytes, pieces.unit_first)
+        self._footer_ends = _ends(footer_bytes(shards, pieces.chunks), pieces.unit)
 
-    def begin(self, shards: Sequence[Shard], ahead_bytes: int = 0) -> Sequence[Place] | None:
-        """Start the rows of shards; goes on in a new file when this one would grow too large.
+    def fitting(self, unit: int, ahead_bytes: int) -> int:
+        """Return the end of the units from this one on that certainly go into the file.
 
         Args:
-            ahead_bytes: what has rows already, and is still to be added, has so many at most.
-
-        Returns:
-            their places; None: what is ahead has to be added before it is known whether they fit.
+            ahead_bytes: what is still to be added has so many at most.
         """
-        plan = self._writer.plan
-        counts = [chunk_count(shard, plan.header.chunk_elements) for shard in shards]
-        more = [_bytes_of(*each) for each in zip(shards, counts, strict=True)]
-        end = self._rows_bytes + sum(map(sum, more))
         if not self._writer.is_open:
-            self._open_file()
-        elif not plan.has_room(self._stream.position + ahead_bytes + end):
-            if ahead_bytes:
-                return None
-            self.close_file()
-            self._open_file()
-        self._rows_bytes += sum(rows for _, rows in more)
-        return [self._rows.add_shard(*each) for each in zip(shards, counts, strict=True)]
+            return unit
+        footer = self._footer_ends[unit + 1 :] - self._footer_ends[self._unit]
+        payload = self._payload_ends[unit + 1 :] - self._payload_ends[unit]
+        before = self._pieces.unit_first[unit:-1] - self._pieces.unit_first[unit]
+        needed = footer + payload + before * SEGMENT_BYTES + self._stream.position + ahead_bytes
+        limit = self._writer.plan.file_bytes - FOOTER_ROOM_BYTES
+        self._end = unit + int(np.searchsorted(needed, limit, "right"))
+        return self._end
 
-    def end(self, place: Place, digest: bytes) -> None:
-        """Take the digest of a shard, all of whose chunks have been added."""
-        self._rows.set_digest(place.shard, digest)
+    def begin(self, unit: int) -> int:
+        """Go on in a new file; return the end of the units that certainly go into it, one more."""
+        self.close()
+        writer = self._writer
+        self._stream = writer.open(self._remaining_bytes, is_exact=False)
+        self.head = seed_head(writer.plan.header.save_id, writer.plan.rank, writer.number)
+        self._unit = unit
+        self.chunk = int(self._pieces.chunks.first[self._pieces.unit[unit]])
+        self._end = max(unit + 1, self.fitting(unit, 0))
+        return self._end
 
-    def seed(self, row: int) -> int:
-        """Return the checksum seed of a row's chunk."""
-        plan = self._writer.plan
-        return chunk_seed(plan.header.save_id, plan.rank, self._rows.number, row)
-
-    def add(self, segment: Segment, rows: Iterable[tuple[int, int, int, int, int]]) -> None:
-        """Add what a segment holds, and close it when it has been written.
-
-        Args:
-            rows: (row, bytes of its payload, mode, offset in the segment, checksum).
-        """
-        stream, size = self._stream, segment.size_bytes
+    def add(self, made: Made) -> None:
+        """Add what a segment holds, and close it when it has been written."""
+        segment, stream = made.segment, self._stream
+        size = segment.size_bytes
         if size < COPIED_BYTES:
             target = self._writer.base + self._claim(size, segment.raw_bytes)
             copy(target, segment.address, size)
@@ -143,17 +160,34 @@ class _Rows:
             size = segment.fill_page()
             begin = stream.lend(segment.address, size, segment.close)
         self._remaining_bytes -= size
-        for row, size, mode, at, payload_checksum in rows:
-            self._rows.set_chunk(row, size, mode, begin + at if size else 0, payload_checksum)
+        rows, is_somewhere = made.rows, made.size_modes & spec.PAYLOAD_BYTES_MAX > 0
+        self._size_modes[rows], self._checksums[rows] = made.size_modes, made.checksums
+        self._offsets[rows] = np.where(is_somewhere, made.offsets + np.uint64(begin), 0)
+        self._digests[rows] = made.digests
 
-    def close_file(self) -> None:
-        """Write what the footer says."""
-        self._writer.close(self._rows.table(self._writer.plan.header))
-
-    def _open_file(self) -> None:
-        self._stream = self._writer.open(self._remaining_bytes, is_exact=False)
-        self._rows = FileRows(self._writer.plan.rank, self._writer.number)
-        self._rows_bytes = 0
+    def close(self) -> None:
+        """Write what the footer says, if a file is being written."""
+        writer, chunks = self._writer, self._pieces.chunks
+        if not writer.is_open:
+            return
+        first, end = self._pieces.unit[[self._unit, self._end]].tolist()
+        rows, shards = slice(*chunks.first[[first, end]].tolist()), self._shards[first:end]
+        digests = np.empty((end - first, 2), np.uint64)
+        digest_shards(self._digests[rows], chunks.counts[first:end], digests)
+        writer.close(
+            file_table(
+                writer.plan.header,
+                writer.plan.rank,
+                writer.number,
+                tensor=shards.tensor,
+                boxes=shards.boxes,
+                digests=digests,
+                counts=chunks.counts[first:end],
+                checksums=self._checksums[rows],
+                size_modes=self._size_modes[rows],
+                offsets=self._offsets[rows],
+            )
+        )
 
     def _claim(self, size_bytes: int, raw_bytes: int) -> int:
         """Find room for bytes aligned as a payload of mode 0 that has ``raw_bytes``."""
@@ -165,8 +199,6 @@ class _Rows:
         return stream.room(at, size_bytes)
 
 
-def _bytes_of(shard: Shard, chunks: int) -> tuple[int, int]:
-    """Return the bytes a shard takes at most: payloads; in the footer, rows and tensor's name."""
-    rows = chunks + 2 + len(shard.box.shape)
-    rows_bytes = CHUNK_ROW_BYTES * rows + 4 * len(repr(shard.tensor.path)) + TENSOR_ROW_BYTES
-    return chunks * spec.LARGE_ALIGN_BYTES + shard.size_bytes, rows_bytes
+def _ends(sizes: I64, first: I64) -> I64:
+    """Return what is taken up to the beginning of each group of sizes, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(sizes)])[first]

@@ -3,7 +3,7 @@
 Payloads that are the elements themselves have their places before one of them is written.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import place_chunks
-from ..boxes import U64
+from ..boxes import I64, U64
 from ..format import spec
 from ..format.header import Header
+from ..layout import ROLES, Group
 from ..options import SLOT_BYTES
 from ..plan.shard_table import ChunkColumns, ShardTable
 
@@ -45,10 +46,6 @@ class WriterPlan:
     def starting_at(self, number: int) -> "WriterPlan":
         """Return the same plan under other file numbers."""
         return replace(self, first_number=number)
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether a file may have so many bytes before the rest of its footer."""
-        return size_bytes + FOOTER_ROOM_BYTES <= self.file_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,7 @@ class Images:
 
 def lay_out(plan: WriterPlan, shards: ShardTable) -> Images:
     """Find where every chunk is to be staged: under raw, where it will stand in its file."""
-    if all(codec.name == spec.CODEC_RAW for codec in plan.header.codecs):
+    if plan.header.is_raw:
         return _raw_images(shards, plan.header.chunk_elements, plan.file_bytes)
     chunks = shards.chunks(plan.header.chunk_elements)
     align = np.uint64(spec.SMALL_ALIGN_BYTES)
@@ -190,3 +187,61 @@ def _raw_images(shards: ShardTable, chunk_elements: int, file_bytes: int) -> Ima
 def page_up(position: int) -> int:
     """Return the first page that begins at or after a position."""
     return -(-position // spec.LARGE_ALIGN_BYTES) * spec.LARGE_ALIGN_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Chunks in the order of coding: those of the same elements of a parameter's tensors together.
+
+    A unit is the same box of a parameter's tensors, a piece is its chunks of one number. Units
+    follow each other as their shards do, of which those of a unit are in the order of `ROLES`.
+
+    Attributes:
+        chunks: in the order of shards.
+        role: of each shard, its place in `ROLES`; that of a weight where it has no parameter.
+        unit: the first shard of each unit, and the end of the last.
+        rows: the chunks, in the order of coding.
+        first: where each piece begins in ``rows``, and the end of the last.
+        unit_first: the first piece of each unit, and the end of the last.
+    """
+
+    chunks: ChunkColumns
+    role: I64
+    unit: I64
+    rows: I64
+    first: I64
+    unit_first: I64
+
+    @property
+    def room_bytes(self) -> I64:
+        """Bytes that each piece takes of a data file at most."""
+        room = self.chunks.sizes.astype(np.int64)[self.rows] + spec.LARGE_ALIGN_BYTES
+        return np.diff(np.concatenate([[0], np.cumsum(room)])[self.first])
+
+
+def pieces_of(shards: ShardTable, groups: Sequence[Group], chunk_elements: int) -> Pieces:
+    """Join the shards that are the same box of a group's tensors, which follow each other."""
+    chunks = shards.chunks(chunk_elements)
+    group = np.full(len(shards.tensors), -1, np.int64)
+    role = np.full(len(shards.tensors), ROLES.index("weight"), np.int64)
+    for number, members in enumerate(groups):
+        for name, index in members.items():
+            group[index], role[index] = number, ROLES.index(name)
+    of, box = group[shards.tensor], np.hstack([shards.boxes.offset, shards.boxes.shape])
+    begins = np.ones(len(shards), np.bool_)
+    begins[1:] = (of[1:] != of[:-1]) | (of[1:] < 0) | (box[1:] != box[:-1]).any(axis=1)
+    unit = np.cumsum(begins) - 1
+    shard, first = chunks.shard, chunks.first
+    place = np.arange(len(shard)) - first[shard]
+    rows = np.lexsort((shard, place, unit[shard]))
+    starts = np.flatnonzero(begins)
+    is_first = begins[shard[rows]]  # of each piece the chunk of the unit's first shard
+    counts = chunks.counts[starts].astype(np.int64)
+    return Pieces(
+        chunks,
+        role[shards.tensor],
+        np.append(starts, len(shards)),
+        rows,
+        np.append(np.flatnonzero(is_first), len(rows)),
+        np.concatenate([[0], np.cumsum(counts)]),
+    )

@@ -1,6 +1,8 @@
 """Where the elements of shards are when they are written. Knows tensors and memory; no files."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +14,23 @@ from ..plan.shard_table import ChunkColumns, ShardTable
 from ..state.tensors import LocalTensor
 from .stage import Part, copy_chunk, elements_of, is_row_major
 from .workspace import bytes_at
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """Where the chunks of some shards are, as long as this is kept; for any thread.
+
+    Attributes:
+        first_chunk: of the first shard, among all.
+        addresses: of the chunks, in host memory, row-major; 0: they have to be gathered.
+        is_staged: whether nobody changes them.
+        gather: copies a chunk's elements (its number, an address), row-major, to memory.
+    """
+
+    first_chunk: int
+    addresses: U64
+    is_staged: bool
+    gather: Callable[[int, int], None]
 
 
 class Origin(Protocol):
@@ -28,6 +47,9 @@ class Origin(Protocol):
 
     def gather(self, chunk: int, address: int) -> None:
         """Copy a chunk's elements, row-major, to memory."""
+
+    def hold(self, first: int, end: int) -> Standing:
+        """Return where the chunks of shards are; no shard before these is asked for any more."""
 
 
 class InPool:
@@ -50,6 +72,11 @@ class InPool:
         """Never called: every chunk has an address."""
         raise AssertionError("a staged chunk has an address")
 
+    def hold(self, first: int, end: int) -> Standing:
+        """Return where the chunks of shards stand."""
+        start, stop = self._first[[first, end]].tolist()
+        return Standing(start, self._addresses[start:stop], True, self.gather)
+
 
 class LiveTensors:
     """Tensors of the program, which it may change.
@@ -71,6 +98,7 @@ class LiveTensors:
         self.shards, self._held, self._chunk_elements = shards, held, chunk_elements
         self.chunks = shards.chunks(chunk_elements)
         self._of, self._start = self.chunks.shard, self.chunks.start_bytes
+        self._first = self.chunks.first
         self.elements, self.address = self._find()
 
     def part(self, shard: int) -> Part:
@@ -98,6 +126,11 @@ class LiveTensors:
         found = np.array([data.data_ptr() for data in self.elements], np.uint64)
         # At 1 there is no memory either; 0 would say that these have to be gathered.
         self.address = np.where(self.address, np.maximum(found, 1), self.address)
+
+    def hold(self, first: int, end: int) -> Standing:
+        """Return where the chunks of shards are, as `addresses` does."""
+        start, stop = self._first[[first, end]].tolist()
+        return Standing(start, self.addresses(start, stop), False, self.gather)
 
     def _shard(self, number: int) -> Shard:
         return self.shards[number : number + 1].shards()[0]
@@ -142,7 +175,7 @@ class OnDemand:
         """
         self._shards, self._ask, self._chunk_elements = shards.shards(), ask, chunk_elements
         chunks = shards.chunks(chunk_elements)
-        self._of, self._start = chunks.shard, chunks.start_bytes
+        self._of, self._start, self._first = chunks.shard, chunks.start_bytes, chunks.first
         self._held: dict[int, torch.Tensor] = {}
 
     def part(self, shard: int) -> Part:
@@ -151,23 +184,35 @@ class OnDemand:
 
     def addresses(self, first: int, end: int) -> U64:
         """Ask for the shards that chunks are of; return where these are, as `LiveTensors` does."""
-        numbers = self._of[first:end].tolist()
-        held = {number: self._held[number] for number in numbers if number in self._held}
-        self._held = held
-        for number in numbers:
-            if number not in held:
-                shard = self._shards[number]
-                held[number] = elements_of(shard, *self._ask(shard))
-        at = {
-            number: elements.data_ptr() if elements.is_cpu and is_row_major(elements) else 0
-            for number, elements in held.items()
-        }
-        found = np.array([at[number] for number in numbers], np.uint64)
-        return np.where(found, found + self._start[first:end], found)
+        standing = self.hold(int(self._of[first]), int(self._of[end - 1]) + 1)
+        return standing.addresses[first - standing.first_chunk : end - standing.first_chunk]
 
     def gather(self, chunk: int, address: int) -> None:
         """Copy a chunk's elements to memory."""
+        self._gather(self._held, chunk, address)
+
+    def hold(self, first: int, end: int) -> Standing:
+        """Ask for shards, but for those that the last call has asked for; return where these are.
+
+        Elements stay in memory as long as what is returned.
+        """
+        held = {number: self._held[number] for number in range(first, end) if number in self._held}
+        self._held = held
+        for number in range(first, end):
+            if number not in held:
+                shard = self._shards[number]
+                held[number] = elements_of(shard, *self._ask(shard))
+        at = [
+            e.data_ptr() if e.is_cpu and is_row_major(e) else 0
+            for e in map(held.__getitem__, range(first, end))
+        ]
+        start, stop = self._first[[first, end]].tolist()
+        found = np.array(at, np.uint64)[self._of[start:stop] - first]
+        found = np.where(found, found + self._start[start:stop], found)
+        return Standing(start, found, False, partial(self._gather, held))
+
+    def _gather(self, held: Mapping[int, torch.Tensor], chunk: int, address: int) -> None:
         number = int(self._of[chunk])
-        place = chunk - int(np.searchsorted(self._of, number))
+        place = chunk - int(self._first[number])
         mine = chunk_of(self._shards[number], place, self._chunk_elements)
-        copy_chunk(self._held[number], mine, bytes_at(address, mine.size_bytes))
+        copy_chunk(held[number], mine, bytes_at(address, mine.size_bytes))

@@ -24,7 +24,7 @@ def write_shards(
     plan: WriterPlan,
     shards: ShardTable,
     origin: Origin | Images,
-    codec: Codec | None,
+    codec: Codec,
     basis: Basis | None,
     ledger: Ledger,
 ) -> list[Table]:
@@ -35,7 +35,7 @@ def write_shards(
 
     Args:
         origin: what the elements are taken from; or where in the pool every chunk stands already.
-        codec: of all of them; None: they are stored as they are.
+        codec: of all of them.
         basis: what is known of the base; it becomes what is known of these.
     """
     if not len(shards):
@@ -47,7 +47,7 @@ def write_shards(
     writer = DataFileWriter(store, lease, plan, images)
     for last_attempt in (False, True):
         try:
-            if codec is None:
+            if codec.is_plain:
                 write_raw(writer, shards, origin, images, ledger)
             else:
                 is_staged = images is not None

@@ -69,9 +69,11 @@ def _wanted_roles(table: Table, modes: U32) -> tuple[I64, I64]:
     second = first.copy()
     for number, codec in enumerate(table.header.codecs):
         for mode, roles in spec.MODES[codec.name].items():
-            places = [ROLES.index(role) for role in roles if role not in spec.FURTHER]
-            if places:
-                first[number, mode], second[number, mode] = places[0], places[-1]
+            for role in roles:
+                if role not in spec.FURTHER:
+                    second[number, mode] = place = ROLES.index(role)
+                    if first[number, mode] == NONE:
+                        first[number, mode] = place
     return _look_up(first, table, modes), _look_up(second, table, modes)
 
 

@@ -33,7 +33,6 @@ MODES: dict[str, dict[int, tuple[str, ...]]] = {
     CODEC_COMPACT: _LOSSLESS | _COMPACT,
 }
 FURTHER = (BASE, OTHER_BASE, REPLAYED)  # that are no roles of the group
-BASED = {mode for modes in MODES.values() for mode, roles in modes.items() if BASE in roles}
 MODE_ROUNDED = 5  # the one whose payload is empty
 MODE_UNCHANGED = 7  # the one whose payload is a digest
 MODE_REPLAY_MOMENT = 9

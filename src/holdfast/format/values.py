@@ -52,9 +52,9 @@ def _encode(value: object, path: Path, depth: int) -> Json:
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, list):
-        return [_encode(item, path, depth - 1) for item in value]
+        return _encode_items(value, path, depth - 1)
     if isinstance(value, tuple):
-        return {"$tuple": [_encode(item, path, depth - 2) for item in value]}
+        return {"$tuple": _encode_items(value, path, depth - 2)}
     if isinstance(value, dict):
         return _encode_dict(value, path, depth)
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
@@ -65,7 +65,30 @@ def _encode(value: object, path: Path, depth: int) -> Json:
     )
 
 
+def _encode_items(items: Iterable[Any], path: Path, depth: int) -> list[Json]:
+    """`_encode` of each; what JSON says as it is, which most are, takes no further call."""
+    encoded = []
+    for item in items:
+        kind = type(item)
+        is_plain = (
+            (kind in _CONSTANTS)
+            or (kind is float and math.isfinite(item))
+            or (kind is int and -JSON_INTEGER_MAX < item < JSON_INTEGER_MAX)
+            or (kind is str and item.isascii())
+        )
+        encoded.append(item if is_plain and depth > 0 else _encode(item, path, depth))
+    return encoded
+
+
+_CONSTANTS = {bool, type(None)}
+_TAGGED = "\0$"  # in keys that are joined by the first of these, behind it: where one may be a tag
+
+
 def _encode_dict(value: dict[Any, Any], path: Path, depth: int) -> Json:
+    if set(map(type, value)) <= _TEXTS:
+        keys = "\0" + "\0".join(value)
+        if keys.isascii() and _TAGGED not in keys:
+            return dict(zip(value, _encode_items(value.values(), path, depth - 1), strict=True))
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         for key in value:
             _check_text(key, path)
@@ -112,13 +135,13 @@ def decode_value(value: Json) -> Any:
 
 def _decode(value: Json) -> Any:
     if isinstance(value, list):
-        return [_decode(item) for item in value]
+        return _decode_items(value)
     if not isinstance(value, dict):
         if isinstance(value, int) and abs(value) >= JSON_INTEGER_MAX:
             raise CorruptError(f"an integer of {len(str(value))} digits has no $int tag")
         return value
-    if not any(key.startswith("$") for key in value):
-        return {key: _decode(item) for key, item in value.items()}
+    if _TAGGED not in "\0" + "\0".join(value) or not any(key.startswith("$") for key in value):
+        return dict(zip(value, _decode_items(value.values()), strict=True))
     if len(value) != 1:
         raise CorruptError(f"a tagged value has {len(value)} keys; expected one")
     ((tag, content),) = value.items()
@@ -132,6 +155,19 @@ def _decode(value: Json) -> Any:
         return _UNTAG[tag](content)
     except (ValueError, TypeError, struct.error, binascii.Error, AttributeError) as error:
         raise CorruptError(f"the content of the tag {tag} is malformed: {error}") from error
+
+
+def _decode_items(items: Iterable[Json]) -> list[Json]:
+    """`_decode` of each, of which those that are no containers mostly take no further call."""
+    decoded = []
+    for item in items:
+        kind = type(item)
+        is_plain = kind in _SCALARS or (kind is int and -JSON_INTEGER_MAX < item < JSON_INTEGER_MAX)
+        decoded.append(item if is_plain else _decode(item))
+    return decoded
+
+
+_SCALARS = {str, bool, float, type(None)}
 
 
 def _untag_int(content: Json) -> int:
@@ -161,7 +197,7 @@ def _untag_complex(content: Json) -> complex:
 def _untag_tuple(content: Json) -> tuple[Any, ...]:
     if not isinstance(content, list):
         raise CorruptError("the content of $tuple is not a list")
-    return tuple(_decode(item) for item in content)
+    return tuple(_decode_items(content))
 
 
 def _untag_dict(content: Json) -> dict[Any, Any]:

@@ -328,8 +328,8 @@ def _salvage(
         CorruptError: there is nothing whole.
     """
     from ..chains.recompress import make_writing, rewritten_header, write_again
-    from ..codecs.registry import LOSSLESS
     from ..engine.chain import open_readable
+    from ..engine.registry import LOSSLESS, RAW
 
     check_absent(there)
     subject = found.subject
@@ -346,8 +346,7 @@ def _salvage(
         replace(loss, tensor=index[loss.tensor]) for loss in old.losses if loss.tensor in index
     )
     part = replace(old.part(kept), objects=old.objects, losses=losses)
-    is_raw = all(codec.name == spec.CODEC_RAW for codec in old.codecs)
-    codec = None if is_raw else LOSSLESS
+    codec = RAW if all(coding.name == RAW.name for coding in old.codecs) else LOSSLESS
     header = rewritten_header(part, codec, None)
     if lost or found.not_recovered:
         header = _marked(header, found.not_recovered, lost)

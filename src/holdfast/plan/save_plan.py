@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..boxes import I64, Boxes
-from ..codecs.groups import find_groups
+from ..codecs.base import Codec
+from ..codecs.raw import Raw
 from ..errors import StateError
 from ..format.header import RAW, Coding
 from ..format.names import display_names, dotted
-from ..format.spec import CODEC_RAW
 from ..format.values import parse_json
 from ..layout import ITEM_BYTES, Path, Tensor
 from .balance import assign, chosen_writers, cut_share
@@ -29,6 +29,7 @@ from .together import by_groups, join_groups, part_groups
 
 # Running means and variances of a layer are smaller (16384 features in f32), its weights larger.
 STATISTICS_BYTES_MAX = 64 << 10
+_RAW = Raw()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,7 @@ def plan_save(
     file_bytes: int,
     chunk_elements: int,
     writers: str | int,
-    codec: str = CODEC_RAW,
+    codec: Codec = _RAW,
 ) -> SavePlan:
     """Merge what all ranks hold: every element is written once, by a rank that holds it.
 
@@ -93,7 +94,7 @@ def plan_save(
     rows = rows[(rows.boxes.elements > 0) & ~tied[rows.tensor]]
     place = np.cumsum(~tied) - 1  # among the tensors that are kept
     kept = [tensor for tensor in tensors if tensor.path not in ties]
-    coding = RAW if codec == RAW.name else Coding(codec, find_groups(kept))
+    coding = Coding(codec.name, codec.groups(kept))
     own = np.flatnonzero(~tied).tolist()
     groups = [{role: own[n] for role, n in group.items()} for group in coding.groups]
     fixed = {index[path]: rank for path, rank in forced.items()}

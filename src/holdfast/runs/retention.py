@@ -16,6 +16,10 @@ class Keep:
 
     A step is kept when any of the joined policies keeps it; the newest step is always kept, and so
     is every step that a kept one was made from (`holdfast.codecs.Delta`).
+
+    A policy of your own is ``Keep((rule,), text, metrics)``. ``rule(steps, metrics)`` takes
+    ascending steps and the metrics of each, and returns the steps to keep. The text has to be the
+    same on all ranks. ``metrics`` is a frozenset of the names that the rule looks at.
     """
 
     _rules: tuple[_Rule, ...] = ()

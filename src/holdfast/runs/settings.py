@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_alike, decode_arguments, encode_arguments, is_positive
-from ..codecs.registry import find_codec, show_codec
+from ..engine.registry import find_codec, show_codec
 from ..errors import OptionError, shown
 from ..group.base import COORDINATOR, Phase
 from ..group.replies import decode_replies, encode_reply

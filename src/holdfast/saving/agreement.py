@@ -10,10 +10,9 @@ from typing import Any
 from ..arguments import check_alike, decode_arguments
 from ..chains.base_choice import Writing
 from ..codecs.base import Codec
-from ..codecs.registry import make_codec
 from ..engine.file_plan import WriterPlan, lay_out
 from ..engine.pool import check_pool
-from ..format.header import RAW
+from ..engine.registry import make_codec
 from ..group.base import COORDINATOR, BriefPhase
 from ..group.replies import decode_replies
 from ..layout import Path, Tensor
@@ -55,6 +54,7 @@ class Agreed:
 
     Attributes:
         files: its header has no objects yet: the coordinator collects them in the end.
+        codec: how all chunks are stored.
         objects: texts of the values that this rank holds.
         size_bytes: of the tensors of all ranks.
         base_save_id: of the base, if the header has one.
@@ -63,6 +63,7 @@ class Agreed:
     store: LocalStore
     files: WriterPlan
     made: known.Known
+    codec: Codec
     objects: dict[Path, bytes]
     size_bytes: int
     base_save_id: str
@@ -76,11 +77,6 @@ class Agreed:
     def shards(self) -> ShardTable:
         """Those that this rank writes, in order."""
         return self.made.shards
-
-    @property
-    def codec(self) -> Codec | None:
-        """How their chunks are stored; None: as they are."""
-        return make_codec(self.made.settings["codec"])
 
 
 def request_for(leaves: Leaves, *, compare: bool) -> Request:
@@ -138,6 +134,7 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
     """
     if told.sums is not None and mine.before is not None:
         made, word, firsts = mine.before, known.decode_word(told.sums), []
+        codec = make_codec(made.settings["codec"])
     else:
         replies = decode_replies(told.answers)
         firsts = [decode_arguments(reply["arguments"]) for reply in replies]
@@ -145,12 +142,13 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
         requests = decode_requests([reply["request"] for reply in replies])
         chosen = firsts[COORDINATOR]["settings"]
         sizes = chosen["file_bytes"], chosen["chunk_elements"]
-        plan = plan_save(requests, *sizes, chosen["writers"], chosen["codec"]["name"])
+        codec = make_codec(chosen["codec"])
+        plan = plan_save(requests, *sizes, chosen["writers"], codec)
         made = known.know(mine.held, plan, chosen, requests, rank, told.answers)
     size_bytes = made.plan.size_bytes
-    if made.plan.coding == RAW:  # what a codec leaves is known when it is written
-        check_room(mine.store.location, size_bytes, word.get("free_bytes"))
     header = made.header(word)
+    if codec.is_plain:  # what another codec leaves is known when it is written
+        check_room(mine.store.location, size_bytes, word.get("free_bytes"))
     file_bytes = made.settings["file_bytes"]
     for other, first in enumerate(firsts):
         if first["settings"]["pool_bytes"] is not None:
@@ -160,4 +158,4 @@ def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
             check_pool(first["settings"]["pool_bytes"], needed, other)
     files = WriterPlan(header, rank, 0, made.shards.size_bytes, file_bytes)
     save_id = word["base"]["save_id"] if word["base"] else ""
-    return Agreed(mine.store, files, made, mine.request.values.objects, size_bytes, save_id)
+    return Agreed(mine.store, files, made, codec, mine.request.values.objects, size_bytes, save_id)

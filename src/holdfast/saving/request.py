@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..codecs.base import Codec
-from ..codecs.registry import find_codec, show_codec
+from ..engine.registry import find_codec, show_codec
 from ..errors import NoSpaceError, OptionError, shown
 from ..options import Options
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import worker
 from ..arguments import check_order, check_state, encode_arguments
 from ..chains.base_choice import begin_link, choose_base, encode_losses, end_link, join_losses
-from ..codecs.registry import describe_codec, find_codec
 from ..engine.basis import Basis
 from ..engine.commit import REVOKED, Commit, check_absent, discard
 from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
 from ..engine.origin import LiveTensors
 from ..engine.pool import lease, staging
+from ..engine.registry import describe_codec, find_codec
 from ..engine.staging import LazyCopies, copy_now, hold
 from ..engine.write_pipeline import write_shards
 from ..errors import StoreError

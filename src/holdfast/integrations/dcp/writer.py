@@ -28,6 +28,7 @@ from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
 from ...engine.origin import OnDemand
 from ...engine.pool import lease
+from ...engine.registry import RAW
 from ...engine.write_pipeline import write_shards
 from ...errors import OptionError, StateError
 from ...format.rows import encode_written
@@ -210,7 +211,7 @@ class HoldfastWriter(Placed, StorageWriter):
 
         with lease(store.vfs, store.location, self._options) as leased:
             asked = OnDemand(table, source, header.chunk_elements)
-            tables = write_shards(store, leased, files, table, asked, None, None, Ledger())
+            tables = write_shards(store, leased, files, table, asked, RAW, None, Ledger())
         return Share(rank, shards, encode_written(tables), objects)
 
     def _encode_values(self, plan: SavePlan, planner: SavePlanner) -> dict[Path, bytes]:

@@ -1,0 +1,65 @@
+"""A codec as somebody outside of holdfast writes one: the bytes from back to front, deflated."""
+
+import ctypes
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holdfast.codecs.base import Block, Payload, Piece, Relatives
+from holdfast.layout import ROLES, Group, Tensor
+
+DEFLATED = 200  # the mode
+MODES: dict[int, tuple[str, ...]] = {DEFLATED: ()}  # refers to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Reversed:
+    """See `holdfast.codecs.base.Codec`."""
+
+    level: int = 6
+    name: ClassVar[str] = "reversed"
+    every: ClassVar[int] = 1
+    is_lossy: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = False
+    by_segment: ClassVar[bool] = False
+    order: ClassVar[tuple[str, ...]] = ROLES
+
+    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+        """No tensor helps another."""
+        return ()
+
+    def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
+        """Nothing of a base."""
+        return False
+
+    def survey(self, pieces: Sequence[Piece]) -> None:
+        """Look at nothing."""
+
+    def room(self, block: Block) -> int:
+        """What is no smaller is not written."""
+        return block.size_bytes
+
+    def encode(
+        self, role: str, piece: Piece, known: object, relatives: Relatives, out: int, decoded: int
+    ) -> Payload:
+        """Deflate; or leave the elements where that takes no less."""
+        block = piece.blocks[role]
+        made = zlib.compress(ctypes.string_at(block.address, block.size_bytes)[::-1], self.level)
+        if len(made) >= block.size_bytes:
+            return Payload(block.address, block.size_bytes, 0)
+        ctypes.memmove(out, made, len(made))
+        return Payload(out, len(made), DEFLATED)
+
+
+def decode(payload: Payload, block: Block, relatives: Relatives) -> bool:
+    """Inflate; return whether that gives as many bytes as there are elements."""
+    stream = zlib.decompressobj()
+    try:
+        made = stream.decompress(ctypes.string_at(payload.address, payload.size_bytes))
+    except zlib.error:
+        return False
+    if not stream.eof or len(made) != block.size_bytes:
+        return False
+    ctypes.memmove(block.address, made[::-1], block.size_bytes)
+    return True
