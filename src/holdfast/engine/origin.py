@@ -1,15 +1,16 @@
 """Where the elements of shards are when they are written. Knows tensors and memory; no files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from ..boxes import U64
-from ..layout import Box, Shard, chunk_of
+from ..layout import Box, Path, Shard, chunk_of
 from ..plan.shard_table import ChunkColumns, ShardTable
-from .stage import Part, Sources, copy_chunk, elements_of, is_row_major, part_with
+from ..state.tensors import LocalTensor
+from .stage import Part, copy_chunk, elements_of, is_row_major, part_with
 from .workspace import bytes_at
 
 
@@ -53,20 +54,22 @@ class InPool:
 class LiveTensors:
     """Tensors of the program, which it may change."""
 
-    def __init__(self, shards: ShardTable, sources: Sources, chunk_elements: int) -> None:
+    def __init__(
+        self, shards: ShardTable, tensors: Mapping[Path, LocalTensor], chunk_elements: int
+    ) -> None:
         """Look where the elements of every shard are.
 
         Args:
-            sources: what this rank holds of each tensor.
+            tensors: what this rank holds of each.
         """
-        self._shards, self._sources, self._chunk_elements = shards, sources, chunk_elements
+        self._shards, self._tensors, self._chunk_elements = shards, tensors, chunk_elements
         self._chunks = shards.chunks(chunk_elements)
         self._of, self._start = self._chunks.shard, self._chunks.start_bytes
         self._addresses = self._find()
 
     def part(self, shard: int) -> Part:
         """Return what is held of a shard's tensor."""
-        return part_with(self._sources, self._shard(shard))
+        return self._part(self._shard(shard))
 
     def addresses(self, first: int, end: int) -> U64:
         """Return where chunks are, 0 where their elements do not follow each other there."""
@@ -79,21 +82,25 @@ class LiveTensors:
         shard = self._shard(number)
         place = chunk - int(np.searchsorted(self._of, number))
         mine = chunk_of(shard, place, self._chunk_elements)
-        elements = elements_of(shard, *part_with(self._sources, shard))
+        elements = elements_of(shard, *self._part(shard))
         copy_chunk(elements, mine, bytes_at(address, mine.size_bytes))
+
+    def _part(self, shard: Shard) -> Part:
+        path = shard.tensor.path
+        return part_with({path: self._tensors[path].parts}, shard)
 
     def _shard(self, number: int) -> Shard:
         return self._shards[number : number + 1].shards()[0]
 
     def _find(self) -> U64:
-        tensors, sources = self._shards.tensors, self._sources
+        tensors, held = self._shards.tensors, self._tensors
         found, others = [], []
         of, counts = self._shards.tensor.tolist(), self._shards.boxes.elements.tolist()
         for number, (index, elements) in enumerate(zip(of, counts, strict=True)):
-            parts = sources[tensors[index].path]
-            data = parts[0][0]
+            leaf = held[tensors[index].path]
+            data = leaf.data
             if (
-                len(parts) > 1
+                len(leaf.boxed) > 1
                 or data.numel() != elements
                 or not data.is_cpu
                 or not data.is_contiguous()
@@ -106,7 +113,7 @@ class LiveTensors:
                 found.append(data.data_ptr())
         for number in others:
             shard = self._shard(number)
-            data = elements_of(shard, *part_with(sources, shard))
+            data = elements_of(shard, *self._part(shard))
             found[number] = data.data_ptr() if data.is_cpu and is_row_major(data) else 0
         return np.array(found, np.uint64)
 

@@ -1,7 +1,5 @@
 """What a checkpoint holds as a whole: its digest, and that its shards are all of every tensor."""
 
-import json
-
 import numpy as np
 
 from .._core import xxh3_128
@@ -12,14 +10,17 @@ from . import spec
 from .manifest import Manifest, blocks
 from .names import dotted
 from .table import Table
-from .values import encode_path
+from .values import path_text
 
 
 def content_digest(table: Table) -> str:
     """Return the digest of what a checkpoint holds, however it is stored: 32 hexadecimal digits."""
-    named = [[encode_path(t.path), t.dtype, t.shape] for t in table.header.tensors]
     columns = (table.shard_digest, table.shard_box, table.shard_tensor)
-    text = json.dumps(named, ensure_ascii=False, separators=(",", ":"))
+    named = [
+        f'[{path_text(t.path)},"{t.dtype}",[{",".join(map(str, t.shape))}]]'
+        for t in table.header.tensors
+    ]
+    text = f"[{','.join(named)}]"
     return xxh3_128(b"".join([*(column.tobytes() for column in columns), text.encode()])).hex()
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,8 @@ from .names import dotted
 from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX
 
 Json = Any  # null, bool, int, float, str, list of Json, dict of str to Json
+_TEXTS = {str}
+_ALIKE = {type(None), bool}  # the same in JSON as they are
 
 
 def encode_value(value: object, path: Path) -> Json:
@@ -66,10 +68,17 @@ def _encode(value: object, path: Path, depth: int) -> Json:
 
 
 def _encode_dict(value: dict[Any, Any], path: Path, depth: int) -> Json:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        for key in value:
+    texts = "".join(value) if {*map(type, value)} <= _TEXTS else "$"
+    is_plain = "$" not in texts and texts.isascii()  # without a look at each key
+    if is_plain or all(isinstance(key, str) and not key.startswith("$") for key in value):
+        for key in () if is_plain else value:
             _check_text(key, path)
-        return {str.__str__(key): _encode(item, path, depth - 1) for key, item in value.items()}
+        return {
+            str.__str__(key): (
+                item if type(item) in _ALIKE and depth > 1 else _encode(item, path, depth - 1)
+            )
+            for key, item in value.items()
+        }
     pairs = [[_encode(k, path, depth - 3), _encode(v, path, depth - 3)] for k, v in value.items()]
     return {"$dict": pairs}
 
@@ -104,7 +113,7 @@ def decode_value(value: Json) -> Any:
         canonical = encode_value(decoded, ("value",))
     except StateError as error:
         raise CorruptError(f"a value cannot be: {error}") from error
-    if json.dumps(canonical) != json.dumps(value):
+    if repr(canonical) != repr(value):  # which tells 1, 1.0 and True apart
         raise CorruptError(f"the value {json.dumps(value):.80} is not in the form it has")
     return decoded
 
@@ -116,8 +125,9 @@ def _decode(value: Json) -> Any:
         if isinstance(value, int) and abs(value) >= JSON_INTEGER_MAX:
             raise CorruptError(f"an integer of {len(str(value))} digits has no $int tag")
         return value
-    if not any(key.startswith("$") for key in value):
-        return {key: _decode(item) for key, item in value.items()}
+    # Mostly no key has such a sign anywhere.
+    if "$" not in "".join(value) or not any(key.startswith("$") for key in value):
+        return {key: item if type(item) in _ALIKE else _decode(item) for key, item in value.items()}
     if len(value) != 1:
         raise CorruptError(f"a tagged value has {len(value)} keys; expected one")
     ((tag, content),) = value.items()
@@ -177,7 +187,6 @@ _UNTAG = {
 }
 
 
-@functools.lru_cache(maxsize=1 << 16)  # a save writes each path several times
 def encode_path(path: Path) -> Json:
     """Turn a path into JSON: string and integer keys as they are, positions as [kind, n].
 
@@ -199,24 +208,27 @@ def encode_path(path: Path) -> Json:
     return encoded
 
 
-def encode_paths(paths: Iterable[Path]) -> list[Json]:
-    """`encode_path` of each, of which there are many: those of plain texts take no further call."""
-    encoded: list[Json] = []
-    for path in paths:
-        texts = "".join(path) if {*map(type, path)} == _TEXTS else ""  # type: ignore[arg-type]
-        is_short = len(texts) + len(path) <= PATH_BYTES_MAX // 6 and len(path) <= PATH_KEYS_MAX
-        if texts.isascii() and texts and is_short:
-            encoded.append([*path])
-        else:
-            encoded.append(encode_path(path))
-    return encoded
+@functools.lru_cache(maxsize=1 << 16)  # a save writes each path several times
+def path_text(path: Path) -> str:
+    """Write a path as JSON text.
+
+    Raises:
+        StateError: as `encode_path`.
+    """
+    if {*map(type, path)} == _TEXTS:
+        text = ",".join(map(_quote, path))  # type: ignore[arg-type]
+        if text.isascii() and len(path) <= PATH_KEYS_MAX and len(text) + 2 <= PATH_BYTES_MAX:
+            return f"[{text}]"
+    return write_json(encode_path(path))
 
 
-_TEXTS = {str}
+_quote: Callable[[str], str] = json.encoder.encode_basestring
 
 
-# One encoder for all: json.dumps would make a new one for each of these arguments.
+# One encoder for all: json.dumps would make a new one for each of these arguments. Headers have the
+# strict one's form; a ValueError says that a number is not finite.
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _path_bytes(encoded: Json) -> int:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from .._core import xxh3_128
 from ..format.header import Header
 from ..format.links import Base
-from ..format.values import decode_value, encode_path, parse_json
+from ..format.values import decode_value, parse_json, path_text
 from ..layout import Path
 from .requests import Request, distinct
 from .save_plan import SavePlan
@@ -135,7 +135,7 @@ def know(
     )
     factors = [_factor(first[path] == rank, count[path]) for path in shared]
     factors += [_factor(rank == 0, len(requests))] * 2
-    names = [json.dumps(encode_path(path)).encode() for path in shared]
+    names = [path_text(path).encode() for path in shared]
     names += [b"answers", b"arguments"]
     keys = _numbers([xxh3_128(name) for name in names]) | np.uint64(1)
     digest = xxh3_128(b"".join(map(xxh3_128, answers)))

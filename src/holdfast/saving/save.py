@@ -171,7 +171,7 @@ def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Record
         files, shards, codec = agreed.files, agreed.shards, agreed.codec
         basis = begin_link(agreed.writing(ranks.rank), options)
         with lease(store.vfs, store.location, options) as leased:
-            live = LiveTensors(shards, mine.leaves.sources(), files.header.chunk_elements)
+            live = LiveTensors(shards, mine.leaves.tensors, files.header.chunk_elements)
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
 

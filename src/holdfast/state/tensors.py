@@ -6,6 +6,7 @@ Knows no names but the path it is given.
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 COMPARED_BYTES_MAX = 64 << 10
 SAMPLES, SAMPLE_BYTES = 256, 64
 
+_whole = lru_cache(whole)
+
 TieKey = tuple[object, ...]
 Part = tuple[torch.Tensor, Box]  # the elements, and which they are
 
@@ -50,21 +53,27 @@ class LocalTensor:
     Attributes:
         tensor: the global one.
         data: the elements, in any strides, on any device; none when they are in several tensors.
-        parts: the boxes held, each with its elements, which are a view of ``data`` if it has any.
+        boxed: of one that is not plain: the boxes held, each with its elements, which are a view
+            of ``data`` if it has any.
         tie: equal for two names of one memory; None when that cannot be known.
         plain: whether it is an ordinary tensor, of which ranks may hold different versions.
     """
 
     tensor: Tensor
     data: torch.Tensor
-    parts: tuple[Part, ...]
+    boxed: tuple[Part, ...]
     tie: TieKey | None
     plain: bool
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The boxes held, each with its elements."""
+        return ((self.data, _whole(self.tensor.shape)),) if self.plain else self.boxed
+
+    @property
     def boxes(self) -> tuple[Box, ...]:
         """The boxes held."""
-        return tuple(box for _, box in self.parts)
+        return (_whole(self.tensor.shape),) if self.plain else tuple([b for _, b in self.boxed])
 
     def digest(self) -> bytes | None:
         """Return a digest of an ordinary tensor, to compare ranks by; None for a shard.
@@ -129,7 +138,7 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
     data = own_memory(value, path)
     tensor = _tensor(path, dtype, shape)
     tie = _tie_key(data, tensor, None)
-    return LocalTensor(tensor, data, ((data, whole(shape)),), tie, plain=True)
+    return LocalTensor(tensor, data, (), tie, plain=True)
 
 
 def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, LocalTensor]:
@@ -163,11 +172,10 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
         tensor = known.get(path)
         if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
             tensor = known[path] = Tensor(path, dtype, shape)
-        bits = (data.is_conj(), data.is_neg())
-        place = (data.device, storage.data_ptr(), offset)
-        tie = (*place, shape, data.stride(), dtype, shape, None, bits) if data.numel() else None
-        parts = ((data, Box((0,) * len(shape), shape)),)
-        result[path] = LocalTensor(tensor, data, parts, tie, plain=True)
+        # As `_tie_key` has it; few objects, as there are many tensors.
+        place = (data.device, storage.data_ptr(), offset, tensor.shape, data.stride(), dtype)
+        tie = (*place, tensor.shape, None, data.is_conj(), data.is_neg()) if data.numel() else None
+        result[path] = LocalTensor(tensor, data, (), tie, plain=True)
     return result
 
 
@@ -251,5 +259,5 @@ def _tie_key(data: torch.Tensor, tensor: Tensor, where: object) -> TieKey | None
     if not data.numel():
         return None
     place = (data.device, data.untyped_storage().data_ptr(), data.storage_offset())
-    bits = (data.is_conj(), data.is_neg())
-    return (*place, tuple(data.shape), data.stride(), tensor.dtype, tensor.shape, where, bits)
+    form = (tuple(data.shape), data.stride(), tensor.dtype, tensor.shape)
+    return (*place, *form, where, data.is_conj(), data.is_neg())

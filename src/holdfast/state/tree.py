@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.values import encode_path, encode_paths, encode_value
+from ..format.values import encode_value, path_text
 from ..layout import Key, Path
 from .ambient import ordinary_torch
 from .flat_optimizer import state_of_run
@@ -77,7 +77,7 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     walk = _Walk(leaves, parameter_names(dict(find_modules(state))))
     walk.visit(state, ())
     leaves.objects.pop((), None)  # an empty state is a state
-    encode_paths(walk.found)  # fails here, rather than at the commit
+    list(map(path_text, walk.found))  # fails here, rather than at the commit
     with ordinary_torch():
         leaves.tensors = local_tensors(walk.found)
     first = next((value for value in walk.found.values() if isinstance(value, DTensor)), None)
@@ -246,7 +246,7 @@ class _Walk:
 
     def _object(self, value: Any, path: Path) -> None:
         if path:
-            encode_path(path)
+            path_text(path)
         if id(value) not in self.checked:
             encode_value(value, path)  # fails here, with the path, rather than at the commit
             self.checked[id(value)] = value
