@@ -23,7 +23,8 @@ class Options:
             takes.
         block_bytes: size of one write or read; a multiple of 4 KiB.
         queue_depth: writes or reads in flight.
-        io: "auto" probes; or one of "io_uring", "direct", "buffered".
+        io: "auto" probes, and a save or load takes files of less than one block through the page
+            cache; or one of "io_uring", "direct", "buffered" for all files.
         writers: who writes what several ranks hold. "rank": all of them, in equal shares; "node":
             the lowest rank of each host; a number: so many ranks at most, evenly spread. Fewer
             writers make fewer and larger files. What none of these ranks holds is written by those

@@ -181,8 +181,9 @@ class TinyLeaves:
 
     value: int
 
-    def sources(self) -> int:
-        """Return what is to be written."""
+    @property
+    def tensors(self) -> int:
+        """What is to be written."""
         return self.value
 
 

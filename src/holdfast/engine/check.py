@@ -6,6 +6,7 @@ format; no tensors.
 """
 
 import errno
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -24,7 +25,7 @@ from ..errors import (
 from ..format import spec
 from ..format.contents import check_tiling
 from ..format.data_file import check_header, chunk_seed, decode_trailer
-from ..format.header import encode_header_values
+from ..format.header import encode_header
 from ..format.manifest import Manifest, decode_manifest
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME
 from ..format.signature import Statement
@@ -255,7 +256,7 @@ def _check_footer(footer: Table, expected: Table) -> None:
     ]
     if footer.header is not expected.header:
         # As JSON, where NaN equals itself.
-        found, wanted = encode_header_values(footer.header), encode_header_values(expected.header)
+        found, wanted = (json.loads(encode_header(t.header)) for t in (footer, expected))
         differing += [key for key in wanted if found[key] != wanted[key]]
     if differing:
         raise CorruptError(f"its footer and MANIFEST differ in {', '.join(differing)}")

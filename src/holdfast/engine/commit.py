@@ -80,7 +80,7 @@ class Commit:
         """
         store = self._store
         manifest, self._data = _manifest_of(store, header, planned, written)
-        if content not in ("", content_digest(manifest.table)):
+        if content and content != content_digest(manifest.table):
             raise StateError(
                 f"what was read of {store.location} is not what its MANIFEST says; the checkpoint "
                 "was left as it is. 'holdfast verify --deep' says more"

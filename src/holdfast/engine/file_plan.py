@@ -92,9 +92,8 @@ class RawLayout:
 
 def footer_bytes(shards: ShardTable, chunks: ChunkColumns) -> npt.NDArray[np.int64]:
     """Return what each shard takes of a footer at most: its rows, and its tensor's name."""
-    names = np.array([4 * len(repr(tensor.path)) for tensor in shards.tensors], np.int64)
     rows = chunks.counts.astype(np.int64) + 2 + shards.ndim
-    return CHUNK_ROW_BYTES * rows + names[shards.tensor] + TENSOR_ROW_BYTES
+    return CHUNK_ROW_BYTES * rows + 4 * shards.name_bytes + TENSOR_ROW_BYTES
 
 
 def lay_out_raw(plan: WriterPlan, shards: ShardTable, window_bytes: int) -> RawLayout:

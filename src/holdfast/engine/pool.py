@@ -30,11 +30,13 @@ class Lease:
     """A pool in use: its slots' addresses and views, and a queue that reads and writes them.
 
     Attributes:
+        small_bytes: files of fewer go through the page cache, and no room is made for them.
         give_back: lets the next one have it.
     """
 
     pool: Pool
     queue: Queue
+    small_bytes: int
     give_back: Callable[[], None] = lambda: None
 
     @cached_property
@@ -132,7 +134,7 @@ def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
         # it waited for them: nobody may have their slots before they have ended.
         _drain(queue)
         try:
-            yield Lease(shared.pool, queue)
+            yield Lease(shared.pool, queue, _small_bytes(options))
         finally:
             _drain(queue)
 
@@ -206,7 +208,7 @@ def staging(vfs: Vfs, directory: str, options: Options, size_bytes: int) -> Leas
     except BaseException:
         _lent.discard(process)
         raise
-    return Lease(held.pool, queue, lambda: _lent.discard(process))
+    return Lease(held.pool, queue, _small_bytes(options), lambda: _lent.discard(process))
 
 
 def check_pool(pool_bytes: int, needed_bytes: int, rank: int) -> None:
@@ -238,6 +240,15 @@ def _check_memory(needed: int, freed: int) -> None:
 def _drain(queue: Queue) -> None:
     while queue.pending:
         queue.wait()
+
+
+def _small_bytes(options: Options) -> int:
+    """Return the size of a file that is more than one write.
+
+    The page cache takes a smaller one at once, and its fsync writes it: that is one wait for the
+    disk instead of two. Who has chosen how files are written has it so for all.
+    """
+    return options.block_bytes if options.io == "auto" else 0
 
 
 def _probed(directory: str, vfs: Vfs) -> str:

@@ -31,7 +31,15 @@ from .trust import digest
 class DataFileReader:
     """Reads runs of a checkpoint's data files. Use it in one thread, as a context manager."""
 
-    def __init__(self, store: Store, lease: Lease, manifest: Manifest) -> None:
+    def __init__(
+        self, store: Store, lease: Lease, manifest: Manifest, cached_bytes: int = 0
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            cached_bytes: files of fewer are read through the page cache; others past it.
+        """
+        self._cached_bytes = cached_bytes
         self._store, self._lease, self._manifest = store, lease, manifest
         self._descriptors: dict[int, int] = {}
 
@@ -178,7 +186,8 @@ class DataFileReader:
 
     def _descriptor(self, file: int) -> int:
         if file not in self._descriptors:
-            name, direct = self._manifest.file_names[file], self._lease.queue.direct
+            name, size = self._manifest.file_names[file], int(self._manifest.table.file_bytes[file])
+            direct = self._lease.queue.direct and size >= self._cached_bytes
             self._descriptors[file] = open_data_file(self._store, name, direct=direct)
         return self._descriptors[file]
 

@@ -76,13 +76,15 @@ class DataFileWriter:
         """
         plan, self.number = self.plan, self.number + 1
         name = data_file_name(plan.header.save_id, plan.rank, self.number)
-        self._descriptor = self._store.create(name, direct=self._lease.queue.direct)
+        is_small, queue = expected_bytes < self._lease.small_bytes, self._lease.queue
+        self._descriptor = self._store.create(name, direct=queue.direct and not is_small)
         self._names.append(name)
-        expected = min(expected_bytes + FOOTER_ROOM_BYTES, plan.file_bytes)
-        # Writes into allocated space do not wait for the file to grow, and a full disk says so
-        # first.
-        with contextlib.nullcontext() if is_exact else contextlib.suppress(NoSpaceError):
-            self._store.vfs.allocate(self._descriptor, expected)
+        if not is_small:
+            expected = min(expected_bytes + FOOTER_ROOM_BYTES, plan.file_bytes)
+            # Writes into allocated space do not wait for the file to grow, and a full disk says so
+            # first.
+            with contextlib.nullcontext() if is_exact else contextlib.suppress(NoSpaceError):
+                self._store.vfs.allocate(self._descriptor, expected)
         window = (0, self.window_bytes)
         if self._images and self._images.windows:
             window = self._images.windows[self.number - plan.first_number]

@@ -4,6 +4,7 @@ What is contradictory is refused; what cannot be known is named. Reads no payloa
 """
 
 import errno
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from ..engine.read import open_data_file
 from ..errors import CorruptError, StoreError, VersionError
 from ..format import spec
 from ..format.data_file import check_header, chunk_seed, decode_trailer
-from ..format.header import Coding, Header, decode_header, encode_header_values
+from ..format.header import Coding, Header, decode_header, encode_header
 from ..format.manifest import Manifest, check_table, encode_manifest
 from ..format.names import data_file_name, dotted
 from ..format.order import merge_orders
@@ -203,7 +204,7 @@ def _read_footer(
 
 def _check_alike(first: _Footer, other: _Footer) -> None:
     """Check that two footers are of one save."""
-    mine, theirs = (encode_header_values(footer.table.header) for footer in (first, other))
+    mine, theirs = (json.loads(encode_header(footer.table.header)) for footer in (first, other))
     own = ("codecs", "tensors", "ties", "objects")  # of each file
     differing = [key for key in mine if key not in own and mine[key] != theirs.get(key)]
     names = [[codec["name"] for codec in values["codecs"]] for values in (mine, theirs)]

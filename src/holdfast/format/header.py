@@ -3,7 +3,6 @@
 What comes out of `decode_header` has passed every check that the header alone can be put to.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,7 +15,15 @@ from ..layout import ITEM_BYTES, ROLES, Group, Path, Shape, Tensor
 from . import spec
 from .fields import count, entries, hex_digits, keys, numbers, text
 from .links import Base, TensorLoss, decode_base, decode_losses
-from .values import decode_path, decode_paths, decode_value, encode_path, encode_value, parse_json
+from .values import (
+    decode_path,
+    decode_paths,
+    decode_value,
+    encode_value,
+    parse_json,
+    path_text,
+    write_json,
+)
 
 _TOO_DEEP = f"its JSON header is nested deeper than {spec.JSON_DEPTH_MAX} levels"
 _FEATURES = {
@@ -123,20 +130,15 @@ def _renumbered(groups: Sequence[Group], anew: Mapping[int, int]) -> tuple[Group
     return tuple(group for group in kept if len(group) > 1)
 
 
-def encode_header_values(header: Header) -> dict[str, Any]:
-    """Return the JSON header as values, in the order of docs/format.md."""
-    codec_of = header.codec_of or (0,) * len(header.tensors)
-    tensors = [
-        {"path": encode_path(t.path), "dtype": t.dtype, "shape": list(t.shape), "codec": codec}
-        for t, codec in zip(header.tensors, codec_of, strict=True)
-    ]
+def encode_header(header: Header) -> bytes:
+    """Write the JSON header, in the order of docs/format.md, padded."""
     further: dict[str, Any] = {}
     if header.base:
         further["base"] = asdict(header.base)
     if header.losses:
         further["losses"] = [asdict(loss) for loss in header.losses]
     features = [{"name": name} | _SINCE for name in further]  # the names are those of their keys
-    return {
+    first = {
         "save_id": header.save_id,
         "step": header.step,
         "world_size": header.world_size,
@@ -147,26 +149,44 @@ def encode_header_values(header: Header) -> dict[str, Any]:
         "features": features,
         **further,
         "codecs": [_codec_values(codec) for codec in header.codecs],
-        "tensors": tensors,
-        "ties": [{"path": encode_path(path), "tensor": i} for path, i in header.ties],
-        "objects": [
-            {"path": encode_path(path), "value": encode_value(value, path)}
-            for path, value in header.objects
-        ],
     }
+    ties = [f'{{"path":{path_text(path)},"tensor":{number}}}' for path, number in header.ties]
+    lists = {"tensors": _tensor_texts(header), "ties": ties, "objects": _object_texts(header)}
+    parts = [write_json(first)[:-1]]
+    parts += [f'"{name}":[{",".join(texts)}]' for name, texts in lists.items()]
+    text = f"{','.join(parts)}}}".encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _tensor_texts(header: Header) -> list[str]:
+    """Write tensors: as texts, which the garbage collector does not look at, as there are many."""
+    codec_of = header.codec_of or (0,) * len(header.tensors)
+    known: dict[tuple[str, Shape, int], str] = {}
+    texts = []
+    for tensor, codec in zip(header.tensors, codec_of, strict=True):
+        form = (tensor.dtype, tensor.shape, codec)
+        if (rest := known.get(form)) is None:
+            values = {"dtype": tensor.dtype, "shape": tensor.shape, "codec": codec}
+            rest = known[form] = write_json(values)[1:]
+        texts.append(f'{{"path":{path_text(tensor.path)},{rest}')
+    return texts
+
+
+def _object_texts(header: Header) -> list[str]:
+    """Write objects; one that stands in many places, as the options of a group do, once."""
+    known: dict[int, str] = {}
+    texts = []
+    for path, value in header.objects:
+        if (text := known.get(id(value))) is None:
+            text = known[id(value)] = write_json(encode_value(value, path))
+        texts.append(f'{{"path":{path_text(path)},"value":{text}}}')
+    return texts
 
 
 def _codec_values(codec: Coding) -> dict[str, Any]:
     if codec.name == spec.CODEC_RAW:
         return {"name": codec.name}
     return {"name": codec.name, "groups": [dict(group) for group in codec.groups]}
-
-
-def encode_header(header: Header) -> bytes:
-    """Write the JSON header, padded."""
-    values = encode_header_values(header)
-    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8)
 
 
 def decode_header(text: bytes) -> Header:

@@ -6,6 +6,7 @@ Knows no file system and no torch.
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -154,13 +155,12 @@ _COUNTS = struct.Struct("<QQQ16s")  # files, shards, chunks, digest of the boxes
 
 def encode_written(tables: Sequence[Table]) -> bytes:
     """Write what the coordinator does not know yet of one rank's data files."""
-    columns = {
-        name: np.concatenate([getattr(table, name) for table in tables] or [np.zeros(0)])
-        for name in (*(name for name, _, _ in _TOLD if name != "file_shards"), "shard_box")
-    }
-    boxes = columns.pop("shard_box")
-    columns["file_shards"] = np.array([len(table.shard_tensor) for table in tables])
-    return encode_columns(columns, boxes)
+    columns = {}
+    for name in (*map(itemgetter(0), _TOLD), "shard_box"):
+        if name != "file_shards":
+            columns[name] = np.concatenate([*map(attrgetter(name), tables)] or [np.zeros(0)])
+    columns["file_shards"] = np.array([*map(len, map(attrgetter("shard_tensor"), tables))])
+    return encode_columns(columns, columns.pop("shard_box"))
 
 
 def encode_columns(columns: Mapping[str, npt.NDArray[Any]], boxes: npt.NDArray[Any]) -> bytes:
@@ -169,7 +169,7 @@ def encode_columns(columns: Mapping[str, npt.NDArray[Any]], boxes: npt.NDArray[A
     Args:
         boxes: offset and shape of each shard, as they stand in the footers.
     """
-    counts = (len(columns[name]) for name in ("file_bytes", "shard_digest", "chunk_offset"))
+    counts = map(len, map(columns.__getitem__, ("file_bytes", "shard_digest", "chunk_offset")))
     digest = xxh3_128(boxes.astype("<i8").tobytes())
     parts = [columns[name].astype(dtype).tobytes() for name, dtype, _ in _TOLD]
     return b"".join([_COUNTS.pack(*counts, digest), *parts])
@@ -192,16 +192,15 @@ def join_written(header: Header, planned: Planned, written: Sequence[bytes]) -> 
         expected = xxh3_128(numbers[ends[rank] : ends[rank + 1]].astype("<i8").tobytes())
         if boxes != expected or columns["file_shards"].sum() != np.diff(planned.first)[rank]:
             raise CorruptError(f"rank {rank} wrote other boxes than were planned")
-    column = {
-        name: np.concatenate([columns[name] for _, columns in told] or [np.zeros(0, dtype)])
-        for name, dtype, _ in _TOLD
-    }
+    column, of_rank = {}, [columns for _, columns in told]
+    for name, dtype, _ in _TOLD:
+        column[name] = np.concatenate([*map(itemgetter(name), of_rank)] or [np.zeros(0, dtype)])
     item_bytes = np.array([ITEM_BYTES[t.dtype] for t in header.tensors], np.int64)
     step = chunk_steps(item_bytes, header.chunk_elements)[planned.tensor]
     chunks = -(-planned.boxes.elements // step)
     files = np.repeat(np.arange(len(column["file_shards"])), column["file_shards"])
     file_first = np.cumsum(column["file_chunks"], dtype=np.int64) - column["file_chunks"]
-    counts = [len(columns["file_bytes"]) for _, columns in told]
+    counts = [*map(len, map(itemgetter("file_bytes"), of_rank))]
     return Table(
         header=header,
         file_bytes=column["file_bytes"],

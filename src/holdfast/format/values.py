@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,7 @@ from .names import dotted
 from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX
 
 Json = Any  # null, bool, int, float, str, list of Json, dict of str to Json
+_TEXTS = {str}
 
 
 def encode_value(value: object, path: Path) -> Json:
@@ -92,7 +93,8 @@ def _encode_dict(value: dict[Any, Any], path: Path, depth: int) -> Json:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         for key in value:
             _check_text(key, path)
-        return {str.__str__(key): _encode(item, path, depth - 1) for key, item in value.items()}
+        items = _encode_items(value.values(), path, depth - 1)
+        return dict(zip(map(str.__str__, value), items, strict=True))
     pairs = [[_encode(k, path, depth - 3), _encode(v, path, depth - 3)] for k, v in value.items()]
     return {"$dict": pairs}
 
@@ -128,7 +130,7 @@ def decode_value(value: Json) -> Any:
         canonical = encode_value(decoded, ("value",))
     except StateError as error:
         raise CorruptError(f"a value cannot be: {error}") from error
-    if json.dumps(canonical) != json.dumps(value):
+    if repr(canonical) != repr(value):  # which tells 1, 1.0 and True apart
         raise CorruptError(f"the value {json.dumps(value):.80} is not in the form it has")
     return decoded
 
@@ -218,7 +220,6 @@ _UNTAG = {
 }
 
 
-@functools.lru_cache(maxsize=1 << 16)  # a save writes each path several times
 def encode_path(path: Path) -> Json:
     """Turn a path into JSON: string and integer keys as they are, positions as [kind, n].
 
@@ -240,24 +241,27 @@ def encode_path(path: Path) -> Json:
     return encoded
 
 
-def encode_paths(paths: Iterable[Path]) -> list[Json]:
-    """`encode_path` of each, of which there are many: those of plain texts take no further call."""
-    encoded: list[Json] = []
-    for path in paths:
-        texts = "".join(path) if {*map(type, path)} == _TEXTS else ""  # type: ignore[arg-type]
-        is_short = len(texts) + len(path) <= PATH_BYTES_MAX // 6 and len(path) <= PATH_KEYS_MAX
-        if texts.isascii() and texts and is_short:
-            encoded.append([*path])
-        else:
-            encoded.append(encode_path(path))
-    return encoded
+@functools.lru_cache(maxsize=1 << 16)  # a save writes each path several times
+def path_text(path: Path) -> str:
+    """Write a path as JSON text.
+
+    Raises:
+        StateError: as `encode_path`.
+    """
+    if {*map(type, path)} == _TEXTS:
+        text = ",".join(map(_quote, path))  # type: ignore[arg-type]
+        if text.isascii() and len(path) <= PATH_KEYS_MAX and len(text) + 2 <= PATH_BYTES_MAX:
+            return f"[{text}]"
+    return write_json(encode_path(path))
 
 
-_TEXTS = {str}
+_quote: Callable[[str], str] = json.encoder.encode_basestring
 
 
-# One encoder for all: json.dumps would make a new one for each of these arguments.
+# One encoder for all: json.dumps would make a new one for each of these arguments. Headers have the
+# strict one's form; a ValueError says that a number is not finite.
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _path_bytes(encoded: Json) -> int:

@@ -39,51 +39,36 @@ def decode_replies(answers: Sequence[bytes], *needed: str) -> list[Reply]:
 
 
 def _decode(answer: bytes, rank: int, needed: Sequence[str]) -> Reply:
-    if not needed and not answer.startswith(_MAGIC):
-        return {}
-    rest = _Rest(answer, rank)
-    rest.expect(_MAGIC)
-    (count,) = _COUNT.unpack(rest.take(_COUNT.size))
-    parts = {}
+    begin, end = len(_MAGIC) + _COUNT.size, len(answer)
+    if not answer.startswith(_MAGIC):
+        if not needed:
+            return {}
+        raise _failure(answer, rank, "it is none")
+    parts: Reply = {}
+    at = begin
+    (count,) = _COUNT.unpack_from(answer, len(_MAGIC)) if end >= begin else (0,)
     for _ in range(count):
-        name_bytes, part_bytes = _LENGTHS.unpack(rest.take(_LENGTHS.size))
-        name = rest.take(name_bytes).decode(errors="replace")
-        parts[name] = rest.take(part_bytes)
-    rest.end()
+        start = at + _LENGTHS.size
+        sizes = _LENGTHS.unpack_from(answer, at) if start <= end else (0, 0)
+        middle, at = start + sizes[0], start + sum(sizes)
+        if at > end:
+            break
+        parts[answer[start:middle].decode(errors="replace")] = answer[middle:at]
+    if at > end:
+        raise _failure(answer, rank, f"it ends {at - end} bytes too early")
+    if at < end:
+        raise _failure(answer, rank, f"{end - at} bytes follow its parts")
     if lacking := [name for name in needed if name not in parts]:
-        raise rest.failure(f"it lacks {', '.join(lacking)}")
+        raise _failure(answer, rank, f"it lacks {', '.join(lacking)}")
     return parts
 
 
-class _Rest:
-    """What has not been read yet of a rank's answer."""
-
-    def __init__(self, answer: bytes, rank: int) -> None:
-        self._answer, self._at, self._rank = answer, 0, rank
-
-    def expect(self, magic: bytes) -> None:
-        """Read bytes that are known."""
-        if self.take(len(magic)) != magic:
-            raise self.failure("it is none")
-
-    def take(self, size_bytes: int) -> bytes:
-        """Read so many bytes."""
-        begin, self._at = self._at, self._at + size_bytes
-        if self._at > len(self._answer):
-            raise self.failure(f"it ends {self._at - len(self._answer)} bytes too early")
-        return self._answer[begin : self._at]
-
-    def end(self) -> None:
-        """Check that nothing is left."""
-        if self._at < len(self._answer):
-            raise self.failure(f"{len(self._answer) - self._at} bytes follow its parts")
-
-    def failure(self, fault: str) -> PeerError:
-        """Make the error that says what is wrong."""
-        cause = f"its reply of {len(self._answer)} bytes is damaged: {fault}"
-        return PeerError(
-            f"rank {self._rank} was not understood: {cause}. Check that all ranks run the same "
-            "holdfast, and the network between them",
-            rank=self._rank,
-            cause=cause,
-        )
+def _failure(answer: bytes, rank: int, fault: str) -> PeerError:
+    """Make the error that says what is wrong."""
+    cause = f"its reply of {len(answer)} bytes is damaged: {fault}"
+    return PeerError(
+        f"rank {rank} was not understood: {cause}. Check that all ranks run the same holdfast, and "
+        "the network between them",
+        rank=rank,
+        cause=cause,
+    )

@@ -11,7 +11,6 @@ exchange of everything they hold.
 Pure but for the plans remembered, which change no answer; knows no torch, no files.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from .._core import xxh3_128
 from ..format.header import Header
 from ..format.links import Base
-from ..format.values import decode_value, encode_path, parse_json
+from ..format.values import decode_value, parse_json, path_text, write_json
 from ..layout import Path
 from .requests import Request, distinct
 from .save_plan import SavePlan
@@ -135,7 +134,7 @@ def know(
     )
     factors = [_factor(first[path] == rank, count[path]) for path in shared]
     factors += [_factor(rank == 0, len(requests))] * 2
-    names = [json.dumps(encode_path(path)).encode() for path in shared]
+    names = [path_text(path).encode() for path in shared]
     names += [b"answers", b"arguments"]
     keys = _numbers([xxh3_128(name) for name in names]) | np.uint64(1)
     digest = xxh3_128(b"".join(map(xxh3_128, answers)))
@@ -152,7 +151,7 @@ def numbers(
         arguments: of this save, which have to be the same on all ranks.
         word: of the coordinator; others have none.
     """
-    text = json.dumps(word).encode() if word else b""
+    text = write_json(word).encode() if word else b""
     if len(text) > WORD_BYTES:
         return None
     padded = text.ljust(WORD_BYTES) if word else bytes(WORD_BYTES)
@@ -170,7 +169,7 @@ def settled(sums: Sequence[int]) -> bool:
 def decode_word(sums: Sequence[int]) -> dict[str, Any]:
     """Return what the coordinator said."""
     parts = [part.to_bytes(PART_BYTES, "little") for part in sums[1 + PROOFS :]]
-    word: dict[str, Any] = parse_json(b"".join(parts))
+    word: dict[str, Any] = parse_json(b"".join(parts).rstrip())
     return word
 
 

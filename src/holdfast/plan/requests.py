@@ -4,7 +4,6 @@ Of many ranks most hold the same names, replicas the same boxes too: whatever is
 ranks is decoded once, and is one object on all of them.
 """
 
-import json
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..boxes import I64
-from ..format.values import decode_path, decode_value, encode_path, encode_value, parse_json
+from ..format.values import (
+    decode_path,
+    decode_paths,
+    decode_value,
+    encode_value,
+    parse_json,
+    path_text,
+    write_json,
+)
 from ..layout import Box, Path, Tensor
 
 _LENGTHS = struct.Struct("<QQQ")
@@ -112,17 +119,20 @@ def encode_boxes(counts: Sequence[int], numbers: Sequence[int]) -> bytes:
 def encode_request(request: Request) -> bytes:
     """Write a request as bytes for the other ranks."""
     names, values = request.names, request.values
-    named = {
-        "tensors": [[encode_path(t.path), t.dtype, t.shape] for t in names.tensors],
-        "ties": [[encode_path(path), encode_path(target)] for path, target in names.ties.items()],
-        "mesh": names.mesh,
-    }
-    valued = {
-        "digests": [[encode_path(path), digest.hex()] for path, digest in values.digests.items()],
-        "objects": [[encode_path(path), text.decode()] for path, text in values.objects.items()],
-        "exact": [encode_path(path) for path in sorted(values.exact, key=str)],
-    }
-    parts = [json.dumps(part, separators=(",", ":")).encode() for part in (named, valued)]
+    ties = [f"[{path_text(path)},{path_text(target)}]" for path, target in names.ties.items()]
+    digests = [f'[{path_text(path)},"{found.hex()}"]' for path, found in values.digests.items()]
+    objects = [
+        f"[{path_text(path)},{write_json(text.decode())}]" for path, text in values.objects.items()
+    ]
+    exact = map(path_text, sorted(values.exact, key=str))
+    tensors = [
+        f'[{path_text(t.path)},"{t.dtype}",[{",".join(map(str, t.shape))}]]' for t in names.tensors
+    ]
+    named = f'{{"tensors":[{",".join(tensors)}],"ties":[{",".join(ties)}]'
+    named += f',"mesh":{write_json(names.mesh)}}}'
+    valued = f'{{"digests":[{",".join(digests)}],"objects":[{",".join(objects)}]'
+    valued += f',"exact":[{",".join(exact)}]}}'
+    parts = [part.encode() for part in (named, valued)]
     lengths = _LENGTHS.pack(*map(len, parts), len(request.boxes))
     return b"".join([lengths, *parts, request.boxes, request.node.encode()])
 
@@ -147,8 +157,9 @@ def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
 
 def _decode_names(data: bytes) -> Names:
     found = parse_json(data)
+    paths, dtypes, shapes = [*zip(*found["tensors"], strict=True)] or [(), (), ()]
     return Names(
-        tuple(Tensor(decode_path(path), d, tuple(shape)) for path, d, shape in found["tensors"]),
+        tuple(map(Tensor, decode_paths(paths), dtypes, map(tuple, shapes))),
         {decode_path(path): decode_path(target) for path, target in found["ties"]},
         found["mesh"],
     )
@@ -177,7 +188,7 @@ def encode_object(value: Any, path: Path) -> bytes:
     Raises:
         StateError: it is of a type that a state cannot hold.
     """
-    return json.dumps(encode_value(value, path), separators=(",", ":")).encode()
+    return write_json(encode_value(value, path)).encode()
 
 
 def decode_object(text: bytes) -> Any:

@@ -209,6 +209,8 @@ def encode_objects(plan: SavePlan, rank: int, held: dict[Path, bytes]) -> bytes:
 
 
 def decode_objects(plan: SavePlan, encoded: Sequence[bytes]) -> tuple[tuple[Path, Any], ...]:
-    """Return the values of all ranks, in the plan's order."""
+    """Return the values of all ranks, in the plan's order; equal ones are one object."""
     texts = [iter(parse_json(data)) for data in encoded]
-    return tuple((path, decode_object(next(texts[rank]).encode())) for path, rank in plan.objects)
+    found = [(path, next(texts[rank])) for path, rank in plan.objects]
+    values = {text: decode_object(text.encode()) for text in dict.fromkeys(t for _, t in found)}
+    return tuple([(path, values[text]) for path, text in found])

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
@@ -9,7 +11,7 @@ from ..boxes import I64, U64, Bools, Boxes, chunk_steps, unflatten
 from ..layout import ITEM_BYTES, Box, Shard, Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ShardTable:
     """Shards in the order in which they are written.
 
@@ -32,17 +34,24 @@ class ShardTable:
     def __getitem__(self, rows: slice | Bools) -> "ShardTable":
         return ShardTable(self.tensors, self.tensor[rows], self.boxes[rows])
 
-    @property
+    @cached_property
     def item_bytes(self) -> I64:
         """Bytes of an element of each."""
-        return np.array([ITEM_BYTES[t.dtype] for t in self.tensors], np.int64)[self.tensor]
+        items = [*map(ITEM_BYTES.__getitem__, map(attrgetter("dtype"), self.tensors))]
+        return np.array(items, np.int64)[self.tensor]
 
-    @property
+    @cached_property
     def ndim(self) -> I64:
         """Dimensions of each."""
-        return np.array([len(t.shape) for t in self.tensors], np.int64)[self.tensor]
+        return np.array([*map(len, map(attrgetter("shape"), self.tensors))], np.int64)[self.tensor]
 
-    @property
+    @cached_property
+    def name_bytes(self) -> I64:
+        """Bytes of each tensor's path, as Python shows it."""
+        names = [*map(len, map(repr, map(attrgetter("path"), self.tensors)))]
+        return np.array(names, np.int64)[self.tensor]
+
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of all."""
         return int((self.boxes.elements * self.item_bytes).sum())

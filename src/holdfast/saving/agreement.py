@@ -99,8 +99,13 @@ def request_for(leaves: Leaves, *, compare: bool) -> Request:
     tensors, counts, numbers = list[Tensor](), list[int](), list[int]()
     for leaf in leaves.tensors.values():
         tensors.append(leaf.tensor)
-        counts.append(len(leaf.parts))
-        for _, box in leaf.parts:
+        if leaf.plain:  # held whole
+            counts.append(1)
+            numbers += (0,) * len(leaf.tensor.shape)
+            numbers += leaf.tensor.shape
+            continue
+        counts.append(len(leaf.boxed))
+        for _, box in leaf.boxed:
             numbers += box.offset
             numbers += box.shape
     names = Names(tuple(tensors), leaves.ties(), leaves.mesh)

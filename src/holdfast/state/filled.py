@@ -90,7 +90,8 @@ class Plain:
         own = np.flatnonzero(sizes)
         ranges: list[tuple[int, int]] = []
         for leaf in others:
-            ranges += [_storage(data) for data, _ in leaf.parts if data.is_cpu]
+            held = [leaf.data] if leaf.plain else [data for data, _ in leaf.boxed]
+            ranges += [_storage(data) for data in held if data.is_cpu]
         more = np.array(ranges, np.int64).reshape(-1, 2)
         first = np.concatenate([addresses[own], more[:, 0]])
         end = np.concatenate([(addresses + sizes)[own], more[:, 1]])
@@ -131,7 +132,8 @@ class Target:
         if self.tensors:
             with ordinary_torch():
                 for leaf in self.tensors.values():
-                    total += sum([data.nbytes for data, _ in leaf.parts])
+                    boxed = sum([data.nbytes for data, _ in leaf.boxed])
+                    total += leaf.data.nbytes if leaf.plain else boxed
         return total
 
     def finish(self) -> None:

@@ -46,7 +46,7 @@ def find_overlaps(targets: Mapping[Path, LocalTensor]) -> list[str]:
     devices: dict[torch.device, _Views] = {}
     for path, leaf in targets.items():
         # All parts are views of one tensor, or each has its own.
-        for data in (leaf.data,) if leaf.data.numel() else [data for data, _ in leaf.parts]:
+        for data in (leaf.data,) if leaf.data.numel() else [data for data, _ in leaf.boxed]:
             first, size = data.data_ptr(), data.nbytes
             if not size:
                 continue

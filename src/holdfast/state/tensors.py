@@ -5,6 +5,7 @@ Knows no names but the path it is given.
 
 import operator
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
-from ..format.values import encode_paths
+from ..format.values import path_text
 from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
 from .dtensor import local_part
 from .memory import ORDINARY, check_dense, own_memory, spread
@@ -39,6 +40,8 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 COMPARED_BYTES_MAX = 64 << 10
 SAMPLES, SAMPLE_BYTES = 256, 64
 
+_whole = lru_cache(whole)
+
 TieKey = tuple[object, ...]
 Part = tuple[torch.Tensor, Box]  # the elements, and which they are
 
@@ -49,7 +52,8 @@ class LocalTensor(NamedTuple):
     Attributes:
         tensor: the global one.
         data: the elements, in any strides, on any device; none when they are in several tensors.
-        parts: the boxes held, each with its elements, which are a view of ``data`` if it has any.
+        boxed: of one that is not plain: the boxes held, each with its elements, which are a view
+            of ``data`` if it has any.
         tie: equal for two names of one memory; None when that cannot be known.
         plain: whether it is an ordinary tensor, of which ranks may hold different versions.
         address: of ``data`` where it lies row-major in host memory; else 0.
@@ -57,15 +61,20 @@ class LocalTensor(NamedTuple):
 
     tensor: Tensor
     data: torch.Tensor
-    parts: tuple[Part, ...]
+    boxed: tuple[Part, ...]
     tie: TieKey | None
     plain: bool
     address: int = 0
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The boxes held, each with its elements."""
+        return ((self.data, _whole(self.tensor.shape)),) if self.plain else self.boxed
+
+    @property
     def boxes(self) -> tuple[Box, ...]:
         """The boxes held."""
-        return tuple(box for _, box in self.parts)
+        return (_whole(self.tensor.shape),) if self.plain else tuple([b for _, b in self.boxed])
 
     def digest(self) -> bytes | None:
         """Return a digest of an ordinary tensor, to compare ranks by; None for a shard.
@@ -120,24 +129,24 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
     dtype, shape = _dtype_name(value.dtype, path), tuple(value.shape)
     if isinstance(value, DTensor):
         data, boxes, places = local_part(value, path)
-        tensor, _ = _whole(path, dtype, shape)
+        tensor = _tensor(path, dtype, shape)
         parts = tuple((data[at.slices()], box) for box, at in zip(boxes, places, strict=True))
         parts = ((data, boxes[0]),) if len(boxes) == 1 else parts
         tie = _tie_key(data, tensor, (boxes, value.device_mesh))
         return LocalTensor(tensor, data, parts, tie, False, _address_of(data))
     data = own_memory(value, path)
-    tensor, box = _whole(path, dtype, shape)
+    tensor = _tensor(path, dtype, shape)
     tie = _tie_key(data, tensor, None)
-    return LocalTensor(tensor, data, ((data, box),), tie, True, _address_of(data))
+    return LocalTensor(tensor, data, (), tie, True, _address_of(data))
 
 
 def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, LocalTensor]:
     """`local_tensor` of each, of which there are many: ordinary ones take no further call."""
-    global _wholes
-    if len(_wholes) > TENSORS_MAX:
-        _wholes = {}
-    known, result = _wholes, dict[Path, LocalTensor]()
-    encode_paths([path for path in found if path not in known])  # fails here, not at the commit
+    global _tensors
+    if len(_tensors) > TENSORS_MAX:
+        _tensors = {}
+    known, result = _tensors, dict[Path, LocalTensor]()
+    list(map(path_text, found))  # fails here, rather than at the commit
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     value: Any
     for path, value in found.items():
@@ -157,23 +166,23 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
             result[path] = local_tensor(value, path)
             continue
         data, dtype, shape = value.detach(), DTYPE_NAMES[value.dtype], value.shape
-        storage, (tensor, box) = data.untyped_storage(), known.get(path, _NONE)
+        storage, tensor = data.untyped_storage(), known.get(path, _NONE)
         is_new = tensor.shape != shape or tensor.dtype != dtype
         is_odd = address + data.nbytes > storage.data_ptr() + storage.nbytes()
         if is_odd or (is_new and len(shape) > DIMENSIONS_MAX):
             result[path] = local_tensor(value, path)  # which says what is wrong
             continue
         if is_new:
-            tensor, box = _whole(path, dtype, tuple(shape))
+            tensor = known[path] = Tensor(path, dtype, tuple(shape))
         # What `_tie_key` returns of it.
         tie = (True, address, tensor.shape, None, dtype, tensor.shape, None, _AS_IT_IS)
-        result[path] = LocalTensor(tensor, data, ((data, box),), tie, True, address)
+        result[path] = LocalTensor(tensor, data, (), tie, True, address)
     return result
 
 
 # Most tensors are those of the save before, and then one object: what is equal is seen at once.
-_wholes: dict[Path, tuple[Tensor, Box]] = {}
-_NONE = (Tensor((), "", (-1,)), Box((), ()))
+_tensors: dict[Path, Tensor] = {}
+_NONE = Tensor((), "", (-1,))
 _AS_IT_IS = (False, False)
 TENSORS_MAX = 1 << 16
 
@@ -183,7 +192,7 @@ def _given_shard(value: Shard, path: Path) -> LocalTensor:
     check_dense(value.data, path)
     data = own_memory(value.data, path)
     shape = tuple(map(operator.index, value.shape))
-    tensor, _ = _whole(path, _dtype_name(data.dtype, path), shape)
+    tensor = _tensor(path, _dtype_name(data.dtype, path), shape)
     tie = _tie_key(data, tensor, (value.offset and tuple(value.offset), value.start))
     parts = tuple(parts_of(value, data))
     return LocalTensor(tensor, data, parts, tie, False, _address_of(data))
@@ -193,7 +202,7 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     """Describe torch's older kind of sharded tensor: it may hold several boxes, each in memory."""
     form = value.metadata()
     dtype = _dtype_name(form.tensor_properties.dtype, path)
-    tensor, _ = _whole(path, dtype, tuple(form.size))
+    tensor = _tensor(path, dtype, tuple(form.size))
     parts = []
     for shard in value.local_shards():
         check_dense(shard.tensor, path)
@@ -211,12 +220,12 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
     return LocalTensor(tensor, data, tuple(parts), tie, plain=False)
 
 
-def _whole(path: Path, dtype: str, shape: Shape) -> tuple[Tensor, Box]:
-    """Return a tensor, and the box of all its elements."""
+def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
     tensor = Tensor(path, dtype, shape)
-    known = _wholes.get(path)
-    if known is None or known[0] != tensor:
-        known = _wholes[path] = (tensor, whole(shape))
+    known = _tensors.get(path)
+    if known != tensor:
+        _tensors[path] = tensor
+        return tensor
     return known
 
 

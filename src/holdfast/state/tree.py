@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.values import encode_path, encode_value
+from ..format.values import encode_value, path_text
 from ..layout import Key, Path
 from .ambient import ordinary_torch
 from .flat_optimizer import state_of_run
@@ -241,7 +241,7 @@ class _Walk:
 
     def _object(self, value: Any, path: Path) -> None:
         if path:
-            encode_path(path)
+            path_text(path)
         if id(value) not in self.checked:
             encode_value(value, path)  # fails here, with the path, rather than at the commit
             self.checked[id(value)] = value
