@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test test-all check docs crash crash-blocks power-cuts strike chaos simulate damage mutations process \
+.PHONY: all demo test test-all check words docs crash crash-blocks power-cuts strike chaos simulate damage mutations process \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm clean
 all: $(VENV)/.native
 
@@ -32,6 +32,10 @@ check: $(VENV)/.native build/core/.built
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	ctest --test-dir build/core --output-on-failure
+
+# How the pages are written: sentences, lines, banned words. Old pages have bounds that only fall.
+words:
+	$(PYTHON) scripts/check-words
 
 # The site, into site/: open site/index.html. It loads nothing from elsewhere.
 docs: $(VENV)/.native $(VENV)/.docs

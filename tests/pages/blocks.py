@@ -21,7 +21,8 @@ PAGES = sorted(
 RUN = ("python", "bash")  # languages
 SHOWN = ("", "text")  # what programs print, or a drawing
 _BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>[\w ]+): (?P<value>[^\n]+?) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    r"^(?:<!-- (?P<mark>[\w ]+): (?P<value>[^\n]+?) -->\n)?"
+    r"```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

@@ -1,4 +1,4 @@
-"""What pages take for granted and what they promise: code before and after their blocks, by page."""
+"""What pages take for granted, and what they promise: code before and after their blocks."""
 
 BEFORE = {
     "SECURITY.md": """
