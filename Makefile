@@ -39,7 +39,7 @@ words:
 
 # The site, into site/: open site/index.html. It loads nothing from elsewhere.
 docs: $(VENV)/.native $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs: $(VENV)/.python pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check $(shell $(PYTHON) scripts/dev-requirements docs)

@@ -56,6 +56,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     return HELP.sub(lambda verb: help_of(verb[1].split()), LINK.sub(lead, markdown))
 
 
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let the double colon that docstrings put before code be one."""
+    return html.replace("::</p>", ":</p>")
+
+
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
     """Warn of each resource that the page loads from another host."""
     for tag in LOADED.findall(output):
