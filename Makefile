@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test test-all check crash crash-blocks power-cuts strike chaos simulate damage mutations process \
+.PHONY: all demo test test-all check words docs crash crash-blocks power-cuts strike chaos simulate damage mutations process \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm clean
 all: $(VENV)/.native
 
@@ -32,6 +32,18 @@ check: $(VENV)/.native build/core/.built
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	ctest --test-dir build/core --output-on-failure
+
+# How the pages are written: sentences, lines, banned words. Old pages have bounds that only fall.
+words:
+	$(PYTHON) scripts/check-words
+
+# The site, into site/: open site/index.html. It loads nothing from elsewhere.
+docs: $(VENV)/.native $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(VENV)/.python pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(shell $(PYTHON) scripts/dev-requirements docs)
+	@touch $@
 
 crash: $(VENV)/.native
 	$(BIN)/python tests/crash/kill_loop.py --kills 1000 --ranks 4
@@ -173,4 +185,4 @@ $(VENV)/.native: $(VENV)/.python $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf build $(VENV) demo-out
+	rm -rf build $(VENV) demo-out site

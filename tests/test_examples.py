@@ -1,4 +1,4 @@
-"""The examples, and the code of docs/data.md, run as they stand."""
+"""The examples run as they stand."""
 
 import re
 import subprocess
@@ -11,7 +11,6 @@ import holdfast
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-DATA_PAGE = (ROOT / "docs" / "data.md").read_text()
 LINES_MAX = 60
 
 
@@ -43,9 +42,3 @@ def test_a_run_rolls_back_leaves_out_the_bad_data_and_is_evaluated(tmp_path: Pat
         assert checkpoint.objects()["data.skipped"] == [[240, 328]]
     (told,) = run(tmp_path, str(ROOT / "examples" / "evaluate.py"), "run")
     assert float(re.fullmatch(r"step 60: loss ([\d.]+)", told)[1]) < 10  # type: ignore
-
-
-def test_the_code_of_the_page_on_data_runs_and_resumes(tmp_path: Path) -> None:
-    code = "\n".join(re.findall(r"```python\n(.*?)```", DATA_PAGE, re.DOTALL))
-    assert "data.read(loader)" in code and "partial=True" in code
-    assert run(tmp_path, "-c", code + "\nprint(step, data.position)") == ["6 48"]

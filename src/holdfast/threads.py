@@ -6,6 +6,9 @@ short for that line, it never comes.
 
 import threading
 from collections.abc import Callable
+from functools import partial
+
+MayBegin = Callable[[], bool]
 
 BEGIN_S = 2.0  # a thread that is to begin later does nothing
 
@@ -18,29 +21,24 @@ class _Begun(threading.Event):
         return super().wait(BEGIN_S if timeout is None else timeout)
 
 
-def start(target: Callable[[], object], name: str) -> threading.Thread | None:
-    """Start a daemon thread; return None where none can be had: then it never calls ``target``.
+def start(target: Callable[[MayBegin], object], name: str) -> threading.Thread | None:
+    """Start a daemon thread; return None where none can be had.
+
+    Args:
+        target: what the thread calls, with a function: unless that returns True, it has to return
+            at once, since `start` has returned None.
 
     Example:
-        ``if start(work, "holdfast-work") is None: work()``
+        ``if start(lambda may_begin: may_begin() and work(), "holdfast-work") is None: work()``
     """
-    turn: dict[str, int] = {}
-
-    def is_first() -> bool:
-        thread = threading.get_ident()
-        return turn.setdefault("thread", thread) == thread
-
-    def run() -> None:
-        if is_first():
-            target()
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    may_begin = partial(threading.Lock().acquire, False)  # to the first who asks
+    thread = threading.Thread(target=target, args=(may_begin,), name=name, daemon=True)
     thread._started = begun = _Begun()  # type: ignore[attr-defined]
     try:
         thread.start()
     except RuntimeError:
         return None
-    if begun.is_set() or not is_first():
+    if begun.is_set() or not may_begin():
         return thread
     threading._limbo.pop(thread, None)  # type: ignore[attr-defined]
     return None

@@ -317,8 +317,8 @@ def place() -> tuple[int, int]:
     return here.place or (threading.get_ident(), len(here.serving))
 
 
-def start(target: Callable[[], object], name: str) -> threading.Thread | None:
-    """Start a thread; return None where none can be had, or Python is about to end it anywhere."""
+def start(target: Callable[[threads.MayBegin], object], name: str) -> threading.Thread | None:
+    """`threads.start`; return None too where Python is about to end the thread anywhere."""
     return None if _ending.is_set() else threads.start(target, name)
 
 

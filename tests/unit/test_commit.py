@@ -63,7 +63,8 @@ def test_a_directory_that_cannot_be_listed_is_not_saved_to(
 
     monkeypatch.setattr(LocalStore, "list", refuse)
     with pytest.raises(StoreError, match="not today"):
-        commit.check_absent(LocalStore(new_path()))
+        (path := new_path()).mkdir()
+        commit.check_absent(LocalStore(path))
 
 
 def test_a_manifest_that_nobody_would_read_is_not_committed(

@@ -181,6 +181,8 @@ def check_absent(store: Store) -> None:
             f"{store.location} is within a committed checkpoint, {above}, which would be damaged "
             "by it; save beside it, or elsewhere"
         )
+    if not store.exists("") and os.path.isdir(os.path.dirname(store.location)):
+        return
     try:
         names = [entry.name for entry in store.list()]
     except StoreError as error:

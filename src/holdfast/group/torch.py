@@ -226,9 +226,10 @@ def _in_time(call: Callable[[], Made]) -> Made:
     """
     answer: Future[Made] = Future()
 
-    def run() -> None:
+    def run(may_begin: threads.MayBegin) -> None:
         try:
-            answer.set_result(call())
+            if may_begin():
+                answer.set_result(call())
         except RuntimeError as error:
             answer.set_exception(error)
 

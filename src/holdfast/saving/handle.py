@@ -11,6 +11,7 @@ from typing import TypeVar
 from .. import worker
 from ..engine.ledger import Ledger, Progress
 from ..errors import BusyError, CancelledError, HoldfastError, PeerError, StoreError
+from ..threads import MayBegin
 
 logger = logging.getLogger("holdfast")
 
@@ -124,9 +125,10 @@ class SaveHandle:
                 a part of the save for those who wait, but has no deadline.
         """
 
-        def run() -> None:
-            nice()
-            self._run(work, after)
+        def run(may_begin: MayBegin) -> None:
+            if may_begin():
+                nice()
+                self._run(work, after)
 
         if (thread := worker.start(run, "holdfast-save")) is not None:
             self._thread = thread

@@ -1,0 +1,158 @@
+"""Every code block of every page runs as it stands, or says why not; links lead somewhere."""
+
+import ast
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+from .blocks import PAGES, ROOT, RUN, SHOWN, Block, blocks_of
+from .prepared import AFTER, BEFORE
+from .run import run_blocks
+
+# Blocks marked as not run, of all pages together. It only falls.
+NOT_RUN_MAX = 7
+WORDS_MAX = 900  # what is read in five minutes
+USERS_PAGES = [
+    page
+    for page in PAGES
+    if re.match(r"docs/(howto/|(index|start|choose|understand|faq)\.md)", page)
+]
+BLOCKS = {page: blocks_of(page) for page in PAGES}
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.is_run for b in BLOCKS[p])])
+def test_the_code_of_a_page_runs(page: str, new_path: Callable[[], Path]) -> None:
+    blocks = [block for block in BLOCKS[page] if block.is_run]
+    run_blocks(new_path(), blocks, BEFORE.get(page, ""), AFTER.get(page, ""))
+
+
+def faults_of(block: Block) -> Iterator[str]:
+    if block.mark not in ("", "not run", "ranks", "exit"):
+        yield f"there is no mark {block.mark}"
+    if block.mark != "not run" and block.language not in (*RUN, *SHOWN):
+        yield f"nobody runs {block.language}; say <!-- not run: why -->"
+    if block.language in SHOWN and re.match(r"(import|from) \w|holdfast ", block.code):
+        yield "code without a language"
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    every = [block for blocks in BLOCKS.values() for block in blocks]
+    for block in every:
+        assert not [*faults_of(block)], (block.page, block.line)
+    assert len([block for block in every if block.mark == "not run"]) <= NOT_RUN_MAX
+    # What no block matches would be passed over: a fence that is indented, or never closed.
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        assert len(re.findall(r"^\s*```", text, re.MULTILINE)) == 2 * len(BLOCKS[page]), page
+
+
+def test_a_block_that_nobody_runs_is_found() -> None:
+    (block,) = blocks_of("a.md", "# A\n\n```yaml\na: 1\n```\n")
+    assert (block.line, [*faults_of(block)]) == (3, ["nobody runs yaml; say <!-- not run: why -->"])
+    (block,) = blocks_of("a.md", "<!-- not run: needs a cluster -->\n```yaml\na: 1\n```\n")
+    assert not block.is_run and block.value == "needs a cluster" and not [*faults_of(block)]
+    (block,) = blocks_of("a.md", "```\nimport holdfast\n```\n")
+    assert [*faults_of(block)] == ["code without a language"]
+
+
+def test_code_that_fails_fails_its_page(tmp_path: Path) -> None:
+    def run(text: str, after: str = "") -> None:
+        run_blocks(tmp_path, blocks_of("a.md", text), after=after)
+
+    run("```python\nx = 1\n```\n\n```python\nx += 1\n```\n", "assert x == 2")
+    with pytest.raises(AssertionError, match="what the page promises"):
+        run("```python\nx = 1\n```\n", "assert x == 2")
+    with pytest.raises(AssertionError, match=r'a\.md:1(.|\n)*"a\.md", line 3'):
+        run("```python\nx = 1\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError, match="holdfast inspect nothing"):
+        run("```bash\nholdfast inspect nothing\n```\n")
+    with pytest.raises(AssertionError, match=r"\[0, 3\]"):
+        run('<!-- ranks: 2 -->\n```python\nimport os\nassert os.environ["RANK"] == "0"\n```\n')
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors that a page's headings get, on the site and in a repository's viewer alike."""
+    titles = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in titles]
+    return {title.replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
+    for link in LINK.findall(FENCED.sub("", (ROOT / page).read_text())):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        # The anchors of the API's page are made when the site is built, which checks them.
+        if anchor and target.suffix == ".md" and target.name != "api.md":
+            assert anchor in anchors_of(target.read_text()), f"{page}: {link}"
+
+
+@pytest.mark.parametrize("page", USERS_PAGES)
+def test_a_page_for_users_is_read_in_five_minutes(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert len(FENCED.sub("", text).split()) <= WORDS_MAX
+
+
+def test_the_reference_has_every_public_name() -> None:
+    api = (ROOT / "docs/reference/api.md").read_text()
+    shown = set(re.findall(r"^::: holdfast\.(\w+)$", api, re.MULTILINE))
+    assert shown == set(dir(holdfast)) - {"__version__", "codecs", "errors"}
+    codecs = set(re.findall(r"^::: holdfast\.codecs\.(\w+)$", api, re.MULTILINE))
+    assert codecs == set(holdfast.codecs.__all__)
+
+
+def test_the_reference_has_every_error() -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text()
+    kinds = [k for k in vars(holdfast.errors).values() if isinstance(k, type)]
+    assert set(re.findall(r"^## (\w+Error)$", page, re.MULTILINE)) == {k.__name__ for k in kinds}
+    sections = re.split(r"^## \w+Error$", page, flags=re.MULTILINE)[1:]
+    assert all("**Cause.**" in section and "**Cure.**" in section for section in sections)
+
+
+SECTIONS: dict[str, tuple[Callable[..., object], ...]] = {
+    "Arguments of save and save_async": (holdfast.save, holdfast.save_async),
+    "Arguments of load": (holdfast.load,),
+    "Arguments of Checkpointer": (holdfast.Checkpointer,),
+    "holdfast.Options": (holdfast.Options,),
+}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_reference_has_every_option_with_its_default(title: str) -> None:
+    page = (ROOT / "docs/reference/options.md").read_text()
+    section = page.split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?`) \| (.*?) \|", section, re.MULTILINE)
+    shown = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    given: dict[str, object] = {}
+    for verb in reversed(SECTIONS[title]):
+        parameters = inspect.signature(verb).parameters.values()
+        given |= {each.name: each.default for each in parameters}
+    assert set(shown) == set(given)
+    for name, text in shown.items():
+        with contextlib.suppress(ValueError, SyntaxError):  # a default in words
+            assert ast.literal_eval(text.strip("`")) == given[name], name
+
+
+def test_the_reference_has_every_verb_of_the_command_line() -> None:
+    from holdfast.cli import _make_parser
+
+    (verbs,) = (a.choices for a in _make_parser()._actions if isinstance(a.choices, dict))
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    assert re.findall(r"^<!-- help: (\w+) -->$", page, re.MULTILINE) == [*verbs]
+
+
+def test_every_path_that_the_readme_names_is_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in re.findall(r"`((?:src|docs|tests|core|bindings)/[\w./]*)`", text):
+        assert (ROOT / path).exists(), path
