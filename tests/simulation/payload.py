@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from format.file_rows import FileRows
 from holdfast.arguments import decode_arguments
 from holdfast.boxes import unflatten
 from holdfast.chains import base_choice as base_choice_module
@@ -32,7 +33,7 @@ from holdfast.format.header import Coding, Header
 from holdfast.format.links import Base
 from holdfast.format.manifest import Manifest
 from holdfast.format.names import data_file_name
-from holdfast.format.rows import FileRows, Planned, encode_written
+from holdfast.format.rows import Planned, encode_written
 from holdfast.format.spec import MODE_UNCHANGED
 from holdfast.format.table import Table
 from holdfast.group.replies import decode_replies

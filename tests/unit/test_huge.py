@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
+from format.file_rows import FileRows
 from holdfast.boxes import unflatten
 from holdfast.errors import CorruptError
 from holdfast.format import spec
@@ -15,7 +16,7 @@ from holdfast.format.contents import check_tiling
 from holdfast.format.data_file import align_payload
 from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.rows import FileRows, Planned, encode_written, join_written
+from holdfast.format.rows import Planned, encode_written, join_written
 from holdfast.format.table import Table
 from holdfast.layout import (
     Box,
