@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import holdfast
 from distributed.ranks import start_server
 from holdfast.errors import OptionError
+from holdfast.runs.signals import SignalWatch
 
 PRELUDE = """
 import gc, os, signal, sys, threading
@@ -278,3 +280,22 @@ def test_an_interrupt_as_handlers_are_installed_leaves_none(
     checkpointer.step(2, {"n": 2})
     checkpointer.close()
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_close_that_two_interrupts_cut_off_ends_when_it_is_called_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    checkpointer = holdfast.Checkpointer(tmp_path / "run", stage="sync", signals=(signal.SIGTERM,))
+    checkpointer.step(1, {"w": torch.ones(3)})
+
+    def interrupted(_: SignalWatch) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as points:
+        points.setattr(SignalWatch, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.close()
+    assert signal.getsignal(signal.SIGTERM) != before
+    checkpointer.close()
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -154,12 +154,11 @@ class Checkpointer:
         Raises:
             HoldfastError: the save failed.
         """
-        if self._closed:
-            return
         try:
-            worker.run(self._finish)
+            if not self._closed:
+                worker.run(self._finish)
         finally:
-            self._end()
+            self._end()  # again, if two interrupts came in it before
 
     @property
     def root(self) -> str:
