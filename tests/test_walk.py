@@ -88,8 +88,7 @@ def test_the_page_has_the_bounds() -> None:
     rows = walk.table({f"holdfast, {name}": bound for name, bound in BOUNDS.items()})
     assert [row for row in rows.splitlines() if row not in page] == []
     assert set(EACH_FURTHER.values()) == {0}
-    assert "Each further plain tensor adds 0 calls to a save (eager and lazy ones too)" in page
-    assert "and 0 to a load" in page
+    assert "Each further plain tensor adds 0 calls to a save or a load" in page
 
 
 class CallsBack:

@@ -478,4 +478,4 @@ def test_the_example_in_the_docs(
     exec(code, names)
     assert names["found"].damage and names["left"].whole == ("v",)
     assert names["done"].damage[0][0] == "step-00000300"
-    assert holdfast.open("runs/b").names() == ["v"] and "checksum" in capsys.readouterr().out
+    assert holdfast.open("runs/c").names() == ["v"] and "checksum" in capsys.readouterr().out

@@ -83,12 +83,15 @@ def test_dcp_reports_success_when_a_writing_thread_fails(new_path: NewPath) -> N
 def test_ours_raises_and_leaves_nothing_when_the_disk_is_full(
     new_path: NewPath, operation: str
 ) -> None:
-    path = new_path()
+    path, options = (
+        new_path(),
+        holdfast.Options(io="buffered"),
+    )  # "auto" makes no room for a small file
     with (
         faulty(Fault(operation, persistent=True, argument=errno.ENOSPC)),
         caused_by(NoSpaceError),
     ):
-        dcp.save(state_of(1), storage_writer=HoldfastWriter(path))
+        dcp.save(state_of(1), storage_writer=HoldfastWriter(path, options=options))
     assert not list(path.parent.rglob("*.hf")) and not (path / "MANIFEST").exists()
 
 

@@ -247,8 +247,8 @@ def threads_of(seat: HasScheduler) -> SimpleNamespace:
 def workers_of(seat: HasScheduler, threads: SimpleNamespace) -> SimpleNamespace:
     """Make what stands for `holdfast.worker`: a body runs in the actor that calls the verb."""
 
-    def start(target: Callable[[], None], name: str) -> Any:
-        thread = threads.Thread(target, name)
+    def start(target: Callable[[Callable[[], bool]], None], name: str) -> Any:
+        thread = threads.Thread(lambda: target(lambda: True), name)
         thread.start()
         return thread
 
