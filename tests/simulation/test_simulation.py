@@ -21,7 +21,6 @@ HAPPENINGS = (
     "rebased",
 )
 ENOUGH = 8000  # worlds; most are noticed within some hundred
-FROM = {"retention leaves no mark": 15_001}  # else from the first
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = ("data of dead saves goes unbarred",)
 
@@ -44,5 +43,4 @@ def test_a_seed_plays_the_same_world_again() -> None:
 
 @pytest.mark.parametrize("name", [name for name in PLANTS if name not in RARE])
 def test_a_planted_fault_is_noticed(name: str) -> None:
-    first = FROM.get(name, 1)
-    assert first_noticed(name, range(first, first + ENOUGH)) is not None
+    assert first_noticed(name, range(1, 1 + ENOUGH)) is not None
