@@ -171,7 +171,7 @@ def _lane(seeds: range, work: Path, plant: str | None, only: Collection[str], wr
 
 
 def _counted(played: oracle.Played) -> list[str]:
-    found = ["episodes"]
+    found = ["episodes"] + ["ended by the C library for want of memory"] * played.lacked_memory
     for line in played.said:
         found += ["acknowledged saves"] * ("ack" in line)
         found += ["saves"] * ("begin" in line)

@@ -17,6 +17,7 @@ from holdfast.errors import HoldfastError
 from .exits import ENDINGS
 from .states import OPTIONS, content_of, digest_of, load_content, make_state
 
+NO_THREAD_DATA, THREAD_DATA = 127, "cannot allocate memory for thread-local data"  # glibc's
 EXIT_S = 5.0  # after the end of the save in flight, which takes less than a second
 SWEPT = re.compile(r"(.*/)?(data/[0-9a-f]{32}/[^/]+|\.manifest-[0-9a-f]+)$")
 Said = dict[str, Any]
@@ -38,6 +39,15 @@ class Played:
         """Return how it was to end, if it came so far."""
         return next((line["ending"] for line in self.said if "ending" in line), None)
 
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether the C library ended it, under a limit: it does so where a thread's data lacks room.
+
+        Nobody can answer that; what is on the disk is judged as after a kill.
+        """
+        limited = any(line.get("limited") for line in self.said)
+        return limited and self.status == NO_THREAD_DATA and THREAD_DATA in self.errors
+
     def script(self) -> str:
         """Return what happened, in a line."""
         left_out = {"begin", "ack", "raised", "fault", "broken", "digest"}
@@ -55,9 +65,9 @@ def judge_process(played: Played) -> Iterator[str]:
     ending = ENDINGS.get(played.ending or "")
     if played.hung:
         yield f"hang {'at its end' if ending else 'in an episode'}: {played.hung}"
-    elif ending is None:
+    elif ending is None and not played.lacked_memory:
         yield f"ended with {played.status} before its end: {played.errors[-300:]}"
-    elif played.status != ending.status:
+    elif ending is not None and played.status != ending.status:
         yield f"ended with {played.status}, not {ending.status}: {played.errors[-300:]}"
     elif played.exit_s > EXIT_S:
         yield f"took {played.exit_s:.1f} s to end"
