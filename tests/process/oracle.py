@@ -41,7 +41,7 @@ class Played:
 
     @property
     def lacked_memory(self) -> bool:
-        """Whether the C library ended it, under a limit: it does so where a thread's data lacks room.
+        """Whether the C library ended it, under a limit: as it does without room for thread data.
 
         Nobody can answer that; what is on the disk is judged as after a kill.
         """
