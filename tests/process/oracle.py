@@ -69,7 +69,7 @@ def judge_process(played: Played) -> Iterator[str]:
         yield f"ended with {played.status} before its end: {played.errors[-300:]}"
     elif ending is not None and played.status != ending.status:
         yield f"ended with {played.status}, not {ending.status}: {played.errors[-300:]}"
-    elif played.exit_s > EXIT_S:
+    elif ending is not None and played.exit_s > EXIT_S:
         yield f"took {played.exit_s:.1f} s to end"
 
 
