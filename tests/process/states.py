@@ -15,6 +15,21 @@ Content = dict[str, Any]  # tensors by name, and values
 OPTIONS = holdfast.Options(pool_bytes=32 << 20)
 
 
+class Schedule:
+    """Has hooks, as schedulers have: a load calls them when it has filled the tensors."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what is saved."""
+        return {"count": self.count}
+
+    def load_state_dict(self, given: dict[str, int]) -> None:
+        """Take over what was saved."""
+        self.count = given["count"]
+
+
 def make_state(seed: int, width: int = 8) -> State:
     """Return a module, an optimizer that has taken a step, and values."""
     generator = torch.Generator().manual_seed(seed)
@@ -24,6 +39,7 @@ def make_state(seed: int, width: int = 8) -> State:
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"model": model, "optimizer": optimizer, "step": seed, "notes": ["a", seed]}
+    state["schedule"] = Schedule(seed)
     train(state)
     return state
 
@@ -39,6 +55,7 @@ def train(state: State) -> None:
 def content_of(state: State) -> Content:
     """Return a copy of what a state holds."""
     held: Content = {"step": state["step"], "notes": list(state["notes"])}
+    held["schedule"] = state["schedule"].count
     held |= {name: part.clone() for name, part in state["model"].state_dict().items()}
     slots = state["optimizer"].state_dict()["state"]
     for index, slot in slots.items():
