@@ -2,39 +2,21 @@
 
 import ctypes
 import zlib
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holdfast.codecs.base import Block, Payload, Piece, Relatives
-from holdfast.layout import ROLES, Group, Tensor
+from holdfast.codecs.base import Block, Independent, Payload, Piece, Relatives
 
 DEFLATED = 200  # the mode
 MODES: dict[int, tuple[str, ...]] = {DEFLATED: ()}  # refers to nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Reversed:
+class Reversed(Independent):
     """See `holdfast.codecs.base.Codec`."""
 
     level: int = 6
     name: ClassVar[str] = "reversed"
-    every: ClassVar[int] = 1
-    is_lossy: ClassVar[bool] = False
-    is_plain: ClassVar[bool] = False
-    by_segment: ClassVar[bool] = False
-    order: ClassVar[tuple[str, ...]] = ROLES
-
-    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
-        """No tensor helps another."""
-        return ()
-
-    def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
-        """Nothing of a base."""
-        return False
-
-    def survey(self, pieces: Sequence[Piece]) -> None:
-        """Look at nothing."""
 
     def room(self, block: Block) -> int:
         """What is no smaller is not written."""

@@ -6,10 +6,10 @@ same elements of other tensors of the parameter, as a reader will have them.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..errors import OptionError, shown
-from ..layout import ITEM_BYTES, Group, Tensor
+from ..layout import ITEM_BYTES, ROLES, Group, Tensor
 
 EVERY_MAX = 65  # a chain may have 64 links below its newest (docs/format.md §6)
 
@@ -176,3 +176,27 @@ def check_every(every: object, least: int = 1) -> None:
             f"every is {shown(every)}; expected an integer from {least} to {EVERY_MAX}: of so many "
             "checkpoints one stands by itself"
         )
+
+
+class Independent:
+    """What most of a codec is that codes each chunk by itself; a codec may inherit it.
+
+    It needs no other tensor and no base, and loses nothing.
+    """
+
+    every: ClassVar[int] = 1
+    is_lossy: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = False
+    by_segment: ClassVar[bool] = False
+    order: ClassVar[tuple[str, ...]] = ROLES
+
+    def groups(self, tensors: Sequence[Tensor]) -> tuple[Group, ...]:
+        """No tensor helps another."""
+        return ()
+
+    def keeps(self, role: str, dtype: str, roles: Collection[str]) -> bool:
+        """Nothing of a base is kept."""
+        return False
+
+    def survey(self, pieces: Sequence[Piece]) -> None:
+        """Nothing is looked at before the first chunk is coded."""

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
-
 _USAGE = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
 Written = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
