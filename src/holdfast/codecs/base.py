@@ -179,7 +179,7 @@ def check_every(every: object, least: int = 1) -> None:
 
 
 class Independent:
-    """What most of a codec is that codes each chunk by itself; a codec may inherit it.
+    """The common part of codecs that code each chunk by itself. A codec may inherit it.
 
     It needs no other tensor and no base, and loses nothing.
     """

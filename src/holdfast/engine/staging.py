@@ -70,7 +70,7 @@ def hold(
     memory: torch.Tensor,
     later: AbstractSet[Path],
 ) -> tuple[Held, Held | None]:
-    """Tell what is copied now from what is copied later, if any tensor is.
+    """Split the shards: those that are copied now, and those that are copied later, if any.
 
     Args:
         leaves: what this rank holds of each tensor.
@@ -113,7 +113,7 @@ class LazyCopies:
     """
 
     def __init__(self, held: Held) -> None:
-        """Note what is there now; start the copies from devices.
+        """Record versions and samples; start the copies from devices.
 
         Args:
             held: tensors that nothing but an optimizer's step changes.
@@ -222,7 +222,7 @@ class Unchanged:
             raise changed(self._shards, number)
 
     def freed(self, number: int) -> StateError:
-        """Return what is wrong with a tensor whose memory is not there."""
+        """Return the error for a tensor whose memory was freed."""
         return StateError(
             f"the memory of {_name(self._shards, number)} was freed (resized) before it was "
             'staged; call wait_staged() before that, or save with stage="eager"'
@@ -233,7 +233,7 @@ class Unchanged:
 
 
 def changed(shards: ShardTable, number: int) -> StateError:
-    """Return what is wrong with a tensor that has other elements than at the call."""
+    """Return the error for a tensor that changed after the call."""
     return StateError(
         f"{_name(shards, number)} was changed before it was staged, outside of optimizer.step: the "
         "checkpoint would be of no one moment. Call wait_staged() before that, or save with "
