@@ -10,11 +10,12 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-blocks power-cuts strike chaos simulate damage mutations process \
-  fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm clean
+  fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
+  wheels-arm clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
-	$(BIN)/holdfast demo
+	@$(BIN)/holdfast demo
 
 # The tests, but for those that tests/long.py names. TESTS=tests/unit for some of them alone.
 TEST_PROCESSES ?= 2
@@ -167,6 +168,21 @@ arm: $(VENV)/.system
 	cmake -S . -B build/arm -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_TOOLCHAIN_FILE=core/aarch64.cmake
 	cmake --build build/arm -j2 --target $(CODEC_TESTS:%=%_test)
 	ctest --test-dir build/arm --output-on-failure -R '^($(subst $() ,|,$(CODEC_TESTS)))$$'
+
+# The sdist and the wheels, into build/wheels/dist; wheels-again builds them twice, and compares.
+WHEEL_PYTHONS ?= python3.11 python3.12
+wheels: $(VENV)/.python
+	$(BIN)/python scripts/build-wheels $(WHEEL_PYTHONS)
+
+wheels-again: $(VENV)/.python
+	$(BIN)/python scripts/build-wheels --again $(WHEEL_PYTHONS)
+
+# The wheels that are there, in environments of their own: 1 minute. Then as an ARM machine, by QEMU.
+wheels-check: $(VENV)/.python
+	$(BIN)/python scripts/check-wheels $(WHEEL_PYTHONS)
+
+wheels-arm: $(VENV)/.python
+	$(BIN)/python scripts/check-wheels --arm
 
 # System packages: through apt as root, else the command to run.
 $(VENV)/.system: scripts/install-packages Makefile

@@ -46,7 +46,7 @@ def _told(options: dict[str, str]) -> str:
 def _table(results: Sequence[Result]) -> str:
     points = sorted({result["point"] for result in results})
     names = list(dict.fromkeys(result["codec"] for result in results))
-    heads = ["", "a link is smaller by", "the run", "KL", "cloze", "choice"]
+    heads = ["", "a delta is smaller by", "the run", "KL", "cloze", "choice"]
     heads += [f"regret at {point}" for point in points]
     heads += ["regret, all", "loss of training", "worst step"]
     lines = [" | ".join(["", *heads, ""]).strip(), "|" + "---|" * len(heads)]

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # before this file, of the same name
 
 import holdfast
 from damage.generator import Scene, damage

@@ -33,7 +33,7 @@ from training_state import COPIES, parameter_shapes
 
 import holdfast
 from holdfast.group.torch import find_group
-from holdfast.plan import known
+from holdfast.plan import cached_plans
 from holdfast.saving.request import Wanted
 from holdfast.saving.save import save_now
 
@@ -149,7 +149,7 @@ def _serve(rank: int, count: int, port: int, size_bytes: int, pipe: "Connection[
     group, options = find_group(None, writing=True), holdfast.Options()
     while (task := pipe.recv()) is not None:
         layout, path = task
-        known.forget_all()
+        cached_plans.forget_all()
         dist.barrier()
         started = time.perf_counter()  # one clock for all processes of a machine
         records = save_now(states[layout], Wanted(path, None, None, "raw", options), group)

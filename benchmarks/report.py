@@ -50,7 +50,7 @@ def _facts(results: Sequence[Result]) -> list[str]:
         f"{_each(result['rounds'] for result in results)} rounds"
     )
     facts["caches"] = _each(result["caches"] for result in results)
-    return [f"- {key}: {value}" for key, value in facts.items()]
+    return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
 
 
 def _tables(result: Result) -> list[str]:
@@ -62,12 +62,12 @@ def _tables(result: Result) -> list[str]:
 
 def _notes(result: Result) -> list[str]:
     """Tell each contender's settings and size, and who was skipped."""
-    notes = []
+    notes = ["| | settings of save; load | more on disk |", "|---|---|---|"]
     for name, contender in result["contenders"].items():
         if name not in result["limits"]:
             more = contender["stored_bytes"] / result["state_bytes"] - 1
-            notes.append(f"- {name}: {contender['settings']}; {more:+.3%} on disk")
-    return notes + [f"- skipped: {name}: {reason}" for name, reason in result["skipped"].items()]
+            notes.append(f"| {name} | {contender['settings']} | {more:+.3%} |")
+    return notes + [f"| {name} | skipped: {why} | |" for name, why in result["skipped"].items()]
 
 
 def _size(result: Result) -> str:

@@ -43,10 +43,15 @@ from holdfast.format import spec
 from holdfast.format.contents import check_tiling
 from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.rows import Planned, encode_columns, join_written
+from holdfast.format.rows import Planned, Written, digest_boxes, join_written
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.load_plan import plan_load
-from holdfast.plan.requests import Values, decode_requests, encode_request, request_of
+from holdfast.plan.local_states import (
+    Values,
+    decode_local_states,
+    encode_local_state,
+    local_state_of,
+)
 from holdfast.plan.save_plan import SavePlan, plan_save
 
 OUT = Path(__file__).parent / "out"
@@ -122,11 +127,15 @@ def make_job(shards: int) -> Job:
 def measure(job: Job, rounds: int) -> dict[str, Any]:
     """Time every step of a save that belongs to the coordinator, and the load of one rank."""
     encoded = [
-        encode_request(request_of(_boxes(held), {}, None, Values({}, {}), f"node {rank // 8}"))
+        encode_local_state(
+            local_state_of(_boxes(held), {}, None, Values({}, {}), f"node {rank // 8}")
+        )
         for rank, held in enumerate(job.shards)
     ]
-    requests, decode_s = timed(lambda: decode_requests(encoded), rounds)
-    plan, plan_s = timed(lambda: plan_save(requests, FILE_BYTES, CHUNK_ELEMENTS, "rank"), rounds)
+    local_states, decode_s = timed(lambda: decode_local_states(encoded), rounds)
+    plan, plan_s = timed(
+        lambda: plan_save(local_states, FILE_BYTES, CHUNK_ELEMENTS, "rank"), rounds
+    )
     header = Header(
         "ab" * 16, 7, len(encoded), None, {}, "holdfast", CHUNK_ELEMENTS, plan.tensors, (), ()
     )
@@ -159,7 +168,7 @@ def measure(job: Job, rounds: int) -> dict[str, Any]:
     }
 
 
-def written_by(plan: SavePlan, rank: int) -> bytes:
+def written_by(plan: SavePlan, rank: int) -> Written:
     """Return what a rank would tell of its one data file, had it written it."""
     rows = slice(int(plan.first[rank]), int(plan.first[rank + 1]))
     elements = plan.boxes.elements[rows]
@@ -167,20 +176,18 @@ def written_by(plan: SavePlan, rank: int) -> bytes:
     chunks = np.full(counts.sum(), CHUNK_ELEMENTS * 4, np.int64)
     starts = spec.LARGE_ALIGN_BYTES + np.cumsum(chunks) - chunks
     numbers = np.stack([plan.boxes.offset[rows], plan.boxes.shape[rows]], axis=1)
-    return encode_columns(
-        {
-            "file_bytes": np.array([int(starts[-1] + chunks[-1]) + (1 << 20)]),
-            "file_footer_checksum": np.zeros(1),
-            "shard_digest": np.zeros((len(counts), 2)),
-            "chunk_checksum": np.zeros(len(chunks)),
-            "file_number": np.zeros(1),
-            "file_chunks": np.array([len(chunks)]),
-            "file_shards": np.array([len(counts)]),
-            "chunk_size_mode": chunks,
-            "chunk_offset": starts // spec.SMALL_ALIGN_BYTES,
-        },
-        numbers.reshape(-1),
-    )
+    columns = {
+        "file_bytes": np.array([int(starts[-1] + chunks[-1]) + (1 << 20)], "<u8"),
+        "file_footer_checksum": np.zeros(1, "<u8"),
+        "shard_digest": np.zeros((len(counts), 2), "<u8"),
+        "chunk_checksum": np.zeros(len(chunks), "<u8"),
+        "file_number": np.zeros(1, "<u4"),
+        "file_chunks": np.array([len(chunks)], "<u4"),
+        "file_shards": np.array([len(counts)], "<u4"),
+        "chunk_size_mode": chunks.astype("<u4"),
+        "chunk_offset": (starts // spec.SMALL_ALIGN_BYTES).astype("<u4"),
+    }
+    return Written(digest_boxes([numbers.reshape(-1)]), columns)
 
 
 def _boxes(held: Sequence[Shard]) -> list[tuple[Tensor, tuple[Box, ...]]]:

@@ -1,4 +1,4 @@
-"""torch.save + fsync, torch.load: one file, at its fastest settings (docs/benchmarks.md)."""
+"""torch.save + fsync, torch.load: one file, at its fastest settings (docs/benchmarks/method.md)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

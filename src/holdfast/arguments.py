@@ -12,6 +12,7 @@ from typing import Any
 from .errors import OptionError, StateError, shown
 
 CAMPS_MAX = 4  # in a text: of values, and of ranges of ranks
+PATHS = (str, os.PathLike)
 Arguments = dict[str, Any]  # JSON values by name
 
 
@@ -38,7 +39,7 @@ def check_alike(what: str, arguments: Sequence[Arguments]) -> None:
     if differing:
         raise OptionError(
             f"{what} was refused: the ranks gave different arguments. {'. '.join(differing)}. "
-            "Give the same on all ranks"
+            "Give the same arguments on all ranks"
         )
 
 
@@ -89,8 +90,8 @@ def check_order(path: object, state: object, usage: str) -> None:
     Raises:
         OptionError: they do.
     """
-    if _is_path(state) and not _is_path(path):
-        raise OptionError(f"{usage}; here the path is {shown(path)} and the state {shown(state)}")
+    if isinstance(state, PATHS) and not isinstance(path, PATHS):
+        raise OptionError(f"{usage}; found {shown(path)} as the path, {shown(state)} as the state")
 
 
 def check_state(state: object, named: str = "state") -> None:
@@ -108,10 +109,6 @@ def check_state(state: object, named: str = "state") -> None:
     if hasattr(state, "param_groups"):
         example = '{"optimizer": optimizer}'
     raise StateError(f"{named} is {shown(state)}; expected a dict, such as {named}={example}")
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, (str, os.PathLike))
 
 
 def _named(ranks: Sequence[int]) -> str:

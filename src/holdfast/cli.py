@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from .errors import CorruptError, HoldfastError, OptionError
 from .version import __version__, needs
@@ -89,100 +89,123 @@ def _run(arguments: list[str]) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="holdfast",
-        description="Look at checkpoints, check, compare, convert them; measure a disk for them.",
-        epilog="Exit codes: 0 good or the same, 1 bad or different, 2 usage.",
+        description="Inspect, verify, repair, compare and convert checkpoints; benchmark a disk.",
+        epilog="Example: holdfast verify runs/a. "
+        "Exit codes: 0 good or the same, 1 bad or different, 2 wrong usage.",
     )
     parser.add_argument("--version", action="store_true", help="print the version, and exit")
     parser.add_argument(
         "--verbose", action="store_true", help="with --version: the machine too, for bug reports"
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    inspect = verbs.add_parser("inspect", help="what is in a checkpoint or a run")
-    inspect.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
+    inspect = _add(verbs, "inspect", "show the contents of a checkpoint or a run", "runs/a --all")
+    inspect.add_argument("path", metavar="PATH", help=_EITHER)
     inspect.add_argument(
-        "--all", action="store_true", help="all names, one by one; with --json all boxes too"
+        "--all", action="store_true", help="show all names; with --json all boxes too"
     )
-    verify = verbs.add_parser("verify", help="check every byte of a checkpoint or a run")
-    verify.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
+    verify = _add(verbs, "verify", "check every byte of a checkpoint or a run", "runs/a --deep")
+    verify.add_argument("path", metavar="PATH", help=_EITHER)
     verify.add_argument(
-        "--deep", action="store_true", help="decode everything too, through the bases of links"
+        "--deep", action="store_true", help="also decode everything, with the bases of deltas"
     )
     _add_signing(verbs, verify)
     _add_care(verbs)
-    diff = verbs.add_parser("diff", help="compare two checkpoints, element by element")
-    diff.add_argument("a", metavar="A", help="directory of a checkpoint")
-    diff.add_argument("b", metavar="B", help="directory of another")
-    diff.add_argument("--all", action="store_true", help="all differences, however many")
-    convert = verbs.add_parser("convert", help="PyTorch DCP's own checkpoint into ours, or back")
-    convert.add_argument("source", metavar="SOURCE", help="directory of a checkpoint, either kind")
+    example = "runs/a/step-00000100 runs/a/step-00000200"
+    diff = _add(verbs, "diff", "compare two checkpoints, element by element", example)
+    diff.add_argument("a", metavar="A", help=_ONE)
+    diff.add_argument("b", metavar="B", help="directory of another checkpoint")
+    diff.add_argument("--all", action="store_true", help="show all differences")
+    what = "convert a checkpoint of PyTorch DCP to holdfast, or back"
+    convert = _add(verbs, "convert", what, "dcp/step-100 runs/a/step-00000100")
+    convert.add_argument("source", metavar="SOURCE", help=f"{_ONE}, of either kind")
     convert.add_argument("target", metavar="TARGET", help="new directory for the other kind")
     convert.add_argument(
         "--pickled", action="store_true", help="keep DCP's values that are not JSON-like as pickles"
     )
-    recompress = verbs.add_parser("recompress", help="write it again under another codec")
-    recompress.add_argument("source", metavar="SOURCE", help="directory of a checkpoint or a run")
+    _add_codecs(verbs)
+    _add_bench(verbs)
+    demo = "train a small model, kill it, and resume it from its checkpoints"
+    verbs.add_parser("demo", help=demo, add_help=False)
+    for verb in verbs.choices.values():
+        if verb.add_help:
+            verb.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+_ONE, _EITHER = "directory of a checkpoint", "directory of a checkpoint or a run"
+_Verbs: TypeAlias = "argparse._SubParsersAction[_Parser]"
+
+
+def _add(verbs: _Verbs, name: str, what: str, example: str) -> _Parser:
+    """Add a verb, whose help shows an example."""
+    description = f"{what[0].upper()}{what[1:]}."
+    epilog = f"Example: holdfast {name} {example}"
+    return verbs.add_parser(name, help=what, description=description, epilog=epilog)
+
+
+def _add_codecs(verbs: _Verbs) -> None:
+    what = "write a checkpoint or a run again under another codec"
+    recompress = _add(verbs, "recompress", what, "runs/a runs/small --codec delta")
+    recompress.add_argument("source", metavar="SOURCE", help=_EITHER)
     recompress.add_argument("target", metavar="TARGET", help="new directory")
     recompress.add_argument(
         "--codec",
         default="lossless",
-        help="lossless (the default), raw, delta, delta:replay, excp, compact, compact:tiny, … "
-        "compact:high",
+        help="lossless (the default), raw, delta, delta:replay, excp, compact, or compact:tiny, "
+        "compact:small, compact:balanced, compact:high",
     )
-    rebase = verbs.add_parser("rebase", help="make a link of a chain need no other checkpoint")
-    rebase.add_argument("path", metavar="PATH", help="directory of a checkpoint")
-    _add_bench(verbs)
-    verbs.add_parser("demo", help="a training run that is killed and goes on", add_help=False)
-    for verb in verbs.choices.values():
-        if verb.add_help:
-            verb.add_argument("--json", action="store_true", help="for machines, with full names")
-    return parser
+    what = "turn a delta checkpoint into a full one, in place"
+    rebase = _add(verbs, "rebase", what, "runs/small/step-00000200")
+    rebase.add_argument("path", metavar="PATH", help=_ONE)
 
 
-def _add_care(verbs: "argparse._SubParsersAction[_Parser]") -> None:
-    scrub = verbs.add_parser("scrub", help="verify a run slowly, from the disk; goes on if stopped")
+def _add_care(verbs: _Verbs) -> None:
+    what = "verify a run slowly, from the disk; continue if interrupted"
+    scrub = _add(verbs, "scrub", what, "runs/a --mb-per-s 50")
     scrub.add_argument("path", metavar="RUN", help="directory of a run")
     scrub.add_argument(
         "--mb-per-s",
         type=float,
         default=50.0,
-        help="read at most so much; 0: no limit; default: 50",
+        help="read at most so many MB per second; 0: no limit; default: 50",
     )
-    repair = verbs.add_parser("repair", help="what a damaged checkpoint or run still offers")
-    repair.add_argument("path", metavar="PATH", help="directory of a checkpoint, or of a run")
+    what = "show which tensors of a damaged checkpoint or run are whole, and save them"
+    repair = _add(verbs, "repair", what, "runs/a/step-00000100 --to runs/saved")
+    repair.add_argument("path", metavar="PATH", help=_EITHER)
     do = repair.add_mutually_exclusive_group()
     do.add_argument("--write", action="store_true", help="rebuild a lost or damaged MANIFEST")
-    do.add_argument("--to", metavar="NEW", help="write all tensors that are whole to NEW")
+    do.add_argument("--to", metavar="NEW", help="write all whole tensors to the directory NEW")
 
 
-def _add_signing(verbs: "argparse._SubParsersAction[_Parser]", verify: _Parser) -> None:
+def _add_signing(verbs: _Verbs, verify: _Parser) -> None:
     verify.add_argument(
-        "--signature", action="store_true", help="its SIGNATURE too; what has none is bad"
+        "--signature", action="store_true", help="check its SIGNATURE too; unsigned is bad"
     )
     verify.add_argument(
         "--public-key",
         metavar="KEY",
         action="append",
-        help="with --signature: this key has to have signed it; may be repeated",
+        help="with --signature: accept only signatures of this key; may be repeated",
     )
-    sign = verbs.add_parser("sign", help="sign every byte of a checkpoint with a key")
-    sign.add_argument("path", metavar="PATH", help="directory of a checkpoint")
+    what, example = "sign every byte of a checkpoint", "runs/a/step-00000100 --key key.pem"
+    sign = _add(verbs, "sign", what, example)
+    sign.add_argument("path", metavar="PATH", help=_ONE)
     sign.add_argument(
         "--key", required=True, metavar="KEY", help="file of an Ed25519 private key, PEM or OpenSSH"
     )
 
 
-def _add_bench(verbs: "argparse._SubParsersAction[_Parser]") -> None:
-    bench = verbs.add_parser(
-        "bench", help="which settings are fastest on a disk; what codecs make of a checkpoint"
-    )
-    bench.add_argument("path", metavar="DIR", help="on the disk; what is written is removed")
+def _add_bench(verbs: _Verbs) -> None:
+    what = "find the fastest options for a disk; or try all codecs on a checkpoint"
+    bench = _add(verbs, "bench", what, "/mnt/nvme")
+    bench.add_argument("path", metavar="DIR", help="directory on the disk; its files are deleted")
     bench.add_argument(
-        "--codecs", action="store_true", help="DIR is a checkpoint: say what each codec makes of it"
+        "--codecs", action="store_true", help="DIR is a checkpoint: try all codecs on it"
     )
     bench.add_argument(
-        "base", metavar="BASE", nargs="?", help="with --codecs: the checkpoint to make links from"
+        "base", metavar="BASE", nargs="?", help="with --codecs: checkpoint to use as the base"
     )
-    bench.add_argument("--gib", type=float, default=1.0, help="of elements; default: 1")
+    bench.add_argument("--gib", type=float, default=1.0, help="GiB of elements; default: 1")
     bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
 
 
@@ -220,7 +243,7 @@ def _verify(chosen: argparse.Namespace) -> int:
     from .tools import verify
 
     if chosen.public_key and not chosen.signature:
-        raise OptionError("--public-key is of a signature; give --signature with it")
+        raise OptionError("--public-key needs --signature; give both")
     keys = chosen.public_key or () if chosen.signature else None
     document = verify.verify(chosen.path, deep=chosen.deep, keys=keys)
     _write(chosen, document, verify.render)
@@ -260,7 +283,7 @@ def _diff(chosen: argparse.Namespace) -> int:
         document = diff.diff(chosen.a, chosen.b)
     except CorruptError as error:
         _report(error, as_json=chosen.json)
-        return USAGE  # 1 would say that they differ, which nobody knows
+        return USAGE  # 1 would say that they differ, which is unknown
     _write(chosen, document, partial(diff.render, everything=chosen.all))
     return GOOD if document["same"] else BAD
 
@@ -296,7 +319,10 @@ def _bench(chosen: argparse.Namespace) -> int:
         _write(chosen, document, bench_codecs.render)
         return GOOD
     if chosen.base is not None:
-        raise OptionError(f"bench has two directories, and no --codecs; {chosen.base} is one more")
+        raise OptionError(
+            f"bench takes one directory, found {chosen.base} too. To compare two checkpoints, use "
+            "--codecs CHECKPOINT BASE"
+        )
     from .tools.bench import bench
     from .tools.bench_report import render
 

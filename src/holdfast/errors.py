@@ -8,9 +8,9 @@ HoldfastError
 ├── NotCommittedError      no MANIFEST here
 ├── AlreadyCommittedError  this step exists, with other contents
 ├── FencedError            a newer job writes to this run
-├── OptionError            an option or argument that cannot be (lists what there is)
+├── OptionError            an invalid option or argument (lists what is allowed)
 ├── CorruptError           committed bytes fail a check (file, tensor, chunk, found, expected)
-│   └── TrustError             they are not what a trusted key has signed
+│   └── TrustError             no trusted key has signed these bytes
 ├── VersionError           written by a newer holdfast
 ├── BusyError              another save is in flight, and busy="fail"
 ├── CancelledError         the save was cancelled
@@ -24,11 +24,24 @@ _ADVICE = {
     errno.EDQUOT: "free space, have the quota raised or choose another directory",
     errno.EROFS: "remount it writable or choose another directory",
     errno.EACCES: "give this user access or choose another directory",
+    errno.EIO: "check the disk and the kernel log",
+    errno.ESTALE: "mount the file system again",
 }
 
 
 class HoldfastError(Exception):
-    """Base of every error raised on purpose by holdfast; its text can always be written."""
+    """Base of all errors of holdfast. Its text can always be printed and logged.
+
+    Args:
+        args: the text; what no terminal can print in it is escaped.
+
+    Example::
+
+        try:
+            holdfast.save(state, "runs/a/step-1000")
+        except holdfast.errors.HoldfastError as error:
+            print(f"training goes on without this checkpoint: {error}")
+    """
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(writable(arg) if isinstance(arg, str) else arg for arg in args))
@@ -41,19 +54,24 @@ class StateError(HoldfastError):
 class MismatchError(HoldfastError):
     """The target does not fit the checkpoint; the text lists every difference.
 
-    ``is_repaired``: the checkpoint lacks what a repair could not recover; another may fit.
+    Attributes:
+        is_repaired: True if a repair left tensors out of the checkpoint; another one may fit.
     """
 
     is_repaired: bool = False
 
 
 class StoreError(HoldfastError):
-    """A store call failed; the cause is chained, ``errno`` is its number where there is one."""
+    """A call of the disk or the file system failed; its cause is chained.
+
+    Attributes:
+        errno: the number of the system's error, or None.
+    """
 
     errno: int | None = None
 
     def __str__(self) -> str:
-        """Return the text, and what to do where that is known."""
+        """Return the text, with advice for common errors of the system."""
         advice = _ADVICE.get(self.errno or 0)
         return f"{super().__str__()}; {advice}" if advice else super().__str__()
 
@@ -67,7 +85,7 @@ class NotCommittedError(HoldfastError):
 
 
 class AlreadyCommittedError(HoldfastError):
-    """The step exists already, with other contents."""
+    """There is a checkpoint at this path already; holdfast never overwrites one."""
 
 
 class FencedError(HoldfastError):
@@ -75,28 +93,29 @@ class FencedError(HoldfastError):
 
 
 class OptionError(HoldfastError):
-    """An option or argument that cannot be."""
+    """An invalid option or argument; the text says what is allowed."""
 
 
 class CorruptError(HoldfastError):
     """Committed bytes fail a check.
 
-    ``filled`` names the tensors of a load's target that hold verified bytes of the checkpoint, in
-    whole or in part; all others are as they were. ``location`` is the damaged checkpoint, where
-    something can be done about it.
+    Attributes:
+        filled: names of the target's tensors that hold verified bytes of the checkpoint, in whole
+            or in part. All other tensors are unchanged.
+        location: directory of the damaged checkpoint if `holdfast repair` may help, or "".
     """
 
     filled: tuple[str, ...] = ()
     location: str = ""
 
     def __str__(self) -> str:
-        """Return the text, and what to do."""
+        """Return the text, with advice."""
         advice = f"; {what_is_left(self.location)}" if self.location else ""
         return f"{super().__str__()}{advice}"
 
 
 class TrustError(CorruptError):
-    """Only what a trusted key has signed was to be loaded, and this is something else."""
+    """``Options(trust=…)`` was given, and no trusted key has signed this checkpoint."""
 
 
 class VersionError(HoldfastError):
@@ -104,7 +123,7 @@ class VersionError(HoldfastError):
 
 
 class BusyError(HoldfastError):
-    """Another save is in flight, and ``busy="fail"`` was asked for."""
+    """Another save is in flight, and ``busy="fail"`` or ``busy="skip"`` was given."""
 
 
 class CancelledError(HoldfastError):
@@ -112,9 +131,12 @@ class CancelledError(HoldfastError):
 
 
 class PeerError(HoldfastError):
-    """Another rank failed, so the operation failed on all.
+    """Another rank failed, so the call failed on all ranks.
 
-    ``rank`` is the first rank that failed; ``cause`` is the text of its error.
+    Args:
+        message: the text.
+        rank: the first rank that failed; -1 if it is unknown.
+        cause: the text of that rank's error.
     """
 
     def __init__(self, message: str, *, rank: int, cause: str) -> None:
@@ -160,7 +182,7 @@ def _is_plain(value: object) -> bool:
 
 
 def damaged(location: str, text: str) -> CorruptError:
-    """Return the error of a checkpoint about which something can be done."""
+    """Return the error of a damaged checkpoint that a repair may help."""
     error = CorruptError(text)
     error.location = location
     return error
@@ -168,7 +190,7 @@ def damaged(location: str, text: str) -> CorruptError:
 
 def what_is_left(location: str) -> str:
     """Say what to do about a damaged checkpoint."""
-    return f"'holdfast repair {location}' says what is left"
+    return f"run 'holdfast repair {location}' to see which tensors are readable"
 
 
 def _peer_error(message: str, rank: int, cause: str) -> PeerError:

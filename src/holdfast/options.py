@@ -13,24 +13,31 @@ STREAM_BYTES = 128 << 20  # eight slots: one fills while the others are on their
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What rarely needs changing.
+    """Settings of a save or a load that rarely need to change.
 
     Attributes:
-        chunk_elements: elements per chunk, the unit of checksum and ranged read; 1 to 2^20.
-        file_bytes: a data file that would grow past this goes on in the next; at most 255 GiB.
-        pool_bytes: host memory that a save or load passes through, at least two slots of 16 MiB;
-            default: 128 MiB to stream, and for `save_async` what this rank's share of the state
-            takes.
+        chunk_elements: elements per chunk, from 1 to 2^20. Each chunk has a checksum, and is the
+            smallest part that a load reads.
+        file_bytes: largest size of a data file, at most 255 GiB. Further data goes to another file.
+        pool_bytes: host memory that the data of a save or load passes through, at least 32 MiB.
+            Default: 128 MiB; for `save_async`, the size of this rank's share of the state.
         block_bytes: size of one write or read; a multiple of 4 KiB.
-        queue_depth: writes or reads in flight.
-        io: "auto" probes, and a save or load takes files of less than one block through the page
-            cache; or one of "io_uring", "direct", "buffered" for all files.
-        writers: who writes what several ranks hold. "rank": all of them, in equal shares; "node":
-            the lowest rank of each host; a number: so many ranks at most, evenly spread. Fewer
-            writers make fewer and larger files. What none of these ranks holds is written by those
-            that do.
-        trust: Ed25519 public keys, as files or as OpenSSH's lines: `load`, `open` and restores take
-            only what one of them has signed (SECURITY.md). None: whatever is whole.
+        queue_depth: number of writes or reads in flight.
+        io: "auto" tests what the file system supports, and uses the page cache for files smaller
+            than one block. "io_uring", "direct" and "buffered" hold for all files.
+        writers: which ranks write a tensor that several ranks hold. "rank": all of them, in equal
+            shares. "node": the lowest rank of each host. A number: at most so many ranks, evenly
+            spread. Fewer writers make fewer and larger files. A tensor held by no rank in this set
+            is written by the ranks that hold it.
+        trust: Ed25519 public keys, as files or as OpenSSH lines. `load`, `open` and `restore` then
+            accept only checkpoints signed by one of these keys (SECURITY.md). None: unsigned
+            checkpoints are accepted too.
+
+    Raises:
+        OptionError: an invalid option.
+
+    Example:
+        ``holdfast.load("runs/a/step-1000", into=state, options=holdfast.Options(io="direct"))``
     """
 
     chunk_elements: int = 1 << 20
@@ -43,7 +50,7 @@ class Options:
     trust: Keys | None = None
 
     def __post_init__(self) -> None:
-        """Reject what cannot be."""
+        """Reject invalid options."""
         _within("chunk_elements", self.chunk_elements, 1, 1 << 20)
         _within("file_bytes", self.file_bytes, 1 << 16, 255 << 30)
         if self.pool_bytes is not None:
@@ -51,14 +58,14 @@ class Options:
         _within("block_bytes", self.block_bytes, 4096, SLOT_BYTES)
         _within("queue_depth", self.queue_depth, 1, 1024)
         if self.block_bytes % 4096:
-            raise OptionError(f"block_bytes is {self.block_bytes}; it must be a multiple of 4096")
+            raise OptionError(f"block_bytes is {self.block_bytes}; expected a multiple of 4096")
         if self.io not in ("auto", "io_uring", "direct", "buffered"):
             raise OptionError(
-                f"io is {shown(self.io)}; there are auto, io_uring, direct and buffered"
+                f"io is {shown(self.io)}; expected one of auto, io_uring, direct, buffered"
             )
         if self.writers not in ("rank", "node") and not _is_count(self.writers):
             raise OptionError(
-                f"writers is {shown(self.writers)}; there are 'rank', 'node' and numbers of ranks "
+                f"writers is {shown(self.writers)}; expected 'rank', 'node' or a number of ranks "
                 "from 1"
             )
         if self.trust is not None:
@@ -86,8 +93,8 @@ def _check_keys(trust: Keys) -> None:
     # An empty setting must not read as "trust everybody".
     if not (named and all(named)):
         raise OptionError(
-            f"trust is {shown(trust)}; expected a public key's file or line, or a tuple of them, "
-            "or None to load what nobody has signed"
+            f"trust is {shown(trust)}; expected the file or line of a public key, or a tuple of "
+            "these. None accepts unsigned checkpoints"
         )
 
 
@@ -97,7 +104,7 @@ def _is_count(value: object) -> bool:
 
 def _within(name: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise OptionError(f"{name} is {shown(value)}; it must be an integer from {low} to {high}")
+        raise OptionError(f"{name} is {shown(value)}; expected an integer from {low} to {high}")
 
 
 _DEFAULT = Options()

@@ -40,10 +40,11 @@ SLICE_S = 0.1  # a wait looks up so often: an interrupt may have taken the word 
 STOP_S = 10.0  # for the end of a body whose caller was interrupted
 LAST_WORD_S = 10.0  # for what a daemon thread is at when Python ends
 HELD_UP = (
-    "The interrupted call of holdfast is held up, by a disk, a rank or a second interrupt. It "
-    "ends when it can: what it saves is whole, or not there; what it loads may be filled in part"
+    "The interrupted call of holdfast has not ended yet: a disk or another rank does not answer, "
+    "or a second interrupt came. A save is committed whole or not at all. The target of a load may "
+    "be partly filled: load again before you use it"
 )
-_ENDING = "Python is ending, and would end"
+_DAEMON_ADVICE = "Save and load before the main thread ends, or in a thread that is no daemon"
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -141,8 +142,8 @@ class _Job:
         self._end()
         if self.is_daemon and _ending.is_set():
             raise HoldfastError(
-                f"{_ENDING} this daemon thread anywhere in the call; save and load before the main "
-                "thread ends, or in a thread that is no daemon"
+                "this call cannot start in a daemon thread while Python exits, which would kill "
+                f"the thread midway. {_DAEMON_ADVICE}"
             )
         return False
 
@@ -152,11 +153,13 @@ class _Job:
             call.make()
             if os.getpid() != self._process:
                 raise HoldfastError(
-                    "this process was forked by a hook of the state, within a call of holdfast "
-                    "that goes on in its parent; let the child exec, or end by os._exit"
+                    "a hook of the state forked this process during a call of holdfast, which "
+                    "continues in the parent alone; call exec or os._exit in the child"
                 )
         if isinstance(self.failure, Interrupted):  # by the end of Python
-            raise CancelledError(f"{_ENDING} a daemon thread anywhere; this call was stopped")
+            raise CancelledError(
+                f"this call was stopped: Python exits and kills daemon threads. {_DAEMON_ADVICE}"
+            )
         if self.failure is not None:
             raise self.failure
         return self.result
@@ -308,7 +311,7 @@ def check() -> None:
     Raises:
         Interrupted: an exception, such as a KeyboardInterrupt, has come there.
     """
-    if here.job is not None:
+    if here.job is not None and here.job.interrupt is not None:
         here.job.check()
 
 

@@ -81,14 +81,14 @@ LIES: dict[str, tuple[Tell, str]] = {
     "a long name": (base(name="x" * 256), "the name of the base is"),
     "no name": (base(name=""), "the name of the base is"),
     "a name that is a number": (base(name=1), "the name of the base is 1"),
-    "a base that is not there": (base(name="step-00000009"), "is not there"),
-    "itself as its base": (base(name="step-00000002"), "something else"),
-    "another digest": (base(digest="0" * 32), "something else"),
+    "a base that is not there": (base(name="step-00000009"), "which is missing"),
+    "itself as its base": (base(name="step-00000002"), "another checkpoint there"),
+    "another digest": (base(digest="0" * 32), "another checkpoint there"),
     "a short digest": (base(digest="0" * 31), "digest is"),
     "no links": (base(links=0), "links is 0"),
     "65 links": (base(links=65), "links is 65"),
     "links that are true": (base(links=True), "links is True"),
-    "as many links as the base has": (base(links=1), "1 below it at most, and 1 below that"),
+    "as many links as the base has": (base(links=1), "fewer than 1 bases below that one, found 1"),
     "a further key": (base(step=3), "a base of its JSON header has the keys"),
     "a base that is a list": (
         header(lambda h: h.update(base=[])),
@@ -144,7 +144,7 @@ def test_a_circle_is_refused(run: Path) -> None:
     """A checkpoint that names itself, by the digest that it has."""
     own = content_digest(holdfast.open(at(run, 2))._manifest.table)
     tell(at(run, 2), base(name="step-00000002", digest=own))
-    with pytest.raises(CorruptError, match="2 below it at most, and 2 below that"):
+    with pytest.raises(CorruptError, match="fewer than 2 bases below that one, found 2"):
         holdfast.open(at(run, 2)).state()
     with pytest.raises(reader.Corrupt):
         reader.read(at(run, 2))
@@ -161,7 +161,7 @@ def test_a_base_without_the_tensor_is_refused(run: Path, change: str) -> None:
     holdfast.save(state, run / "other", options=OPTIONS)
     digest = content_digest(holdfast.open(run / "other")._manifest.table)
     tell(at(run, 2), base(name="other", digest=digest))
-    with pytest.raises(CorruptError, match=r"has no w of its dtype and shape"):
+    with pytest.raises(CorruptError, match=r"has no w of the same dtype and shape"):
         holdfast.open(at(run, 2)).state()
     with pytest.raises(reader.Corrupt):
         reader.read(at(run, 2))

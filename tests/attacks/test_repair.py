@@ -74,19 +74,19 @@ def two_in_turn(forgery: Forgery) -> None:
 FOOTERS: dict[str, tuple[Tell, str]] = {
     "another step": (
         footer(1, lambda h: h.update(step=8)),
-        "differ in step: they are not of one save",
+        "differ in step, so they are of different saves",
     ),
     "another world": (
         footer(1, lambda h: h.update(world_size=3)),
-        "differ in world_size: they are not of one save",
+        "differ in world_size, so they are of different saves",
     ),
     "another dtype": (
         footer(1, lambda h: h["tensors"][0].update(dtype="i32")),
-        "of another dtype, shape or codec",
+        "with another dtype, shape or codec",
     ),
     "another shape": (
         footer(1, lambda h: h["tensors"][0].update(shape=[4, 4])),
-        "of another dtype, shape or codec",
+        "with another dtype, shape or codec",
     ),
     "values": (
         footer(0, lambda h: h["objects"].append({"path": ["v"], "value": 1})),
@@ -94,13 +94,13 @@ FOOTERS: dict[str, tuple[Tell, str]] = {
     ),
     "a tie to something else": (
         footer(1, lambda h: h["ties"].append({"path": ["t", 1], "tensor": 0})),
-        "do not agree what t.1 is",
+        "contradict each other on t.1",
     ),
     "a tie that is a tensor": (
         footer(1, lambda h: h["ties"].append({"path": ["b"], "tensor": 0})),
-        "do not agree what b is",
+        "contradict each other on b",
     ),
-    "two orders": (two_in_turn, "contradict each other"),
+    "two orders": (two_in_turn, "in contradicting orders"),
     "a newer format": (lambda f: f.files[0].footer.preamble.update({1: 2}), "format version 2"),
 }
 

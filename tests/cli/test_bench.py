@@ -221,14 +221,14 @@ def test_too_little_room_is_refused(free_gb: float, memory_gb: float) -> None:
         bench_disk.check_room(Path("/data"), GB, **room)
 
     check(3.0, 2.0)
-    with pytest.raises(OptionError, match=r"a state of 1\.00 GB takes [23]\.00 GB"):
+    with pytest.raises(OptionError, match=r"expected [23]\.00 GB, for a state of 1\.00 GB"):
         check(free_gb, memory_gb)
 
 
 def test_a_state_that_fits_nowhere_is_refused(place: Path, holdfast_command: Command) -> None:
     with at_most(resource.RLIMIT_AS, 4 << 30):  # were it not refused, it would take all there is
         answer = holdfast_command("bench", place, "--gib", "1e6")
-    check_refused(answer, "there are .+B.*; a state of 1.07 PB takes .+; choose a smaller --gib")
+    check_refused(answer, "found .+B.*; expected .+ for a state of 1.07 PB. Choose a smaller --gib")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take its rights away")

@@ -44,11 +44,11 @@ def test_a_run_is_recompressed_and_its_links_rebased(
     assert answer.code == 0 and "smaller than the elements" in answer.out
     assert [bits(other / name) for name in names] == [bits(run / name) for name in names]
     answer = holdfast_command("inspect", other / names[2])
-    assert "made from step-00000001" in answer.out and "lost" not in answer.out
+    assert "a delta of step-00000001" in answer.out and "lost" not in answer.out
     answer = holdfast_command("verify", "--deep", other)
     assert answer.code == 0 and answer.out.count("good") == 3
     answer = holdfast_command("rebase", other / names[2])
-    assert answer.code == 0 and "needs no other checkpoint now" in answer.out
+    assert answer.code == 0 and "is a full checkpoint now" in answer.out
     (other / names[1]).rename(other / "away")
     assert bits(other / names[2]) == bits(run / names[2])
     answer = holdfast_command("rebase", other / names[2], "--json")
@@ -57,7 +57,7 @@ def test_a_run_is_recompressed_and_its_links_rebased(
     (other / names[0]).rename(other / "away")
     for how in ((), ("--deep",)):
         answer = holdfast_command("verify", *how, other / names[1])
-        assert answer.code == 1 and "made from step-00000000" in answer.out
+        assert answer.code == 1 and "a delta of step-00000000" in answer.out
     answer = holdfast_command("inspect", other)
     assert "lossless on step-00000000, which is missing" in answer.out
 
@@ -70,7 +70,7 @@ def test_inspect_names_what_a_chain_lacks_for_every_link_above(
     (other / "step-00000000").rename(other / "away")
     answer = holdfast_command("inspect", other)
     assert "lossless on step-00000000, which is missing" in answer.out
-    assert "lossless; step-00000000 below it is missing" in answer.out
+    assert "lossless; its base step-00000000 is missing" in answer.out
     assert answer.code == 1
     (other / "away").rename(other / "step-00000000")
     assert holdfast_command("inspect", other).code == 0
@@ -91,7 +91,7 @@ def test_inspect_names_a_link_that_is_made_from_itself(
     manifest.write_bytes(encode_manifest(dataclasses.replace(table, header=header)))
     answer = holdfast_command("inspect", other)
     assert answer.code == 1
-    assert "lossless on step-00000001, which stands below itself" in answer.out
+    assert "lossless on step-00000001, which is its own base" in answer.out
     assert "lossless on step-00000000" not in answer.out
 
 
@@ -112,7 +112,7 @@ def test_what_is_lost_is_shown(run: Path, new_path: NewPath, holdfast_command: C
 
 def test_what_cannot_be(run: Path, new_path: NewPath, holdfast_command: Command) -> None:
     answer = holdfast_command("recompress", run, new_path(), "--codec", "zip")
-    assert answer.code == 2 and "there are raw, lossless, delta, delta:replay" in answer.err
+    assert answer.code == 2 and "expected one of raw, lossless, delta, delta:replay" in answer.err
     answer = holdfast_command("recompress", run / "none", new_path())
     assert answer.code == 2 and "does not exist" in answer.err
     assert holdfast_command("recompress", run, run).code == 2
@@ -122,7 +122,7 @@ def test_what_cannot_be(run: Path, new_path: NewPath, holdfast_command: Command)
 def test_bench_says_what_codecs_would_make_of_a_step(run: Path, holdfast_command: Command) -> None:
     step, files = run / "step-00000002", sorted(run.rglob("*"))
     answer = holdfast_command("bench", "--codecs", step)
-    assert answer.code == 0 and "links are made from step-00000001" in answer.out
+    assert answer.code == 0 and "deltas are of step-00000001" in answer.out
     lines = {line.split()[0]: line for line in answer.out.splitlines()[3:]}
     assert set(lines) >= {"codec", "lossless", "delta", "excp", "compact:high", "compact:tiny"}
     assert all(len(line) <= 100 for line in lines.values())
@@ -144,7 +144,7 @@ def test_what_a_link_was_made_from_is_verified_too(
     other, names = new_path(), [f"step-{step:08d}" for step in range(3)]
     holdfast_command("recompress", run, other, "--codec", "delta")
     answer = holdfast_command("verify", other / names[2])
-    assert "every byte checked, and of the 2 checkpoints below it" in answer.out
+    assert "every byte checked, and of its 2 bases" in answer.out
     assert "decoded" in holdfast_command("verify", "--deep", other).out
     with holdfast.open(other / names[0]) as checkpoint:
         whole = dict(chunk_places(checkpoint))
@@ -154,16 +154,16 @@ def test_what_a_link_was_made_from_is_verified_too(
     for how in ((), ("--deep",)):
         answer = holdfast_command("verify", *how, other)
         assert answer.code == 1 and answer.out.count("BAD") == 1
-        assert answer.out.count("where this needs nothing of it") == 2
+        assert answer.out.count("damaged in a base, but not used here") == 2
         answer = holdfast_command("verify", *how, other / names[2])
-        assert answer.code == 0 and "where this needs nothing of it" in answer.out
+        assert answer.code == 0 and "damaged in a base, but not used here" in answer.out
     assert holdfast.open(other / names[2]).tensor("optimizer.w.exp_avg").shape == (128, 160)
     data.write_bytes(content)
     flip(data, whole["model.w"])
     for how in ((), ("--deep",)):
         answer = holdfast_command("verify", *how, other)
         assert answer.code == 1 and answer.out.count("BAD") == answer.out.count("1 fault") == 3
-        assert answer.out.count("needs what is damaged below it") == 2  # of the last, two deep
+        assert answer.out.count("is a delta of damaged data") == 2  # of the last, two deep
         assert answer.out.count("lost: model.w [0:128, 0:160]") == 3
         assert "Tensors filled" not in answer.out
         assert holdfast_command("verify", *how, other / names[2]).code == 1
@@ -229,7 +229,7 @@ def test_a_run_is_not_mixed_with_another(
     other = new_path()
     holdfast.save({"else": torch.ones(3)}, other / "step-00000001", step=1)
     answer = holdfast_command("recompress", run, other)
-    assert answer.code == 2 and "was not made from" in answer.err
+    assert answer.code == 2 and "with other contents than" in answer.err
 
 
 def test_nothing_is_left_where_it_fails(run: Path, new_path: NewPath) -> None:

@@ -138,7 +138,7 @@ def test_a_run_steps_over_what_was_repaired_without_its_values(
     assert holdfast_command("repair", run.path(2), "--write").code == 0
     state = {"w": torch.zeros(6, 10), "v": torch.zeros(3), "n": 0}
     assert holdfast.Checkpointer(run.root).restore(state) == 1 and state["n"] == 1
-    with pytest.raises(MismatchError, match="was repaired, and lacks what was lost"):
+    with pytest.raises(MismatchError, match="was repaired, and lacks the lost tensors"):
         holdfast.Checkpointer(run.root).restore(state, step=2)
     weights = {"w": torch.zeros(6, 10)}
     assert holdfast.Checkpointer(run.root).restore(weights, partial=True) == 2
@@ -279,7 +279,7 @@ def test_a_save_that_may_be_under_way_is_left_alone(
     path = save_one(new_path())
     (path / "MANIFEST").unlink()
     answer = holdfast_command("repair", path, "--write")
-    assert answer.code == 2 and "may be under way" in answer.err
+    assert answer.code == 2 and "save may still run" in answer.err
     assert not (path / "MANIFEST").exists()
     with pytest.raises(StateError):
         holdfast.repair(path, write=True)
@@ -438,7 +438,7 @@ def test_a_run_is_not_written_as_one(new_path: NewPath, holdfast_command: Comman
     save_one(root / "step-00000001")
     for arguments in (["--write"], ["--to", new_path()]):
         answer = holdfast_command("repair", root, *arguments)
-        assert answer.code == 2 and "give one of its steps" in answer.err
+        assert answer.code == 2 and "expected one checkpoint with --to or --write" in answer.err
     answer = holdfast_command("repair", root)
     assert answer.code == 0 and "1 of 1 step good; newest good: " in answer.out
     assert holdfast_command("repair", root, "--write", "--to", "x").code == 2

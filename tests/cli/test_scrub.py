@@ -171,7 +171,7 @@ def test_a_base_that_is_gone_is_found(new_path: NewPath) -> None:
     assert holdfast.scrub(root).damage == []
     shutil.rmtree(at(root, 0))
     ((step, fault),) = holdfast.scrub(root).damage
-    assert step == "step-00000001" and "is not there" in fault.what and fault.lost[0].tensor == "w"
+    assert step == "step-00000001" and "is missing" in fault.what and fault.lost[0].tensor == "w"
 
 
 def test_what_cannot_be(run: Path, new_path: NewPath, holdfast_command: Command) -> None:

@@ -81,7 +81,7 @@ def test_a_flipped_bit_is_found_with_its_file_and_tensor(
     first, fault, lost, advice = answer.out.splitlines()
     assert first == f"BAD  {path}: 1 fault"
     assert lost.split() == ["lost:", "model.w", "[0:100]"]
-    assert advice == f"'holdfast repair {path}' says what is left"
+    assert advice == f"run 'holdfast repair {path}' to see which tensors are readable"
     assert str(file) in fault and "tensor model.w, chunk 0" in fault
     (found,) = holdfast_command("verify", path, "--json").document["checkpoints"]
     (damage,) = found["damage"]
@@ -226,7 +226,7 @@ def test_a_step_under_the_name_of_another_is_a_fault(
     save(root / "step-00000004", 4)
     save(root / "step-00000005", 5).rename(root / "step-00000006")
     answer = holdfast_command(verb, root)
-    told = "is named step 6, and holds step 5: it was renamed, or copied to the wrong place"
+    told = "is named step 6, but holds step 5: it was renamed, or copied to the wrong place"
     assert answer.code == 1 and answer.out.count(told) == 1 and "lost:" not in answer.out
     if verb != "scrub":
         alone = holdfast_command(verb, root / "step-00000006")
@@ -273,10 +273,10 @@ def test_what_tells_of_damage_says_what_to_do(
         shutil.rmtree(path / "data")
     else:
         flip_bit(path / "MANIFEST", 100)
-    advice = f"'holdfast repair {path}' says what is left"
+    advice = f"run 'holdfast repair {path}' to see which tensors are readable"
     with pytest.raises(holdfast.errors.CorruptError) as caught:
         holdfast.open(path).state()
     assert f"; {advice}" in str(caught.value)
     answer = holdfast_command("verify", path)
-    assert answer.code == 1 and answer.out.count(advice) == 1 == answer.out.count("\n'")
-    assert "says what is left" not in holdfast_command("repair", path).out
+    assert answer.code == 1 and answer.out.count(advice) == 1 == answer.out.count("\nrun '")
+    assert "to see which tensors" not in holdfast_command("repair", path).out

@@ -23,9 +23,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def drop_a_file_fsync(patch: pytest.MonkeyPatch) -> None:
     original = DataFileWriter._sync
 
-    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
+    def sync(self: DataFileWriter, call: Callable[[Any], None], target: Any) -> None:
         if self._descriptor < 0:  # the directories; the file is closed by then
-            original(self, call)
+            original(self, call, target)
 
     patch.setattr(DataFileWriter, "_sync", sync)
 
@@ -39,7 +39,7 @@ def publish_before_durable(patch: pytest.MonkeyPatch) -> None:
     late: list[Callable[[], None]] = []
     publish = LocalStore.publish
 
-    def sync(self: DataFileWriter, call: Callable[[], None]) -> None:
+    def sync(self: DataFileWriter, call: Callable[[Any], None], target: Any) -> None:
         store, name = self._store, self._names[-1]
 
         def sync_now() -> None:

@@ -61,7 +61,7 @@ def test_a_save_whose_directory_is_gone_does_not_say_that_it_may_be_there(
     monkeypatch.setattr(LocalStore, "_link", find_nothing)
     with pytest.raises(StoreError, match="No such file") as caught:
         holdfast.save(make_state(1), scratch / "place", options=OPTIONS)
-    assert not any("may be there" in note for note in caught.value.__notes__)
+    assert not any("may exist" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("was_made", [True, False])
@@ -105,7 +105,7 @@ def test_the_manifest_of_another_save_is_not_taken_for_our_own(
 
     other = dataclasses.replace(OPTIONS, pool_bytes=48 << 20)  # a pool of its own
     monkeypatch.setattr(LocalStore, "_link", link_too_late)
-    with pytest.raises(AlreadyCommittedError, match="another save while"):
+    with pytest.raises(AlreadyCommittedError, match="another save during"):
         holdfast.save(make_state(2), place, options=other)
     assert load_number(place) == 1
     assert names_below(place) == ["00000-0.hf", "MANIFEST"]

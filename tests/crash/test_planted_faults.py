@@ -37,7 +37,7 @@ from holdfast.engine import commit
 from holdfast.engine.commit import Commit
 from holdfast.errors import PeerError, StateError
 from holdfast.group.base import Group
-from holdfast.plan import known
+from holdfast.plan import cached_plans
 from holdfast.testing import Fault
 
 
@@ -78,8 +78,8 @@ def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
         return replace(plan, tensor=plan.tensor[kept], boxes=plan.boxes[kept], first=first)
 
     patch.setattr(holdfast.saving.agreement, "plan_save", plan_with_a_gap)
-    patch.setattr(known, "find", lambda _: None)  # nor is it to be used by another test
-    patch.setattr(known, "remember", lambda _: None)
+    patch.setattr(cached_plans, "find", lambda _: None)  # nor is it to be used by another test
+    patch.setattr(cached_plans, "remember", lambda _: None)
 
 
 def two_rank_save(made: Record, place: str, number: int) -> list[BaseException | None]:

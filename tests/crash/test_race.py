@@ -25,7 +25,7 @@ def race(root: str, racer: int, barrier: Barrier, results: "multiprocessing.Simp
             try:
                 holdfast.save(make_state(racer), f"{root}/place-{number}", options=OPTIONS)
             except AlreadyCommittedError as error:
-                result = "late" if "another save while" in str(error) else "refused"
+                result = "late" if "another save during" in str(error) else "refused"
             except BaseException as error:
                 result = repr(error)
         results.put((number, racer, result))

@@ -255,7 +255,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(
         read_shards(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(load_module, "read_shards", shrink)
-    with pytest.raises(CorruptError, match="ends at byte 100, within its payloads"):
+    with pytest.raises(CorruptError, match="ends at byte 100, within its data"):
         holdfast.load(checkpoint, into=target(), options=OPTIONS)
 
 
@@ -264,7 +264,7 @@ def test_a_read_behind_the_end_says_where_the_end_is(tmp_path: Path) -> None:
     holdfast.save({"x": torch.zeros(5000, 1000)}, path)
     with holdfast.open(path) as checkpoint:
         os.truncate(data_files(path)[0], 100)
-        with pytest.raises(CorruptError, match="ends at byte 100, within its payloads"):
+        with pytest.raises(CorruptError, match="ends at byte 100, within its data"):
             checkpoint.tensor("x", ((4999, 0), (1, 1000)))
 
 

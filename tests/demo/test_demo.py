@@ -10,6 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(600)  # torchrun starts five times
 CLAIMS = 9
+LINES_MAX = 60  # on a terminal of 80 columns
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def demo(
         capture_output=True,
         text=True,
         # Whoever runs the tests under torchrun has these; the demo's own runs must not see them.
-        env={**os.environ, "WORLD_SIZE": "7", "RANK": "6"},
+        env={**os.environ, "WORLD_SIZE": "7", "RANK": "6", "COLUMNS": "80"},
     )
     return ended, out
 
@@ -76,5 +77,15 @@ def test_the_report_says_what_it_must(demo) -> None:
 
 def test_the_terminal_shows_the_table_and_no_moving_line(demo) -> None:
     shown = demo[0].stdout
-    assert "| step killed" in shown
+    assert "| holdfast.save " in shown
     assert "\r" not in shown and "\x1b" not in shown
+
+
+def test_the_terminal_shows_little_and_begins_with_what_will_happen(demo) -> None:
+    lines = demo[0].stdout.splitlines()
+    assert len(lines) <= LINES_MAX
+    assert max(len(line) for line in lines if "/" not in line) <= 80
+    opening = " ".join(lines[: lines.index("")])
+    assert opening.startswith("holdfast demo: train a small GPT on 2 processes, kill it")
+    assert opening.endswith("On 2 cores this takes one to two minutes.")
+    assert sum(line.startswith("   yes: ") for line in lines) == CLAIMS

@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from holdfast.cli import main as holdfast_command
 from holdfast.errors import PeerError
 from holdfast.tools import demo, demo_picture, demo_train
-from holdfast.tools.demo_report import align, tables, write_markdown
+from holdfast.tools.demo_report import align, brief, tables, write_markdown
 from holdfast.tools.demo_results import Flip, Results, Timing, judge
 from holdfast.tools.demo_run import Kill, SaveWatch, kill_all, wait
 
@@ -123,7 +124,9 @@ def test_a_failed_claim_makes_the_exit_code_1(
     break_last_bit(results)
     monkeypatch.setattr(demo, "_tell", tell(results))
     assert demo.main(["--quick", "--out", str(tmp_path)]) == 1
-    assert "NOT EVERY CLAIM HOLDS" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "NOT EVERY CLAIM HOLDS" in shown
+    assert re.search(r"NO: after the resume,[^:]*\(6\s+of 7", shown)
     report = (tmp_path / "report.md").read_text()
     assert "NO: after the resume" in report and "bit for bit (6 of 7" in report
     assert "Killed while saving" not in report
@@ -183,6 +186,15 @@ def test_the_tables_line_up_and_the_report_holds_them() -> None:
         lines = align(table)
         assert len({len(line) for line in lines}) == 1
         assert "\n".join(lines) in report
+
+
+def test_paths_are_shortened_and_nothing_else() -> None:
+    name = "data/" + 8 * "0a1b" + "/00000-0.hf"
+    scratch = Path("/a b/runs-x")
+    assert brief(f"Error: /a b/runs-x/flipped/{name}: at /a b", scratch) == (
+        "Error: flipped/data/…/00000-0.hf: at /a b"
+    )
+    assert brief("runs/step-1: data/ab/00000-0.hf", scratch) == "runs/step-1: data/ab/00000-0.hf"
 
 
 def test_killing_a_run_leaves_nobody_not_even_in_another_session() -> None:

@@ -172,7 +172,7 @@ def test_a_restore_of_different_copies_fails_and_takes_no_older_step(
     if step is None:  # it is not there
         kinds, texts = zip(*run_ranks(2, restore_own, directories, {}), strict=True)
         assert set(kinds) == {"MismatchError"} and len(set(texts)) == 1
-        assert f"rank 0 finds step 2 in {OWN_DIRECTORY}, and another rank does not" in texts[0]
+        assert f"rank 0 finds step 2 in {OWN_DIRECTORY}, but another rank does not" in texts[0]
 
     holdfast.save(
         {"w": weights(5, 2), "own": {"step": 2}},

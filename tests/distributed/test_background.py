@@ -161,7 +161,7 @@ def small_pool(rank: int, root: str) -> str:
 
 def test_a_pool_too_small_on_one_rank_is_refused_on_all(tmp_path: Path) -> None:
     first, second = run_ranks(2, small_pool, str(tmp_path))
-    assert "rank 1 has to stage" in first and "pool_bytes is 33554432" in first
+    assert "rank 1 has to copy" in first and "pool_bytes is 33554432" in first
     assert second == first
 
 

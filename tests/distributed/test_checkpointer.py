@@ -223,7 +223,7 @@ def in_step(rank: int, run: str) -> str:
 def test_nobody_saves_when_the_optimizer_of_one_rank_has_begun_a_step(tmp_path: Path) -> None:
     first, second = run_ranks(2, in_step, str(tmp_path / "run"))
     assert first.startswith("no emergency save: PeerError: rank 1 failed: StateError")
-    assert "an optimizer has begun a step since step 3" in second
+    assert "an optimizer has changed the state since step 3" in second
     assert whole_steps(tmp_path / "run") == []
 
 
@@ -243,7 +243,7 @@ def made_too_early(rank: int, run: str) -> str:
 
 def test_a_checkpointer_made_before_the_process_group_is_refused(tmp_path: Path) -> None:
     for told in run_ranks(2, made_too_early, str(tmp_path / "run")):
-        assert "was made before the process group of 2 ranks" in told
+        assert "was created before the process group of 2 ranks" in told
     assert not (tmp_path / "run").exists()
 
 

@@ -130,7 +130,7 @@ def too_many(rank: int, path: str) -> str:
 
 def test_more_shards_than_a_checkpoint_tells_apart_are_refused(tmp_path: Path) -> None:
     (text,) = run_ranks(1, too_many, str(tmp_path / "a"))
-    assert "a.w is a ShardedTensor of which this rank has 256 shards, at most 255" in text
+    assert "a.w is a ShardedTensor with 256 shards on this rank; expected at most 255" in text
 
 
 class Holder:

@@ -354,7 +354,7 @@ def test_every_rank_raises_when_one_fails(tmp_path: Path) -> None:
     assert "w is i32 [3] on rank 1, f32 [3]" in one[3][1]
     assert "seed is 1 on rank 1, 0" in one[4][1]
     assert "different values of rng" in one[5][1]
-    assert "of rank 0 cover 2 of 4 elements, nobody holds [2:4]" in one[6][1]
+    assert "of rank 0 cover 2 of 4 elements, no rank holds [2:4]" in one[6][1]
     assert one[6] == other[6], "found before anything is written, by all"
     assert list(tmp_path.rglob("MANIFEST")) == []
     assert list(tmp_path.rglob("*.hf")) == [], "nothing is left of a failed save"

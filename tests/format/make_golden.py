@@ -341,7 +341,7 @@ def write(name: str, case: Case, path: FilePath) -> None:
     save_id = hashlib.sha256(name.encode()).hexdigest()[:32]
     with (
         patch("holdfast.saving.save.secrets.token_hex", lambda size: save_id),
-        patch("holdfast.saving.save.__version__", WRITTEN_BY),
+        patch("holdfast.saving.request.__version__", WRITTEN_BY),
     ):
         save_pieces(
             path,
@@ -361,7 +361,7 @@ def write_error(name: str, path: FilePath) -> None:
     with (
         tempfile.TemporaryDirectory() as scratch,
         patch("holdfast.saving.save.secrets.token_hex", lambda size: save_id),
-        patch("holdfast.saving.save.__version__", WRITTEN_BY),
+        patch("holdfast.saving.request.__version__", WRITTEN_BY),
     ):
         save_truth(truth := FilePath(scratch) / "truth")
         forgery = Forgery.read(truth)

@@ -189,5 +189,5 @@ def test_an_environment_that_asks_for_what_there_is_not_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOLDFAST_DCP", "all")
-    with pytest.raises(OptionError, match=r"'all'.*'1' and 'every'"):
+    with pytest.raises(OptionError, match=r"'all'.*'1', 'every'"):
         autoload()

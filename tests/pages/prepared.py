@@ -39,11 +39,13 @@ file.write_bytes(content)
 
 AFTER = {
     "README.md": """
-assert holdfast.Checkpointer("runs/a").steps() == [100, 150, 200]
-state["step"] = 0
-assert holdfast.Checkpointer("runs/a").restore(state) == state["step"] == 200
+assert holdfast.Checkpointer("runs/a").steps() == [50, 100, 150, 200]
+with torch.no_grad():
+    model.weight.zero_()
+assert holdfast.Checkpointer("runs/a").restore(state) == 200
+assert model.weight.count_nonzero() == model.weight.numel()
 try:
-    holdfast.save(state, "runs/b/first")
+    holdfast.save(state, checkpointer.path(200))
 except holdfast.errors.AlreadyCommittedError:
     pass
 else:

@@ -18,6 +18,7 @@ from .run import run_blocks
 # Blocks marked as not run, of all pages together. It only falls.
 NOT_RUN_MAX = 7
 WORDS_MAX = 900  # what is read in five minutes
+README_WORDS_MAX, README_LINES_MAX = 700, 10
 USERS_PAGES = [
     page
     for page in PAGES
@@ -152,7 +153,50 @@ def test_the_reference_has_every_verb_of_the_command_line() -> None:
     assert re.findall(r"^<!-- help: (\w+) -->$", page, re.MULTILINE) == [*verbs]
 
 
-def test_every_path_that_the_readme_names_is_there() -> None:
-    text = (ROOT / "README.md").read_text()
-    for path in re.findall(r"`((?:src|docs|tests|core|bindings)/[\w./]*)`", text):
+NAMED = re.compile(r"`((?:src|docs|tests|core|bindings|benchmarks|examples|scripts)/[\w./-]*)`")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_path_that_the_page_names_is_there(page: str) -> None:
+    for path in NAMED.findall((ROOT / page).read_text()):
         assert (ROOT / path).exists(), path
+
+
+def test_the_map_has_every_room_and_every_folder_of_tests() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("\n## The map\n")[1]
+    named = {path.rstrip("/") for path in NAMED.findall(text)}
+    source = ROOT / "src" / "holdfast"
+    there = [path.parent for path in source.glob("*/__init__.py")]
+    there += [path for path in source.glob("*.py") if path.name != "__init__.py"]
+    there += [path.parent for path in ROOT.glob("tests/*/__init__.py")]
+    assert {path.relative_to(ROOT).as_posix() for path in there} - named == set()
+
+
+def words_of(page: str) -> int:
+    """Count as `wc -w` does, but for blocks of code and for where links lead."""
+    text = FENCED.sub("", (ROOT / page).read_text())
+    return len(re.sub(r"\]\([^)]*\)", "]", text).split())
+
+
+def test_the_readme_is_short_and_begins_with_ten_lines_of_code() -> None:
+    assert words_of("README.md") <= README_WORDS_MAX
+    first = next(block for block in BLOCKS["README.md"] if block.language == "python")
+    assert len([line for line in first.code.splitlines() if line]) <= README_LINES_MAX
+
+
+def test_the_chart_shows_as_many_others_as_the_readme_says() -> None:
+    figures = (ROOT / "docs/benchmarks.md").read_text().split("<!-- figures: ")[1]
+    save, load = figures.split("**load**")
+    others = [
+        [
+            name  # of a row of figures, which has five columns
+            for name in re.findall(r"^\| (\w.*?) \|(?:[^|\n]*\|){4}$", rows, re.MULTILINE)
+            if name[:4] != "fio "
+        ]
+        for rows in (save, load)
+    ]
+    assert sorted(others[0]) == sorted(others[1]) and others[0].pop(0) == "holdfast"
+    numbers = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert readme.count(f"beside {numbers[len(others[0])]} others") == 2
+    assert "The red line is fio" in readme

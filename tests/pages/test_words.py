@@ -48,6 +48,36 @@ def test_each_rule_of_words_fails_when_it_is_broken(what: str, tmp_path: Path) -
     assert len(faults_of(tmp_path, f"# A page\n\n{REFUSED[what]}\n")) == 1
 
 
+REFUSED_ERRORS = {
+    "there are": 'OptionError(f"io is {io}; there are {known}")',
+    "let go": 'StoreError("step 3 is being let go of")',
+    "nobody": 'StateError(f"nobody holds {gap}")',
+    "made from": 'errors.CorruptError(f"{path} was made from {base}")',
+    "what is": 'CorruptError(f"{path} is not "\n    "what is in MANIFEST")',
+    "that cannot be": 'OptionError("an option that cannot be")',
+    "a word of ours": 'damaged(path, "a segment is missing")',
+    "anew": 'MismatchError("begin anew")',
+    "a question": 'PeerError(f"rank {rank} is gone. Did it die?", rank=rank)',
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_ERRORS)
+def test_a_private_word_in_an_error_is_refused(what: str, tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    (room / "good.py").write_text('raise OptionError(f"io is {io}; expected one of {known}")\n')
+    assert check(str(room)).stdout == "0 pages and 1 rooms keep the rules or their bounds\n"
+    (room / "bad.py").write_text(f"error = {REFUSED_ERRORS[what]}\n")
+    done = check(str(room))
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 1 and "bad.py:1: " in done.stdout
+
+
+def test_words_outside_of_errors_are_free(tmp_path: Path) -> None:
+    (tmp_path / "free.py").write_text('"""Nobody."""\nx = note("segment")  # made from\n')
+    assert check(str(tmp_path)).returncode == 0
+
+
 def test_code_tables_and_questions_are_no_sentences(tmp_path: Path) -> None:
     long = "word " * 40
     assert not faults_of(tmp_path, f"```text\n{long}\n```\n\n| {long} |\n|---|\n")

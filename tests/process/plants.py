@@ -176,6 +176,8 @@ PLANTS: dict[str, Plant] = {
         [
             ("holdfast.state.ambient", "_disable_current_modes", _no_context),
             ("holdfast.state.ambient", "temporarily_clear_interpreter_stack", _no_context),
+            # Modes belong to a thread: they are met where no worker can be had.
+            ("holdfast.worker", "_start_worker", lambda _: lambda: False),
         ],
         "ended with -11|TensorWrapper|data pointer",
         ("func.grad",),

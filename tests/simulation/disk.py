@@ -20,7 +20,7 @@ from holdfast.errors import NoSpaceError, StoreError
 from .actors import Scheduler
 
 MOUNT = "/disk"
-WRITTEN_BACK_S = 3600.0  # what is older is on the disk, synced or not: docs/commit.md
+WRITTEN_BACK_S = 3600.0  # what is older is on the disk, synced or not: docs/durability.md
 
 # (process's name, operation, path) → None, or how the call goes wrong: see `worlds.py`.
 Trouble = Callable[[str, str], "tuple[str, int] | None"]

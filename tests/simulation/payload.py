@@ -29,11 +29,12 @@ from holdfast.engine.registry import RAW
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
 from holdfast.format import contents
 from holdfast.format import manifest as manifests
-from holdfast.format.header import Coding, Header
+from holdfast.format.coding import Coding
+from holdfast.format.header import Header
 from holdfast.format.links import Base
 from holdfast.format.manifest import Manifest
 from holdfast.format.names import data_file_name
-from holdfast.format.rows import Planned, encode_written
+from holdfast.format.rows import Planned, decode_written, encode_written, written_in
 from holdfast.format.spec import MODE_UNCHANGED
 from holdfast.format.table import Table
 from holdfast.group.replies import decode_replies
@@ -42,12 +43,14 @@ from holdfast.loading import load as load_module
 from holdfast.runs import directory as directory_module
 from holdfast.runs import restore as restore_module
 from holdfast.saving import save as save_module
-from holdfast.saving.request import Wanted, check_room
+from holdfast.saving import share as share_module
+from holdfast.saving.request import SaveRequest, check_room
 from holdfast.stores.url import open_store
 
 FILE_BYTES = 640  # more than a sector: it can be torn
 ELEMENTS = 4  # of each rank
-LEASE = SimpleNamespace(queue=SimpleNamespace(pending=0))
+POOL = SimpleNamespace(address=lambda slot: 0, slots=1, slot_bytes=FILE_BYTES)
+LEASE = SimpleNamespace(pool=POOL, queue=SimpleNamespace(pending=0))
 
 
 def content_of(save_id: str, rank: int, number: int, value: int) -> bytes:
@@ -100,7 +103,7 @@ def written_of(header: Header, rank: int, number: int, value: int, shards: list[
             rows.set_digest(row, f"{value:08}{shard.box.offset[0]:08}".encode())
         sizes = np.array([FILE_BYTES], np.uint64)
         table = replace(rows.table(header), file_bytes=sizes, file_footer_checksum=sizes)
-        _written[key] = encode_written([table])
+        _written[key] = encode_written(written_in([table]))
     return _written[key]
 
 
@@ -117,7 +120,8 @@ def manifest_of(
     """Do as the commit does; what it has done before is known."""
     key = header.save_id, header.step, header.base, header.world_size, tuple(written)
     if key not in _manifests:
-        _manifests[key] = _manifest_of(store, header, planned, written)
+        columns = [*map(decode_written, written)]
+        _manifests[key] = _manifest_of(store, header, planned, columns)
     return _manifests[key]
 
 
@@ -150,11 +154,10 @@ class TinyAgreed:
     files: WriterPlan
     shards: tuple[Shard, ...]
     value: int
-    made: Any
-    is_chained: bool
+    cached: Any
+    codec: Codec
     objects: None = None
     size_bytes: int = FILE_BYTES
-    codec: Codec = RAW
 
     def writing(self, rank: int) -> "TinyAgreed":
         """Return what there is to know of its base."""
@@ -170,10 +173,12 @@ def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
     links = Base(base["name"], base["digest"], base["links"]) if base else None
     header = header_of(word["save_id"], word["step"], world_size, links)
     files = WriterPlan(header, ranks_rank, 0, FILE_BYTES, 1 << 20)
-    made = SimpleNamespace(plan=planned_of(world_size))
     shards = (shard_of(ranks_rank, world_size),)
-    chained = settings["codec"]["name"] == "delta"
-    return TinyAgreed(mine.store, files, shards, mine.leaves.value, made, chained)
+    of_all = planned_of(world_size)
+    plan = SimpleNamespace(tensor=of_all.tensor, boxes=of_all.boxes, first=of_all.first, objects=())
+    cached = SimpleNamespace(plan=plan, shards=shards)
+    codec: Any = LINKED if settings["codec"]["name"] == "delta" else RAW
+    return TinyAgreed(mine.store, files, shards, mine.leaves.value, cached, codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +193,30 @@ class TinyLeaves:
         return self.value
 
 
+# What is written as links: as raw is, but what was saved last is remembered.
+LINKED = SimpleNamespace(every=2, is_plain=True)
+
+
+def begin_link(writing: Any, options: Any) -> Any:
+    """Return what stands for what is known of the base."""
+    return SimpleNamespace(forget=lambda: None)
+
+
 def flatten(state: Mapping[str, int]) -> TinyLeaves:
     """Take what a state holds."""
     return TinyLeaves(state["value"])
 
 
 def stage(
-    agreed: TinyAgreed, rank: int, leaves: TinyLeaves, handle: Any, wanted: Wanted
+    agreed: TinyAgreed, rank: int, leaves: TinyLeaves, handle: Any, request: SaveRequest
 ) -> Callable[[], Any]:
     """Return what writes in the background."""
     handle.staged()
 
     def write() -> Any:
         parts: Any = agreed.store, LEASE, agreed.files, agreed.shards, agreed.value
-        return write_pipeline.write_shards(*parts, RAW, None, handle.ledger), None
+        basis = begin_link(agreed, request.options) if agreed.codec.every > 1 else None
+        return write_pipeline.write_shards(*parts, RAW, None, handle.ledger), basis
 
     return write
 
@@ -215,7 +230,7 @@ def write_raw(writer: Any, shards: Any, value: int, images: Any, ledger: Any) ->
     writer._names.append(name)
     content = content_of(plan.header.save_id, plan.rank, writer.number, value)
     store.vfs.write(writer._descriptor, content, 0)
-    writer._sync(lambda: store.vfs.sync(writer._descriptor))
+    writer._sync(store.vfs.sync, writer._descriptor)
     writer._close_descriptor()
     writer.tables.append(written_of(plan.header, plan.rank, writer.number, value, list(shards)))
 
@@ -261,18 +276,19 @@ def load_from(path: str, ranks: Any, into: Any, **options: Any) -> load_module.L
 
 PATCHES: list[tuple[Any, str, Any]] = [
     (save_module, "flatten", flatten),
-    (save_module, "request_for", lambda leaves, compare: SimpleNamespace(value=leaves.value)),
-    (save_module, "encode_request", lambda request: b""),
+    (save_module, "local_state_for", lambda leaves, compare: SimpleNamespace(value=leaves.value)),
+    (save_module, "encode_local_state", lambda local_state: b""),
     (save_module, "agree", agree),
     (save_module, "_stage", stage),
     (save_module, "LiveTensors", lambda shards, value, chunk_elements: value),
     (save_module, "lease", lambda *place: nullcontext(LEASE)),
-    (save_module, "begin_link", lambda writing, options: None),
-    (save_module, "encode_objects", lambda plan, rank, objects: b""),
-    (save_module, "decode_objects", lambda plan, texts: ()),
-    (save_module, "encode_losses", lambda basis, header: b""),
-    (save_module, "join_losses", lambda told: ()),
-    (save_module, "encode_written", lambda tables: tables[0]),
+    (save_module, "begin_link", begin_link),
+    (save_module, "objects_from", lambda plan, rank, objects: []),
+    (save_module, "join_objects", lambda plan, held: ()),
+    (save_module, "losses_of", lambda basis, header: []),
+    (save_module, "written_in", lambda tables: tables[0]),
+    (share_module, "encode_written", lambda written: written),
+    (share_module, "decode_written", lambda data: data),
     (write_pipeline, "write_raw", write_raw),
     (commit, "_manifest_of", manifest_of),
     (directory_module, "decode_manifest", decode_manifest),

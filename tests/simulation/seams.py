@@ -103,9 +103,8 @@ def _write_note(fd: int, data: bytes) -> int:
     return SEAT.disk.write_note(fd, data)
 
 
-def _note_link(writing: payload.TinyAgreed, basis: None) -> None:
-    if writing.is_chained:
-        SEAT.scheduler.current.process.last_link = writing.store.location
+def _note_link(writing: payload.TinyAgreed, basis: object) -> None:
+    SEAT.scheduler.current.process.last_link = writing.store.location
 
 
 _tidy = directory_module.Run.tidy
@@ -141,11 +140,11 @@ def _patches() -> list[tuple[Any, str, Any]]:
         PRIO_PROCESS=0,
         urandom=lambda size: next(SEAT.names).to_bytes(size, "big"),
     )
-    known = SimpleNamespace(
+    cached_plans = SimpleNamespace(
         NUMBERS=1,
         settled=lambda sums: False,
-        held_by=lambda *held: (),
-        find=lambda held: None,
+        plan_key=lambda *held: (),
+        find=lambda key: None,
         remember=lambda made: None,
     )
     return [
@@ -164,7 +163,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         ),
         (save_module, "secrets", chance),
         (recompress_module, "secrets", chance),
-        (save_module, "known", known),
+        (save_module, "cached_plans", cached_plans),
         (save_module, "end_link", _note_link),
         (
             base_choice_module,

@@ -11,7 +11,12 @@ import pytest
 from holdfast.layout import Box, Path, Shape, Shard, Tensor, size_of, tiling_fault, whole
 from holdfast.plan.balance import CUT_BYTES_MIN, assign, chosen_writers
 from holdfast.plan.dedup import merge_tensors
-from holdfast.plan.requests import Values, decode_requests, encode_request, request_of
+from holdfast.plan.local_states import (
+    Values,
+    decode_local_states,
+    encode_local_state,
+    local_state_of,
+)
 
 CHUNK = 1 << 20
 EVEN = 1.05  # the fullest rank, of the mean
@@ -103,8 +108,8 @@ def share_out(
 ) -> tuple[tuple[Shard, ...], ...]:
     """`assign`, from shards to shards."""
     boxes = [[(shard.tensor, (shard.box,)) for shard in shards] for shards in held]
-    encoded = [encode_request(request_of(b, {}, None, Values({}, {}), "")) for b in boxes]
-    tensors, rows = merge_tensors(decode_requests(encoded))
+    encoded = [encode_local_state(local_state_of(b, {}, None, Values({}, {}), "")) for b in boxes]
+    tensors, rows = merge_tensors(decode_local_states(encoded))
     index = {tensor.path: number for number, tensor in enumerate(tensors)}
     kept = rows[rows.boxes.elements > 0]
     ranks = {index[path]: rank for path, rank in forced.items()}

@@ -133,6 +133,6 @@ def test_of_hundreds_the_missing_are_named_to_all(missing: list[int]) -> None:
 
     found = meet(HashStore(), 3 * FAN, arrive, deadline_s=4)
     present = [error for rank, error in enumerate(found) if rank not in missing]
-    named = f"rank {', '.join(map(str, missing))} was not heard of"
+    named = f"rank {', '.join(map(str, missing))} did not answer"
     assert all(isinstance(error, PeerError) and named in str(error) for error in present)
     assert {error.rank for error in present} == {missing[0]}

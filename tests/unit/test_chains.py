@@ -216,10 +216,10 @@ def test_a_base_that_is_gone_or_another_is_named(new_path: NewPath) -> None:
     grow(root, 3, codecs.Delta())
     shutil.copytree(root, root.parent / "other")
     shutil.rmtree(at(root, 1))
-    with pytest.raises(CorruptError, match=r"made from step-00000001.*is not there"):
+    with pytest.raises(CorruptError, match=r"a delta of step-00000001.*missing"):
         holdfast.load(at(root, 2), into=trained(1))
     holdfast.save(trained(2), at(root, 1), options=OPTIONS)
-    with pytest.raises(CorruptError, match=r"made from step-00000001.*something else \(step None"):
+    with pytest.raises(CorruptError, match=r"step-00000001.*another checkpoint there \(step None"):
         holdfast.load(at(root, 2), into=trained(1))
     with pytest.raises(reader.Corrupt, match="something else"):
         reader.read(at(root, 2))

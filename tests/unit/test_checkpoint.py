@@ -46,9 +46,9 @@ def test_an_unknown_name_is_answered_with_similar_ones(new_path: NewPath) -> Non
     path = new_path()
     holdfast.save({"layers": {str(i): torch.zeros(1) for i in range(5)}, "step": 3}, path)
     checkpoint = holdfast.open(path)
-    with pytest.raises(MismatchError, match=r"no tensor 'layer\.3'; there are layers\.3"):
+    with pytest.raises(MismatchError, match=r"no tensor 'layer\.3'; expected one of layers\.3"):
         checkpoint.tensor("layer.3")
-    with pytest.raises(MismatchError, match=r"no tensor 'zzz'; there are layers\.\S+, .* …"):
+    with pytest.raises(MismatchError, match=r"no tensor 'zzz'; expected one of layers\.\S+, .* …"):
         checkpoint.info("zzz")
     with pytest.raises(MismatchError, match="no tensor 'step'"):
         checkpoint.tensor("step")

@@ -194,7 +194,7 @@ def test_one_step_that_cannot_be_read_does_not_stop_the_retention_of_others(
         for step in (2, 3, 4):
             checkpointer.save(step, state_at(step), metrics={"loss": float(step)})
         assert checkpointer.steps() == [1, 2, 4]
-    assert "step 1 is neither kept nor removed" in caplog.text
+    assert "step 1 cannot be read, and is not deleted" in caplog.text
 
 
 def test_retire_after_makes_way_for_another_future(new_path: NewPath) -> None:
@@ -215,9 +215,9 @@ def test_a_restore_of_a_step_that_is_not_the_newest_says_what_that_means(
     with Checkpointer(new_path()) as checkpointer:
         save_steps(checkpointer, 1, 2, 3)
         assert checkpointer.restore(state_at(0), step=3) == 3
-        assert "later ones" not in caplog.text
+        assert "later steps" not in caplog.text
         assert checkpointer.restore(state_at(0), step=1) == 1
-        assert "the last of them step 3" in caplog.text
+        assert "up to step 3" in caplog.text
         assert "call retire_after(1) first" in caplog.text
 
 
@@ -270,7 +270,7 @@ def test_a_closed_checkpointer_is_not_used(new_path: NewPath) -> None:
         lambda: checkpointer.retire_after(0),
     ]
     for use in uses:
-        with pytest.raises(OptionError, match="is closed; make a new one"):
+        with pytest.raises(OptionError, match="is closed; create a new one"):
             use()
     assert checkpointer.steps() == [5]
 
@@ -346,7 +346,7 @@ def test_one_fault_in_tidying_up_keeps_nothing_else_from_being_done(
         assert checkpointer.steps() == ([1, 3] if fault == "a judgement" else [3])
     (warning,) = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
     assert warning.startswith(
-        ("step 3 is saved, but tidying", "step 1 is neither kept nor removed")
+        ("step 3 is saved, but tidying", "step 1 cannot be read, and is not deleted")
     )
     assert (run / "LATEST").is_dir() or (run / "LATEST").read_text() == "step-00000003\n"
     assert first.exists() == (fault == "what a dead save left")
@@ -379,7 +379,7 @@ def test_remains_of_dead_saves_are_swept_only_when_they_are_old(
     assert not any(place.exists() for place in remains.values())
     assert not (run / "step-00000002").exists()
     assert (fresh / "00000-0.hf").exists()
-    assert caplog.text.count("left by a save that died") == 2
+    assert caplog.text.count("of a save that died") == 2
     assert holdfast.open(checkpointer.path(1)).verify() == []
 
 
@@ -392,7 +392,7 @@ def test_a_step_under_the_name_of_another_is_not_restored(new_path: NewPath) -> 
     second.rename(first)
     first.with_name("aside").rename(second)
     for options in ({}, {"step": 1}, {"step": 2}):
-        with pytest.raises(MismatchError, match=r"is named step \d, and holds step \d"):
+        with pytest.raises(MismatchError, match=r"is named step \d, but holds step \d"):
             holdfast.Checkpointer(first.parent).restore({"n": 0}, **options)
 
 

@@ -130,11 +130,11 @@ def test_a_last_save_that_waits_for_another_ends_by_the_end_of_the_job_all_the_s
 def test_a_last_save_tells_of_the_failure_of_the_save_before(new_path: NewPath, stage: Any) -> None:
     with Checkpointer(new_path(), every=1, ends_in_s=1e6, options=SMALL) as checkpointer:
         fail_in_the_background(checkpointer, 1)
-        checkpointer._saver._wanted = replace(checkpointer._saver._wanted, stage=stage)
+        checkpointer._saver._request = replace(checkpointer._saver._request, stage=stage)
         checkpointer._schedule._ends = 0.0
         with pytest.raises(StoreError, match="Input/output error") as raised:
             checkpointer.step(2, state_at(2))
-        assert "It is step 1 whose save failed" in str(raised.value.__notes__)
+        assert "the background save of step 1" in str(raised.value.__notes__)
         assert checkpointer.stopping and checkpointer.steps() == [2]
         checkpointer.wait()
 

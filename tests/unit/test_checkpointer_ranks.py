@@ -85,7 +85,7 @@ def test_of_the_metrics_only_those_of_the_coordinator_count(
         return told
 
     (first,), (second,) = simulated_ranks.run_ranks(2, train)
-    assert "looks at loss, but metrics has nothing; give it, as NaN" in first
+    assert "needs the metric loss; found none. Give its value, or NaN" in first
     assert second == f"rank 0 failed: OptionError: {first}"
     assert Checkpointer(run).steps() == [1, 3]
 

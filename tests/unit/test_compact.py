@@ -511,9 +511,12 @@ def test_damaged_payloads_touch_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"quality": "best"}, "quality is 'best'; there are high, balanced, small, tiny"),
-        ({"rel": 0.1, "bits": 2}, "rel and bits are given; expected one of them at most"),
-        ({"abs": 0.1, "bf16_exact": True}, "abs and bf16_exact are given; expected one of them"),
+        ({"quality": "best"}, "quality is 'best'; expected one of high, balanced, small, tiny"),
+        ({"rel": 0.1, "bits": 2}, "rel and bits are given; expected at most one of them"),
+        (
+            {"abs": 0.1, "bf16_exact": True},
+            "abs and bf16_exact are given; expected at most one of them",
+        ),
         ({"bf16_exact": 1}, "bf16_exact is 1; expected True or False"),
         ({"rel": 1.5}, "rel is 1.5; expected a number above 0, at most 1"),
         ({"abs": 0}, "abs is 0; expected a number above 0"),
@@ -521,8 +524,8 @@ def test_damaged_payloads_touch_nothing_else() -> None:
         ({"bits": "2"}, "bits is '2'; expected a number above 0, at most 6"),
         ({"bits": 6.5}, "bits is 6.5; expected a number above 0, at most 6"),
         ({"residual": "yes"}, "residual is 'yes'; expected True, False or None"),
-        ({"overrides": ["*"]}, "overrides is .*; expected patterns of names and a quality"),
-        ({"overrides": {1: "tiny"}}, "overrides is .*; expected patterns of names"),
+        ({"overrides": ["*"]}, "overrides is .*; expected a dict from patterns of names to q"),
+        ({"overrides": {1: "tiny"}}, "overrides is .*; expected a dict from patterns"),
         ({"every": 0}, "every is 0; expected an integer from 2"),
     ],
 )

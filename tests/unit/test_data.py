@@ -217,7 +217,7 @@ def test_a_loop_ends_when_the_state_is_restored_under_it() -> None:
         for loop in (data.indices(), data.read(loader_of("stateful", data, 0))):
             next(loop)
             change()
-            with pytest.raises(StateError, match="begin anew"):
+            with pytest.raises(StateError, match="start a new one"):
                 next(loop)
 
 
@@ -232,13 +232,13 @@ def test_tensors_can_be_held(new_path: NewPath) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     state = DataState(10).state_dict()
-    with pytest.raises(MismatchError, match="10 samples, and here it has 11"):
+    with pytest.raises(MismatchError, match="10 samples, and this data has 11"):
         DataState(11).load_state_dict(state)
     with pytest.raises(MismatchError, match=r"parts of \[1\] are missing"):
         DataState(10).load_state_dict(state | {"ranks": 2})
     data = DataState(10)
     next(data.indices())
-    with pytest.raises(StateError, match="only between a checkpoint and its restore"):
+    with pytest.raises(StateError, match="To change these numbers, save a checkpoint"):
         next(data.read(loader_of("stateful streams", data, 2)))
 
 
@@ -253,7 +253,7 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("span", [(-1, 3), (4, 3), (0, 1 << 60), (0.5, 2)])
 def test_positions_that_cannot_be_are_not_skipped(span: tuple[Any, Any]) -> None:
-    with pytest.raises(OptionError, match="expected 0 <= start <= stop"):
+    with pytest.raises(OptionError, match="expected integers, 0 <= start <= stop"):
         DataState(3).skip(*span)
 
 
@@ -271,7 +271,7 @@ class Unsaved(Packed):
             lambda data: StatefulDataLoader(
                 Packed(data), num_workers=2, snapshot_every_n_steps=2, collate_fn=list
             ),
-            "snapshot_every_n_steps as they are",
+            "snapshot_every_n_steps=1",
         ),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_loader_that_cannot_be_counted_is_refused(wrong: Any, advice: str) -> 
 def test_a_loader_that_is_not_read_through_the_state_is_refused(kind: str, workers: int) -> None:
     for place in ({}, {"rank": 0, "world_size": 1}):
         data = DataState(100, **place)
-        with pytest.raises(StateError, match=r"iterate the loader by data\.read"):
+        with pytest.raises(StateError, match=r"iterate over data\.read"):
             next(iter(loader_of(kind, data, workers)))
 
 
@@ -315,7 +315,7 @@ def test_what_has_a_part_for_each_rank_says_how_many_ranks_can_load_it(new_path:
     path = new_path()
     states = [{"w": torch.ones(2), "loader": {str(r): {"seen": torch.ones(1)}}} for r in (0, 1)]
     run_ranks(2, lambda group: holdfast.save(states[group.rank], path, group=group))
-    told = r"loader has a part for each rank, 2 when it was saved, and 1 load it: load on 2"
+    told = r"loader has one part per rank: 2 ranks saved it, and 1 load it"
     with pytest.raises(MismatchError, match=told):
         holdfast.load(path, into=states[0])
     holdfast.load(path, into={"w": torch.zeros(2)}, partial=True)

@@ -61,7 +61,7 @@ def test_a_run_that_retires_faster_than_it_is_read_is_an_error(
     run = new_path()
     save(run, 1)
     retiring_beneath(monkeypatch, run, 1000)
-    with pytest.raises(NotCommittedError, match=r"keep more of them.*retired while it was read"):
+    with pytest.raises(NotCommittedError, match=r"Keep more steps.*while it was read"):
         Checkpointer(run).restore(weights(), partial=True)
     assert Checkpointer(run).steps() == [1 + restore_module.TRIES]
 
@@ -72,7 +72,7 @@ def test_a_given_step_that_is_retired_says_so(
     run = new_path()
     save(run, 1)
     retiring_beneath(monkeypatch, run, 1)
-    with pytest.raises(NotCommittedError, match="was retired while it was read"):
+    with pytest.raises(NotCommittedError, match="by another process while it was read"):
         Checkpointer(run).restore(weights(), step=1, partial=True)
 
 
@@ -81,7 +81,7 @@ def test_an_open_checkpoint_that_is_retired_says_so(new_path: NewPath) -> None:
     save(run, 1)
     with holdfast.open(Checkpointer(run).path(1)) as checkpoint:
         save(run, 2)
-        with pytest.raises(NotCommittedError, match="was retired while it was read"):
+        with pytest.raises(NotCommittedError, match="by another process while it was read"):
             checkpoint.tensor("model.w")
 
 

@@ -482,14 +482,14 @@ def test_what_a_payload_refers_to_has_to_be_there() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"alpha": -1}, "alpha of Excp is -1; it must be a number from 0"),
+        ({"alpha": -1}, "alpha of Excp is -1; expected a number from 0"),
         ({"alpha": float("nan")}, "alpha of Excp is nan"),
         ({"beta": "2"}, "beta of Excp is '2'"),
         ({"beta": True}, "beta of Excp is True"),
         ({"cap": float("inf")}, "cap of Excp is inf"),
-        ({"threshold": "row"}, "threshold of Excp is 'row'; there are tensor, element"),
-        ({"codebook": "bf16"}, "codebook of Excp is 'bf16'; there are f32, f16"),
-        ({"kmeans": 1}, "kmeans of Excp is 1; there are sampled, optimal"),
+        ({"threshold": "row"}, "threshold of Excp is 'row'; expected one of tensor, element"),
+        ({"codebook": "bf16"}, "codebook of Excp is 'bf16'; expected one of f32, f16"),
+        ({"kmeans": 1}, "kmeans of Excp is 1; expected one of sampled, optimal"),
         ({"every": 0}, "every is 0; expected an integer from 2"),
     ],
 )

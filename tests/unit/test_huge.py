@@ -16,7 +16,7 @@ from holdfast.format.contents import check_tiling
 from holdfast.format.data_file import align_payload
 from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.rows import Planned, encode_written, join_written
+from holdfast.format.rows import Planned, join_written, written_in
 from holdfast.format.table import Table
 from holdfast.layout import (
     Box,
@@ -53,7 +53,7 @@ def joined(header: Header, shards: list[Shard], tables: list[Table]) -> Table:
     boxes = unflatten(np.array(numbers, np.int64), np.cumsum(2 * ndim) - 2 * ndim, ndim)
     tensor = np.array([header.tensors.index(shard.tensor) for shard in shards], np.int64)
     planned = Planned(tensor, boxes, np.array([0, len(shards)]))
-    return join_written(header, planned, [encode_written(tables)])
+    return join_written(header, planned, [written_in(tables)])
 
 
 def manifest_of(header: Header, shards_by_file: list[list[Shard]]) -> Manifest:

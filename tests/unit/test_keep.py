@@ -49,7 +49,7 @@ def test_a_policy_knows_its_metrics_and_shows_itself() -> None:
 @pytest.mark.parametrize("count", [0, -1, 1.0, "1", True, None])
 def test_a_count_that_cannot_be_is_refused(count: int) -> None:
     for make in (Keep.latest, Keep.every, lambda n: Keep.best("loss", n)):
-        with pytest.raises(OptionError, match="takes an integer from 1"):
+        with pytest.raises(OptionError, match="expected an integer from 1"):
             make(count)
-    with pytest.raises(OptionError, match="there are min and max"):
+    with pytest.raises(OptionError, match="expected one of min, max"):
         Keep.best("loss", 1, mode="lowest")

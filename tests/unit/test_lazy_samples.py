@@ -93,7 +93,7 @@ def test_a_change_that_torch_does_not_count_fails_the_save(
         change(state)
         assert before == [tensor._version for tensor in state["model"].state_dict().values()]
         release.set()
-        with pytest.raises(StateError, match=f"{name} was changed before it was staged"):
+        with pytest.raises(StateError, match=f"{name} was changed before it was copied"):
             handle.wait_staged()
     assert not (tmp_path / "a").exists()
 

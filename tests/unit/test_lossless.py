@@ -296,7 +296,7 @@ def test_a_payload_that_no_codec_writes_is_refused(
 
 
 def test_an_unknown_codec_is_refused_with_those_there_are(new_path: NewPath) -> None:
-    with pytest.raises(OptionError, match="codec is 'zip'; there are raw, lossless"):
+    with pytest.raises(OptionError, match="codec is 'zip'; expected one of raw, lossless"):
         holdfast.save({"w": torch.ones(2)}, new_path(), codec="zip")
 
 

@@ -83,7 +83,7 @@ def test_two_keys_of_one_canonical_name_are_refused(new_path: NewPath) -> None:
     module = nn.Module()
     module.inner = nn.Linear(1, 1, bias=False)
     module.inner._orig_mod = nn.Linear(1, 1, bias=False)
-    with pytest.raises(StateError, match=r"m has both 'inner\.weight' and 'inner\._orig_mod"):
+    with pytest.raises(StateError, match=r"m has the keys 'inner\.weight' and 'inner\._orig_mod"):
         holdfast.save({"m": module}, new_path())
 
 

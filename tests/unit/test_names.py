@@ -105,6 +105,6 @@ def test_names_of_steps_and_files_are_one_to_one() -> None:
 
 
 def test_a_name_of_another_step_is_told() -> None:
-    assert "named step 6, and holds step 5" in str(misnamed("step-00000006", 5))
+    assert "named step 6, but holds step 5" in str(misnamed("step-00000006", 5))
     for name, step in (("step-00000006", 6), ("step-00000006", None), ("step-6", 5), ("x", 5)):
         assert misnamed(name, step) is None

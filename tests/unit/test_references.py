@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import CorruptError
-from holdfast.format.header import Coding, Header
+from holdfast.format.coding import Coding
+from holdfast.format.header import Header
 from holdfast.format.references import NONE, find_references
 from holdfast.format.table import Table
 from holdfast.layout import Tensor

@@ -37,5 +37,5 @@ def test_a_reply_with_more_than_its_parts_is_refused() -> None:
 def test_a_part_that_has_to_be_there_is_missed(answer: bytes) -> None:
     whole = encode_reply(**PARTS)
     assert decode_replies([whole], "record", "written") == [PARTS]
-    with pytest.raises(PeerError, match="rank 1 was not understood"):
+    with pytest.raises(PeerError, match="the reply of rank 1 is invalid"):
         decode_replies([whole, answer], "record", "written")

@@ -164,7 +164,7 @@ def test_a_lazy_save_fails_when_a_parameter_is_changed_behind_its_back(tmp_path:
         with torch.no_grad():
             model[0].weight.add_(1)
         release.set()
-        with pytest.raises(StateError, match=r"model\.0\.weight was changed before it was staged"):
+        with pytest.raises(StateError, match=r"model\.0\.weight was changed before it was copied"):
             handle.wait_staged()
     with pytest.raises(StateError):
         handle.result()
@@ -185,7 +185,7 @@ def test_a_copy_made_within_a_long_change_in_place_fails_the_save(
             model[0].weight.add_(1)  # it ends, and is counted
         if steps:
             train_step(model, optimizer)
-        with pytest.raises(StateError, match=r"model\.0\.weight was changed before it was staged"):
+        with pytest.raises(StateError, match=r"model\.0\.weight was changed before it was copied"):
             handle.result()
     assert not (tmp_path / "a").exists()
 
@@ -224,13 +224,13 @@ def test_a_rank_that_cannot_stage_trains_on_while_the_others_are_told(
     model, optimizer, state = training()
     holdfast.save_async(state, tmp_path / "a", stage="lazy").result()  # holds the steps up
     release = threading.Event()
-    original = holdfast.saving.save._fail
+    original = holdfast.saving.save._raise
 
     def when_all_have_come(*arguments: Any) -> None:
         release.wait()
         original(*arguments)
 
-    monkeypatch.setattr("holdfast.saving.save._fail", when_all_have_come)
+    monkeypatch.setattr("holdfast.saving.save._raise", when_all_have_come)
     monkeypatch.setattr("holdfast.engine.pool.available_bytes", lambda: 1 << 20)
     monkeypatch.setattr("holdfast.engine.pool._staging", {})
     with pytest.raises(OptionError, match="GB are available"):
@@ -304,7 +304,7 @@ def test_a_failure_nobody_asked_for_is_raised_by_the_next_save(tmp_path: Path) -
         handle.wait_done()
     with pytest.raises(StoreError) as raised:
         holdfast.save_async({"w": torch.ones(10)}, tmp_path / "b")
-    assert "told of late" in str(raised.value.__notes__)
+    assert "the error of the save of" in str(raised.value.__notes__)
     holdfast.save_async({"w": torch.ones(10)}, tmp_path / "b").result()
 
 
@@ -392,7 +392,9 @@ def test_a_deadline_may_be_further_away_than_a_clock_can_count(
 def test_a_pool_too_small_is_refused_with_both_numbers(tmp_path: Path) -> None:
     options = holdfast.Options(pool_bytes=32 << 20)
     state = {"w": torch.zeros(12 << 20)}
-    with pytest.raises(OptionError, match=r"stage \d+ bytes, and its pool_bytes is 33554432"):
+    with pytest.raises(
+        OptionError, match=r"pool_bytes is 33554432, but rank 0 has to copy \d+ bytes"
+    ):
         holdfast.save_async(state, tmp_path / "a", options=options)
     assert not (tmp_path / "a").exists()
 

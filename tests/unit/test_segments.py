@@ -159,9 +159,9 @@ def test_nothing_is_synced_before_it_is_written(
 ) -> None:
     synced, sync = [], write.DataFileWriter._sync
 
-    def noted(self: write.DataFileWriter, call: Callable[[], None]) -> None:
+    def noted(self: write.DataFileWriter, call: Callable[[Any], None], target: Any) -> None:
         synced.append(self._lease.queue.pending)
-        sync(self, call)
+        sync(self, call, target)
 
     monkeypatch.setattr(write.DataFileWriter, "_sync", noted)
     with faulty(Fault("write", 3, action="delay", argument=300)):

@@ -142,7 +142,7 @@ BAD: dict[str, tuple[list[State], str]] = {
     "a gap between runs": (
         [{"w": shard(0, 1, 2, of=(3, 4), start=0)}, {"w": shard(*range(8), of=(3, 4), start=4)}],
         r"w f32 \[3, 4\]: the boxes of ranks 0, 1 cover 11 of 12 elements, "
-        r"nobody holds \[0:1, 3:4\]",
+        r"no rank holds \[0:1, 3:4\]",
     ),
     "runs that overlap": (
         [{"w": shard(*range(6), of=(3, 4), start=0)}, {"w": shard(*range(8), of=(3, 4), start=4)}],
@@ -161,11 +161,11 @@ BAD: dict[str, tuple[list[State], str]] = {
     ),
     "nothing held": (
         [{"w": shard(of=(3, 4), start=0)}] * 2,
-        r"w f32 \[3, 4\]: nobody holds any of its 12 elements",
+        r"w f32 \[3, 4\]: no rank holds any of its 12 elements",
     ),
     "several at once": (
         [{"v": shard(0, of=(2,), start=0), "w": shard(0, of=(2,), start=1)}] * 2,
-        r"v f32 .*nobody holds \[1:2\]; w f32 .*nobody holds \[0:1\]",
+        r"v f32 .*no rank holds \[1:2\]; w f32 .*no rank holds \[0:1\]",
     ),
     "another shape on another rank": (
         [{"w": shard(0, 1, of=(4,), start=0)}, {"w": shard(2, 3, of=(2, 2), start=2)}],
@@ -193,21 +193,21 @@ BAD: dict[str, tuple[list[State], str]] = {
     ),
     "a run that leaves its box": (
         [{"w": shard(*range(5), of=(3, 4), start=2, within=((0, 2), (3, 2)))}],
-        r"at start 2 within \(\(0, 2\), \(3, 2\)\), which leaves its tensor",
+        r"at start 2 within \(\(0, 2\), \(3, 2\)\), which does not fit its tensor",
     ),
     "a run in a box outside": (
         [{"w": shard(0, of=(3, 4), start=0, within=((0, 3), (3, 2)))}],
-        r"at start 0 within \(\(0, 3\), \(3, 2\)\), which leaves its tensor",
+        r"at start 0 within \(\(0, 3\), \(3, 2\)\), which does not fit its tensor",
     ),
     "both": ([{"w": shard(0, of=(1,), offset=(0,), start=0)}], r"w is a Shard with both offset="),
     "a run that leaves the tensor": (
         [{"w": shard(0, 1, of=(3,), start=2)}],
-        r"w is a Shard with data of shape \[2\] at start 2, which leaves its tensor of shape \[3\]",
+        r"w is a Shard with data of shape \[2\] at start 2, which does not fit .* of shape \[3\]",
     ),
-    "a negative start": ([{"w": shard(0, of=(3,), start=-1)}], r"at start -1, which leaves"),
+    "a negative start": ([{"w": shard(0, of=(3,), start=-1)}], r"at start -1, which does not fit"),
     "a box that leaves the tensor": (
         [{"w": holdfast.Shard(GRID, (3, 4), offset=(0, 1))}],
-        r"at offset \(0, 1\), which leaves .*; expected 2-dimensional data within it",
+        r"at offset \(0, 1\), which does not fit .*; expected 2-dimensional data within it",
     ),
     "a box of fewer dimensions": (
         [{"w": shard(0, of=(3, 4), offset=(0, 1))}],
@@ -242,14 +242,16 @@ def test_shards_are_cast_only_when_asked_and_fit_only_their_own_shape(new_path: 
     save(flattened({"w": dense}, 3), path)
     run = torch.zeros(5, dtype=torch.float64)
     into = {"w": holdfast.Shard(run, (3, 4), start=3)}
-    with pytest.raises(MismatchError, match=r"w is f32 \[3, 4\] there and f64 \[3, 4\] here"):
+    with pytest.raises(
+        MismatchError, match=r"w is f32 \[3, 4\] in the checkpoint and f64 \[3, 4\] in"
+    ):
         holdfast.load(path, into=into)
     holdfast.load(path, into=into, cast=True)
     assert run.tolist() == [3, 4, 5, 6, 7]
-    with pytest.raises(MismatchError, match=r"w is f32 \[3, 4\] there and f32 \[4, 3\] here"):
+    with pytest.raises(MismatchError, match=r"w is f32 \[3, 4\] in the .* f32 \[4, 3\] in the"):
         holdfast.load(path, into={"w": holdfast.Shard(run.float(), (4, 3), start=0)})
     expanded = holdfast.Shard(torch.zeros(1).expand(4), (3, 4), start=0)
-    with pytest.raises(MismatchError, match=r"w is an expanded tensor here"):
+    with pytest.raises(MismatchError, match=r"w is an expanded tensor"):
         holdfast.load(path, into={"w": expanded})
 
 

@@ -27,7 +27,7 @@ from holdfast.format.manifest import Manifest
 from holdfast.layout import whole
 from holdfast.options import SLOT_BYTES
 from holdfast.plan.load_plan import find_chunks, wants_of
-from holdfast.plan.runs import Reads
+from holdfast.plan.reads import Reads
 from holdfast.plan.share_plan import SharedRun, encode_rows, share_out
 from holdfast.stores.url import open_store
 

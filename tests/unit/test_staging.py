@@ -8,7 +8,7 @@ import torch
 
 from holdfast.engine import staging
 from holdfast.engine.origin import LiveTensors
-from holdfast.engine.staging import DeviceCopies, Held, LazyCopies, copy_now
+from holdfast.engine.staging import DeviceCopies, LazyCopies, StagingPlan, copy_now
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.shard_table import table_of
 from holdfast.state.tensors import LocalTensor
@@ -17,7 +17,7 @@ BYTES = 64
 DEVICES = {"a": "meta", "b": "cpu"}  # "meta" stands for a device
 
 
-def held() -> Held:
+def held() -> StagingPlan:
     """Hold 16 floats on a device, and as many in host memory."""
     tensors = [Tensor((name,), "f32", (16,)) for name in DEVICES]
     box = Box((0,), (16,))
@@ -28,7 +28,7 @@ def held() -> Held:
     }
     shards = table_of([Shard(tensor, box) for tensor in tensors], tensors)
     memory = torch.empty(2 * BYTES, dtype=torch.uint8)
-    return Held(LiveTensors(shards, leaves, 16), np.array([0, BYTES], np.uint64), memory)
+    return StagingPlan(LiveTensors(shards, leaves, 16), np.array([0, BYTES], np.uint64), memory)
 
 
 def fails(*_: Any, **__: Any) -> None:

@@ -19,7 +19,7 @@ from holdfast.format.values import encode_value
 from holdfast.layout import Box, Tensor
 from holdfast.layout import Path as StatePath
 from holdfast.plan import dedup
-from holdfast.plan.requests import encode_object
+from holdfast.plan.local_states import encode_object
 from holdfast.state.target import Source, bind
 from holdfast.state.tensors import local_tensor
 from holdfast.state.tree import flatten
@@ -57,7 +57,7 @@ def saved(new_path: NewPath, state: dict[str, Any]) -> Path:
 def test_one_memory_is_not_filled_from_two_tensors(new_path: NewPath) -> None:
     path = saved(new_path, {"a": torch.ones(3), "b": torch.zeros(3)})
     tied = torch.full((3,), 7.0)
-    with pytest.raises(MismatchError, match="a and b are one memory here, and two tensors there"):
+    with pytest.raises(MismatchError, match="a and b share memory in the target"):
         holdfast.load(path, into={"a": tied, "b": tied})
     assert tied.tolist() == [7.0] * 3
 
@@ -221,7 +221,8 @@ def test_a_moment_of_another_shape_than_its_parameter_does_not_fit(key: str) -> 
     moment = ("optimizer", "state", 0, key)
     target = bind({"optimizer": optim.SGD([torch.ones(3)])}, source_of({moment: ("f32", (4,))}))
     assert target.conflicts == [
-        f"optimizer.state.0.{key} is of shape [4] there, and its parameter of [3] here"
+        f"optimizer.state.0.{key} has shape [4] in the checkpoint, "
+        "and its parameter [3] in the target"
     ]
 
 
@@ -262,7 +263,7 @@ def test_state_of_one_of_several_shardings_is_refused_unless_it_is_told_which(
     other = distribute_tensor(torch.ones(4, 2), two_ranks, [Replicate()])
     moment = ("optimizer", "moments", "first")
     source = Source({moment: Tensor(moment, "f32", (4, 2))}, {("optimizer", "param_groups"): []})
-    with pytest.raises(StateError, match=r"optimizer\.moments\.first has the shape \[4, 2\]"):
+    with pytest.raises(StateError, match=r"optimizer\.moments\.first has shape \[4, 2\]"):
         bind({"optimizer": _hooked(one, other)}, source)
 
 
@@ -271,7 +272,7 @@ def test_flat_parameters_need_their_module_beside_the_optimizer(two_ranks: Any) 
 
     module = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
     optimizer = optim.SGD(module.parameters())
-    with pytest.raises(StateError, match="put the module into the state too"):
+    with pytest.raises(StateError, match="their module is missing in the state; add it"):
         flatten({"optimizer": optimizer})
     leaves = flatten({"model": module, "optimizer": optimizer})
     held = {path: leaf.boxes for path, leaf in leaves.tensors.items()}
@@ -323,7 +324,7 @@ def test_large_ordinary_tensors_that_differ_are_refused(
     def save(group: Any) -> None:
         holdfast.save({"flat": parts[group.rank]}, path, group=group)
 
-    with pytest.raises(StateError, match=r"values of flat.*must give its part as a DTensor"):
+    with pytest.raises(StateError, match=r"values of flat.*part of a tensor as a DTensor"):
         run_ranks(2, save)
     parts[1] = parts[0].clone()
     run_ranks(2, save)

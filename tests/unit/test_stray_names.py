@@ -118,7 +118,7 @@ def test_a_stray_name_of_a_metric_is_refused(new_path: NewPath) -> None:
     with pytest.raises(StateError, match=r"metrics: the text '\\udcff' is not valid"):
         holdfast.save({"a": WEIGHT}, new_path(), metrics={STRAY: 1.0})
     checkpointer = Checkpointer(new_path(), keep=Keep.best(STRAY, 1))
-    with pytest.raises(OptionError, match=r"looks at \\udcff, but metrics has loss") as caught:
+    with pytest.raises(OptionError, match=r"needs the metric \\udcff; found loss") as caught:
         checkpointer.save(1, {"a": WEIGHT}, metrics={"loss": 1.0})
     str(caught.value).encode()
     with pytest.raises(StateError, match="metrics: the text"):

@@ -8,6 +8,7 @@
 
 #include "codec/codec_kernel.h"
 #include "codec/float_bits.h"
+#include "codec/loop_hints.h"
 
 namespace holdfast {
 namespace {
@@ -65,7 +66,7 @@ void keep_moments(const float* data, const float* residuals, std::size_t count, 
                   float* __restrict kept) {
   for (std::size_t i = 0; i < count; ++i) {
     const bool large = __builtin_fabsf(data[i]) > threshold;
-    kept[i] = large & (residuals[i] != 0.0f) ? data[i] : 0.0f;
+    kept[i] = (large & (residuals[i] != 0.0f)) ? data[i] : 0.0f;
   }
 }
 
@@ -142,7 +143,7 @@ void find_centres(const float* __restrict kept, std::size_t count, const float* 
 std::uint32_t add_centres(const float* base, const std::uint8_t* symbols, std::size_t count,
                           const float* centres, float* target) {
   std::uint32_t most = 0;
-#pragma GCC ivdep  // the base may be the target: each element is read before it is written
+HOLDFAST_NO_DEPENDENCE  // the base may be the target: each element is read before it is written
   for (std::size_t i = 0; i < count; ++i) {
     const float value = base[i] + centres[symbols[i]];
     const std::uint32_t bits = bits_of(value) & 0x7FFFFFFF;

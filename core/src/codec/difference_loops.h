@@ -7,6 +7,7 @@
 #include "codec/codec_kernel.h"
 #include "codec/float_bits.h"
 #include "codec/float_order.h"
+#include "codec/loop_hints.h"
 
 namespace holdfast {
 namespace {
@@ -80,7 +81,7 @@ template <class Word>
 inline void sums_of(const Word* base, std::size_t count, const std::uint8_t* __restrict symbols,
                     const std::uint32_t* __restrict tails, Word* target) {
   constexpr unsigned kBits = 8 * sizeof(Word);
-#pragma GCC ivdep  // the base may be the target: each element is read before it is written
+HOLDFAST_NO_DEPENDENCE  // the base may be the target: each element is read before it is written
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t symbol = symbols[i], number = (symbol + 1) >> 1;
     const std::uint32_t head = 2 | (number & 1), length = (number >> 1) - 1;

@@ -2,6 +2,9 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+
+#include <cstdlib>
+#include <string_view>
 #endif
 
 #include "holdfast/checksum.h"
@@ -28,9 +31,7 @@ unsigned kept_registers() {
   return low;
 }
 
-}  // namespace
-
-Cpu detect_cpu() {
+Cpu find_cpu() {
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
@@ -41,6 +42,18 @@ Cpu detect_cpu() {
   const bool has_ymm = (kept & kYmmState) == kYmmState;
   const bool has_zmm = (kept & kZmmState) == kZmmState;
   return {has_ymm && (b & kAvx2) != 0, has_zmm && (b & kAvx512) == kAvx512};
+}
+
+}  // namespace
+
+Cpu detect_cpu() {
+  Cpu cpu = find_cpu();
+  if (const char* named = std::getenv("HOLDFAST_CPU"); named != nullptr) {
+    const std::string_view widest = named;
+    if (widest == "baseline") cpu.avx2 = false;
+    if (widest == "baseline" || widest == "avx2") cpu.avx512 = false;
+  }
+  return cpu;
 }
 
 #else

@@ -3,11 +3,11 @@
 The coordinator chooses; each rank has in memory what it wrote last, or reads it back.
 """
 
-import json
 import logging
 import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from itertools import chain as joined
 from typing import TYPE_CHECKING, Any
 
 from ..codecs.base import Loss
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
+Losses = list[tuple[Any, ...]]  # index of a tensor, and the fields of its `Loss`
+
 
 def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any] | None:
     """Choose what the checkpoint at ``store`` is to be made from; None: it stands by itself.
@@ -40,8 +42,6 @@ def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any
     Steps are made from steps alone, and nothing else is: retention looks at no others.
     Run by the coordinator, which tells the others.
     """
-    if codec.every == 1:
-        return None
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
     is_own = bool(location) and _is_step(location) == _is_step(store.location)
@@ -51,14 +51,14 @@ def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any
         return None
     name = os.path.basename(location)
     if is_leaving(store.sibling(name)):
-        logger.warning("%s stands by itself: %s is being let go", store.location, name)
+        logger.warning("%s is saved in full: its base %s is being deleted", store.location, name)
         return None
     try:
         chain = open_chain(store.sibling(name))
         if not is_own:  # whoever published it may have died, or hang, before it was durable
             store.sibling(name).sync_directory()
     except (CorruptError, NotCommittedError, VersionError) as error:
-        logger.warning("%s stands by itself: %s", store.location, error)
+        logger.warning("%s is saved in full: %s", store.location, error)
         return None
     table = chain[-1].manifest.table
     links = table.header.base.links + 1 if table.header.base else 1
@@ -106,11 +106,9 @@ class Writing:
         return os.path.dirname(self.store.location)
 
 
-def begin_link(writing: Writing, options: Options) -> Basis | None:
-    """Find, or read, what the shards are made from; None where there are no links."""
+def begin_link(writing: Writing, options: Options) -> Basis:
+    """Find, or read, what the shards are made from."""
     codec, header = writing.codec, writing.header
-    if codec.every == 1:
-        return None
     basis = take_basis(writing.run, writing.rank, header.chunk_elements)
     groups = [group for coding in header.codecs for group in coding.groups]
     kept: set[Shard] = set()
@@ -126,7 +124,7 @@ def begin_link(writing: Writing, options: Options) -> Basis | None:
             chain = open_chain(writing.store.sibling(header.base.name))
             _read_base(chain, basis, missing, options)
         except CorruptError as error:  # what it does not refer to, it does not need
-            logger.error("%s is written without its base: %s", writing.store.location, error)
+            logger.error("%s is saved without its base: %s", writing.store.location, error)
     return basis
 
 
@@ -140,26 +138,23 @@ def _read_base(chain: Chain, basis: Basis, shards: list[Shard], options: Options
         basis.fill(shard)
 
 
-def end_link(writing: Writing, basis: Basis | None) -> None:
+def end_link(writing: Writing, basis: Basis) -> None:
     """Keep what was written, now committed, for the next link."""
-    if basis is not None:
-        basis.settle(writing.store.location, writing.header.save_id)
-        keep_basis(writing.run, writing.rank, basis)
+    basis.settle(writing.store.location, writing.header.save_id)
+    keep_basis(writing.run, writing.rank, basis)
 
 
-def encode_losses(basis: Basis | None, header: Header) -> bytes:
-    """Write what a rank's share of the tensors has lost, for the coordinator."""
+def losses_of(basis: Basis, header: Header) -> Losses:
+    """Return what a rank's share of the tensors has lost, for the coordinator."""
     index = {tensor.path: number for number, tensor in enumerate(header.tensors)}
-    losses = basis.losses.items() if basis is not None else ()
-    return json.dumps([(index[path], *astuple(loss)) for path, loss in losses]).encode()
+    return [(index[path], *astuple(loss)) for path, loss in basis.losses.items()]
 
 
-def join_losses(told: Sequence[bytes]) -> tuple[TensorLoss, ...]:
+def join_losses(told: Sequence[Losses]) -> tuple[TensorLoss, ...]:
     """Add up what all ranks have lost; 7 digits of it are as many as anyone reads."""
     found: dict[int, Loss] = {}
-    for text in told:
-        for index, *numbers in json.loads(text):
-            found[index] = found.get(index, Loss()) + Loss(*numbers)
+    for index, *numbers in joined.from_iterable(told):
+        found[index] = found.get(index, Loss()) + Loss(*numbers)
     return tuple(
         TensorLoss(index, *(float(f"{number:.6e}") for number in astuple(found[index])))
         for index in sorted(found)

@@ -23,10 +23,11 @@ from ..engine.pool import lease
 from ..engine.registry import LOSSLESS, find_codec
 from ..engine.write_pipeline import write_shards
 from ..format import spec
+from ..format.coding import Coding
 from ..format.contents import content_digest
-from ..format.header import Coding, Header
+from ..format.header import Header
 from ..format.links import Base
-from ..format.rows import Planned, encode_written
+from ..format.rows import Planned, Written, written_in
 from ..layout import Box, Shard, batches
 from ..options import SLOT_BYTES, STREAM_BYTES, Options, options_of
 from ..plan.shard_table import table_of
@@ -34,7 +35,7 @@ from ..state.tensors import TORCH_DTYPES
 from ..stores.local import LocalStore
 from ..stores.url import open_store
 from ..worker import in_worker
-from .base_choice import Writing, begin_link, choose_base, encode_losses, end_link, join_losses
+from .base_choice import Writing, begin_link, choose_base, end_link, join_losses, losses_of
 
 AHEAD_BYTES = 256 << 20  # of shards read at once, if no single one is larger
 Report = Callable[[int], None]  # called with the bytes of elements done since the last call
@@ -49,23 +50,30 @@ def recompress(
     options: Options | None = None,
     report: Report = lambda _: None,
 ) -> None:
-    """Write a checkpoint again at another place; as a link, where the codec makes links.
+    """Write a checkpoint again under another codec, in a new directory.
+
+    With a delta codec, the new checkpoint is a delta of the step before it in the new directory.
 
     Args:
-        source, target: directories of checkpoints, an old and a new one.
-        codec: as `save` takes it.
+        source: directory of the checkpoint.
+        target: new directory.
+        codec: as for `save`.
+        options: settings such as ``io`` and ``trust``.
         report: called with the bytes of elements read since the last call.
 
     Raises:
-        NotCommittedError: there is none at ``source``.
-        AlreadyCommittedError: there is one at ``target``.
-        CorruptError: the source, or something below it, fails a check.
+        NotCommittedError: there is no checkpoint at ``source``.
+        AlreadyCommittedError: there is a checkpoint at ``target``.
+        CorruptError: the source, or one of its bases, fails a check.
+
+    Example:
+        ``holdfast.recompress("runs/a/step-1000", "small/step-1000", codec="lossless")``
     """
     there = open_store(target, "target")
     chain = open_chain(open_store(source, "source"), trust=options_of(options).trust)
     chosen = find_codec(codec)
     check_absent(there)
-    word = choose_base(there, chosen, 0)
+    word = choose_base(there, chosen, 0) if chosen.every > 1 else None
     base = Base(word["name"], word["digest"], word["links"]) if word else None
     header = rewritten_header(chain[-1].manifest.table.header, chosen, base)
     writing = make_writing(there, header, chain, chosen, word["save_id"] if word else "")
@@ -76,7 +84,8 @@ def recompress(
         if not there.exists(spec.MANIFEST_NAME):
             remove_files(there, header.save_id)
         raise
-    end_link(writing, made.basis)
+    if made.basis:
+        end_link(writing, made.basis)
 
 
 @in_worker
@@ -86,18 +95,25 @@ def rebase(
     options: Options | None = None,
     report: Report = lambda _: None,
 ) -> bool:
-    """Make a link need no other checkpoint, in its place; return False when it needs none.
+    """Turn a delta checkpoint into a full one, in place.
 
-    What it holds stays the same to the bit, so links that are made from it stay good. The old files
-    go when the new ones are durable: a load that is under way at that time fails.
+    Its elements stay the same to the bit, so deltas of it stay valid. The old files are deleted
+    once the new ones are durable; a load that runs at that moment fails.
 
     Args:
         path: directory of the checkpoint.
+        options: settings such as ``io`` and ``trust``.
         report: called with the bytes of elements read since the last call.
+
+    Returns:
+        False if it was a full checkpoint already.
 
     Raises:
         NotCommittedError: there is no checkpoint.
-        CorruptError: it, or something below it, fails a check; nothing was changed.
+        CorruptError: the checkpoint, or one of its bases, fails a check; nothing was changed.
+
+    Example:
+        ``holdfast.rebase("runs/a/step-2000")``
     """
     store = open_store(path)
     chain = open_chain(store, trust=options_of(options).trust)
@@ -121,7 +137,8 @@ def rebase(
 
 def _with_losses(header: Header, basis: Basis | None) -> Header:
     """Note what was lost now; else what had been lost before."""
-    return replace(header, losses=join_losses([encode_losses(basis, header)]) or header.losses)
+    lost = join_losses([losses_of(basis, header)]) if basis else ()
+    return replace(header, losses=lost or header.losses)
 
 
 def rewritten_header(old: Header, codec: Codec, base: Base | None) -> Header:
@@ -146,18 +163,18 @@ def make_writing(
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Rewritten:
     """What was written: as `commit` takes it, and what the next link is made from."""
 
-    told: tuple[Planned, list[bytes]]
+    told: tuple[Planned, list[Written]]
     basis: Basis | None
 
 
-def write_again(chain: Chain, writing: Writing, options: Options, report: Report) -> Made:
+def write_again(chain: Chain, writing: Writing, options: Options, report: Report) -> Rewritten:
     """Write shards as the first rank, durably."""
     header, store, shards = writing.header, writing.store, writing.shards
     files = WriterPlan(header, 0, 0, shards.size_bytes, options.file_bytes)
-    basis = begin_link(writing, options)
+    basis = begin_link(writing, options) if writing.codec.every > 1 else None
     source = _Source(chain, shards.shards(), options, report)
     asked = OnDemand(shards, source, header.chunk_elements)
     with lease(store.vfs, store.location, options) as leased:
@@ -165,7 +182,7 @@ def write_again(chain: Chain, writing: Writing, options: Options, report: Report
     # Of the first rank alone: the header may name four thousand million of them.
     first = np.array([0, len(shards)], np.int64)
     planned = Planned(shards.tensor, shards.boxes, first)
-    return Made((planned, [encode_written(tables)]), basis)
+    return Rewritten((planned, [written_in(tables)]), basis)
 
 
 class _Source:

@@ -40,16 +40,21 @@ UNIT_BYTES = 256 << 20  # of one parameter; of a larger one the first rows
 
 @dataclass(slots=True)
 class Trial:
-    """What one codec made of the sample.
+    """Sizes, times and losses of one codec on the sample; `Trials` holds them.
 
     Attributes:
-        codec: its name, as `save` takes it.
-        size_bytes, stored_bytes: of the elements, and of what would be stored.
-        encode_s, decode_s: seconds of the processor.
-        roles: (size, stored) of the tensors that are the same to their parameters: "weight",
-            "master", "exp_avg", "exp_avg_sq", or "" of those that stand alone.
-        squared_error, energy: of what is not what it was, and of what was coded: differences from
-            the base, and moments.
+        codec: its name, as for `save`.
+        size_bytes, stored_bytes: size of the elements, and of their encoded form.
+        encode_s, decode_s: seconds of processor time.
+        squared_error, energy: squared sums of the errors, and of the coded values (differences from
+            the base, and moments).
+        roles: (size, stored) by role of the tensors: "weight", "master", "exp_avg", "exp_avg_sq",
+            or "" for other tensors.
+
+    Example::
+
+        for trial in holdfast.try_codecs("runs/a/step-1000").trials:
+            print(trial.codec, trial.stored_bytes / trial.size_bytes)
     """
 
     codec: str
@@ -62,7 +67,11 @@ class Trial:
     roles: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, role: str, block: Block, stored_bytes: int, loss: Loss | None) -> None:
-        """Add a chunk."""
+        """Add a chunk; for holdfast's own use.
+
+        Args:
+            role, block, stored_bytes, loss: of the chunk.
+        """
         size, stored = self.roles.get(role, (0, 0))
         self.roles[role] = size + block.size_bytes, stored + stored_bytes
         self.size_bytes += block.size_bytes
@@ -74,11 +83,17 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """What all codecs made of a checkpoint.
+    """Results of `try_codecs`.
 
     Attributes:
-        base: name of the checkpoint that links were made from; "" if there is none.
-        size_bytes: of the whole checkpoint.
+        base: name of the base of the tried delta checkpoints; "" if there is none.
+        size_bytes: size of the whole checkpoint.
+        trials: one result for each codec.
+
+    Example::
+
+        trials = holdfast.try_codecs("runs/a/step-1000", codecs=["lossless"])
+        print(trials.size_bytes, trials.trials[0].stored_bytes)
     """
 
     base: str
@@ -100,17 +115,24 @@ def try_codecs(
 
     Args:
         path: directory of a checkpoint.
-        base: directory of an earlier one of the same run, which links are made from; default: the
-            one that ``path`` is a link to, else the newest step before it. Where there is none,
-            codecs that make links are left out.
-        codecs: as `save` takes them.
-        sample_bytes: of elements that are tried, about; spread over the checkpoint.
+        base: directory of an earlier checkpoint of the same run, as the base of deltas. Default:
+            the base of ``path``, or the newest step before it. If there is none, delta codecs are
+            left out.
+        codecs: names or codecs, as for `save`.
+        sample_bytes: approximate size of the sample, which is spread over the checkpoint.
+        options: settings such as ``io``.
         report: called with the bytes of elements that all codecs tried since the last call.
 
+    Returns:
+        Sizes, times and losses of each codec.
+
     Raises:
-        OptionError: there is no such codec, or no sample, or ``base`` is ``path``.
+        OptionError: an unknown codec, an invalid sample, or ``base`` is ``path``.
         NotCommittedError: there is no checkpoint at ``path`` or ``base``.
-        CorruptError: one of them, or something below it, fails a check.
+        CorruptError: one of them, or one of their bases, fails a check.
+
+    Example:
+        ``print(holdfast.try_codecs("runs/a/step-1000", codecs=["lossless", "delta"]))``
     """
     if not is_positive(sample_bytes):
         raise OptionError(
@@ -149,8 +171,8 @@ def _open_base(chain: Chain, base: "str | os.PathLike[str] | None") -> Chain | N
         there = open_store(base, "base")
         if os.path.realpath(there.location) == os.path.realpath(store.location):
             raise OptionError(
-                f"base is {store.location} itself, of which nothing would be left to store; give "
-                "an earlier checkpoint of the run, or leave it out"
+                f"base is {store.location}, the checkpoint itself; expected an earlier checkpoint "
+                "of the run, or None"
             )
         return open_chain(there)
     assert isinstance(store, LocalStore)

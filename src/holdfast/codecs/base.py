@@ -173,8 +173,8 @@ def check_every(every: object, least: int = 1) -> None:
     """
     if type(every) is not int or not least <= every <= EVERY_MAX:
         raise OptionError(
-            f"every is {shown(every)}; expected an integer from {least} to {EVERY_MAX}: of so many "
-            "checkpoints one stands by itself"
+            f"every is {shown(every)}; expected an integer from {least} to {EVERY_MAX}: one in so "
+            "many checkpoints is a full one"
         )
 
 

@@ -38,27 +38,32 @@ _LARGEST = 3.4e38  # of f32
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """What may be lost.
+    """Lossy delta checkpoints: a bound for the error of weights and moments.
 
-    At most one of ``rel``, ``abs``, ``bits``, ``bf16_exact`` bounds the weights in place of
-    ``quality``; a chunk that cannot keep its bound is stored without loss.
+    At most one of ``rel``, ``abs``, ``bits`` and ``bf16_exact`` bounds the weights in place of
+    ``quality``. A chunk that exceeds its bound is stored without loss.
 
     Attributes:
-        quality: of weights and moments, which become some 23, 83, 113 and 173 times smaller than
-            in f32. All but "high" drop the first moment: keep the step counter.
-        rel: squared error over the energy of the difference from the base, above 0, at most 1.
+        quality: "high", "balanced", "small" or "tiny": weights and moments take some 23, 83, 113
+            or 173 times less than in f32. All but "high" drop the first moment: keep the step
+            counter.
+        rel: squared error, relative to the energy of the difference from the base; above 0, at
+            most 1.
         abs: largest error of an element, above 0.
-        bits: of an element, about, above 0, at most 6.
-        bf16_exact: f32 weights round to the same bf16 as before, so that a forward pass in bf16 is
-            the same to the bit; what is not f32 loses nothing.
-        residual: the second moment within an octave, element by element, down to 2^-40 of the
-            largest of a chunk; None: in "high" alone.
-        overrides: a quality, or "lossless", for parameters whose name fits a pattern, such as
-            ``{"*.norm.*": "lossless"}``; of several the first.
-        every: of so many checkpoints one is lossless, and stands by itself.
+        bits: approximate number of bits for an element, above 0, at most 6.
+        bf16_exact: f32 weights round to the same bf16 values as before, so a forward pass in bf16
+            is the same to the bit. Tensors of other dtypes are exact.
+        residual: keep each element of the second moment within a factor of two, down to 2^-40 of
+            the largest in its chunk. None: with "high" only.
+        overrides: a quality, or "lossless", for parameters whose names match a pattern, such as
+            ``{"*.norm.*": "lossless"}``. The first match counts.
+        every: one in so many checkpoints is a full one, and lossless.
 
     Raises:
-        OptionError: one of them cannot be.
+        OptionError: an invalid option.
+
+    Example:
+        ``codec = holdfast.codecs.Compact("high", overrides={"*.norm.*": "lossless"}, every=8)``
     """
 
     quality: Quality = "balanced"
@@ -76,10 +81,10 @@ class Compact:
     order: ClassVar[tuple[str, ...]] = ROLES
 
     def __post_init__(self) -> None:
-        """Reject what cannot be."""
+        """Reject invalid options."""
         if self.quality not in get_args(Quality):
             known = ", ".join(get_args(Quality))
-            raise OptionError(f"quality is {shown(self.quality)}; there are {known}")
+            raise OptionError(f"quality is {shown(self.quality)}; expected one of {known}")
         if type(self.bf16_exact) is not bool:
             raise OptionError(f"bf16_exact is {shown(self.bf16_exact)}; expected True or False")
         if self.residual is not None and type(self.residual) is not bool:
@@ -87,7 +92,7 @@ class Compact:
         given = [name for name in ("rel", "abs", "bits") if getattr(self, name) is not None]
         given += ["bf16_exact"] if self.bf16_exact else []
         if len(given) > 1:
-            raise OptionError(f"{' and '.join(given)} are given; expected one of them at most")
+            raise OptionError(f"{' and '.join(given)} are given; expected at most one of them")
         for name, most in (("rel", 1.0), ("abs", _LARGEST), ("bits", 6.0)):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value <= most):
@@ -97,14 +102,14 @@ class Compact:
         patterns = self.overrides if isinstance(self.overrides, Mapping) else None
         if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
             raise OptionError(
-                f"overrides is {self.overrides!r:.60}; expected patterns of names and a quality "
-                'for each, such as {"*.norm.*": "lossless"}'
+                f"overrides is {self.overrides!r:.60}; expected a dict from patterns of names to "
+                'qualities, such as {"*.norm.*": "lossless"}'
             )
         for pattern, choice in self.overrides.items():
             if choice not in (LOSSLESS, *get_args(Quality)):
                 known = ", ".join((LOSSLESS, *get_args(Quality)))
                 raise OptionError(
-                    f"overrides[{shown(pattern)}] is {shown(choice)}; there are {known}"
+                    f"overrides[{shown(pattern)}] is {shown(choice)}; expected one of {known}"
                 )
         check_every(self.every, 2)
 

@@ -41,17 +41,27 @@ Survey = ExcpSurvey
 
 @dataclass(frozen=True, slots=True)
 class Excp:
-    """How much is kept. The defaults are the paper's, but for what loses second moments.
+    """Lossy delta checkpoints by ExCP: pruned, and quantized to 15 values a tensor.
 
-    A weight's residual is kept above ``min(cap, alpha / sqrt(mean(v))) * median(|residual|)``, a
-    moment where its weight's residual is and ``|m| > beta * mean(|m|)``.
+    The defaults are those of the paper, except where those lose second moments.
+
+    A weight's residual is kept above ``min(cap, alpha / sqrt(mean(v))) * median(|residual|)``. A
+    moment is kept where its weight's residual is kept and ``|m| > beta * mean(|m|)``.
 
     Attributes:
-        cap: the paper's code has 2.5, its text none (None).
-        threshold: "tensor", as the code has it; or "element": v of each element for its mean.
-        codebook: "f32"; or "f16", as the code has it: second moments below 3e-8 become 0.
-        kmeans: "sampled": 25 rounds on 256 elements a centre; or "optimal", on all of them.
-        every: of so many checkpoints one is lossless, and stands by itself.
+        alpha: factor of the threshold for weights, from 0 to 1e30.
+        beta: factor of the threshold for moments, from 0 to 1e30.
+        cap: upper bound of the factor for weights: 2.5 in the paper's code, None in its text.
+        threshold: "tensor": the mean of v, as in the code; "element": v of each element.
+        codebook: "f32"; or "f16", as in the code: second moments below 3e-8 become 0.
+        kmeans: "sampled": 25 rounds on 256 elements a centre; "optimal": all elements.
+        every: one in so many checkpoints is a full one, and lossless.
+
+    Raises:
+        OptionError: an invalid option.
+
+    Example:
+        ``checkpointer = holdfast.Checkpointer("runs/b", codec=holdfast.codecs.Excp(every=8))``
     """
 
     alpha: float = 5e-5
@@ -140,12 +150,13 @@ def _part(piece: Piece) -> Part | None:
 def _check_number(name: str, value: object) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not 0 <= value <= 1e30:  # type: ignore[operator]  # it is a number
-        raise OptionError(f"{name} of Excp is {shown(value)}; it must be a number from 0 to 1e30")
+        raise OptionError(f"{name} of Excp is {shown(value)}; expected a number from 0 to 1e30")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise OptionError(f"{name} of Excp is {shown(value)}; there are {', '.join(choices)}")
+        known = ", ".join(choices)
+        raise OptionError(f"{name} of Excp is {shown(value)}; expected one of {known}")
 
 
 def survey(parts: Sequence[Part], options: Excp) -> Survey | None:

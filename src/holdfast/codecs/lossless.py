@@ -36,16 +36,22 @@ _HAVE_DIFFERENCE = ("f32", "bf16", "f16", "c32", "c64")
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Lossless, and of each weight only what has changed since the checkpoint before.
+    """Lossless delta checkpoints: of each weight, only its change since the previous checkpoint.
 
-    A chain: one checkpoint of ``every`` stands by itself, each of the others needs the one before
-    it, which stands beside it and is kept as long. A rank keeps a copy of the weights that it
-    writes in host memory.
+    One in ``every`` checkpoints is a full one. Each of the others needs the previous checkpoint,
+    its base, which is in the same directory and is kept as long. Each rank keeps a copy of the
+    weights that it writes in host memory.
 
     Attributes:
-        every: of so many checkpoints one stands by itself; 1: each.
-        replay: for checkpoints one step apart: second moments and weights by repeating Adam's step
-            from the checkpoint before. The copies are of moments too, 12 bytes a parameter in all.
+        every: one in so many checkpoints is a full one; 1: each.
+        replay: for checkpoints one step apart: code second moments and weights by repeating Adam's
+            step from the base. The copies then hold moments too, 12 bytes a parameter in all.
+
+    Raises:
+        OptionError: an invalid option.
+
+    Example:
+        ``holdfast.save(state, "runs/a/step-3000", codec=holdfast.codecs.Delta(every=8))``
     """
 
     every: int = 16
@@ -55,11 +61,7 @@ class Delta:
     is_plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            OptionError: one that cannot be.
-        """
+        """Reject invalid options."""
         check_every(self.every)
         if type(self.replay) is not bool:
             raise OptionError(f"replay is {shown(self.replay)}; expected True or False")

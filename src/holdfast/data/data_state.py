@@ -18,34 +18,36 @@ from .random_state import checked_place, place_of_group
 
 
 class DataState:
-    """Which samples have been read, saved and restored on any number of readers.
+    """Which samples have been read: saved with the state, restored on any number of readers.
 
-    The samples of all epochs are one endless stream of positions: position p is sample p % size of
-    the order of epoch p // size. It is dealt to the readers in turn, so that each position goes to
-    one reader, and each sample once to every epoch. A reader is a data-parallel rank; where the
-    workers of a loader read an `IterableDataset`, each of them. Restored by as many readers as
-    saved it, each goes on with its own part, bit for bit. Restored by another number, what was not
-    taken is dealt anew, and what was `held` is handed on: nothing is lost, nothing comes twice.
+    The samples of all epochs form one endless stream: position p is sample p % size in the order of
+    epoch p // size. Positions are dealt to the readers in turn, so each sample is read once in
+    every epoch. A reader is a data-parallel rank; if the workers of a loader read an
+    `IterableDataset`, each worker is a reader. Restored on the same number of readers, each reader
+    continues its own part exactly. On another number, unread samples are dealt again, and samples
+    in `held` are handed on: none is lost, none is read twice.
 
-    With a dataset that is indexed::
-
-        data = holdfast.DataState(len(dataset), seed=1)
-        loader = StatefulDataLoader(dataset, 8, sampler=data.sampler(), num_workers=2)
-        state = {"model": model, "data": data}
-        for batch in data.read(loader):  # counts what comes out, not what is fetched ahead
-            ...
-
-    A loader of your own takes samples from `indices`, and keeps what it has taken and not given out
-    in `held`. So does an `IterableDataset`, whose ``state_dict()`` has to return this one's.
+    A loader of your own takes samples from `indices`, and keeps those it has taken and not given
+    out in `held`. So does an `IterableDataset`; its ``state_dict()`` must return this one's.
 
     Args:
-        size: samples in an epoch.
-        seed: of the order, another one in each epoch; a restored one counts instead.
-        shuffle: False reads every epoch from 0 to size - 1; a restored one counts instead.
-        epochs: after so many there are no more samples. None: there is no end, and all ranks get
-            equally many batches.
-        rank, world_size: of the data-parallel ranks; default: of the default process group. Ranks
-            that read the same data (tensor parallel ones) give the same rank.
+        size: number of samples in an epoch.
+        seed: seed of the order, which differs in each epoch. A restored seed replaces it.
+        shuffle: False reads every epoch from 0 to size - 1. A restored value replaces it.
+        epochs: number of epochs. None: no end, and all ranks get equally many batches.
+        rank, world_size: data-parallel rank and their number; default: those of the default process
+            group. Ranks that read the same data (tensor parallelism) give the same rank.
+
+    Raises:
+        OptionError: an invalid argument.
+
+    Example::
+
+        data = holdfast.DataState(len(dataset), seed=1, epochs=1)
+        loader = DataLoader(dataset, 8, sampler=data.sampler())
+        state = {"model": model, "data": data}
+        for batch in data.read(loader):  # counts batches given out, not those fetched ahead
+            train()
     """
 
     def __init__(
@@ -58,11 +60,7 @@ class DataState:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """Begin with the first sample of the first epoch.
-
-        Raises:
-            OptionError: an argument that cannot be.
-        """
+        """Begin with the first sample of the first epoch."""
         for name, value in (("size", size), ("epochs", epochs)):
             if value is not None and (type(value) is not int or not 0 < value < END):
                 raise OptionError(f"{name} is {shown(value)}; expected an integer above 0")
@@ -79,19 +77,19 @@ class DataState:
 
     @property
     def position(self) -> int:
-        """The first position that some reader has not come to, if all are as far as this rank."""
+        """The first position not yet read, if all readers are as far as those of this rank."""
         return self._deal.position(self._mine())
 
     @property
     def epoch(self) -> int:
-        """The epoch of `position`, from 0."""
+        """The epoch of `position`, counted from 0."""
         return self.position // self._deal.size
 
     @property
     def held(self) -> list[Any]:
-        """What this reader took and has not given out: a list to change, of tensors or values.
+        """Samples that this reader has taken and not given out: a list of tensors or values.
 
-        When the number of readers changes, its items are handed on one by one.
+        Change it in place. When the number of readers changes, its items are handed on one by one.
         """
         return self._own().held
 
@@ -100,17 +98,17 @@ class DataState:
         self._own().held = items
 
     def sampler(self) -> Sampler[int]:
-        """Return what a `DataLoader` takes as ``sampler``: the samples of this rank, in order.
+        """Return the ``sampler`` for a `DataLoader`: the samples of this rank, in order.
 
-        It may be asked ahead; only `read` counts.
+        The loader may fetch ahead; only `read` counts samples as read.
         """
         return _Ahead(self)
 
     def indices(self) -> Iterator[int]:
-        """Yield this reader's samples, each counted as taken when it is yielded.
+        """Yield this reader's samples; each counts as read when it is yielded.
 
         Raises:
-            StateError: the state was restored, or another loop begun, while this one goes on.
+            StateError: the state was restored, or another loop began, during this loop.
         """
         reader = self._own()
         run = self._begin()
@@ -120,9 +118,9 @@ class DataState:
             yield sample
 
     def read(self, loader: "DataLoader[Any]") -> Iterator[Any]:
-        """Yield the batches of a loader; what has been yielded counts as read.
+        """Yield the batches of a loader; each counts as read when it is yielded.
 
-        To begin draws nothing from torch's global generator, so that a resumed run draws the same
+        It draws nothing from torch's global generator, so a resumed job draws the same random
         numbers as one that was never stopped.
 
         Args:
@@ -130,12 +128,12 @@ class DataState:
                 `IterableDataset` that reads `indices`, a `StatefulDataLoader` if it has workers.
 
         Raises:
-            OptionError: what this loader reads cannot be counted.
-            StateError: the state was restored, or another loop begun, while this one goes on.
+            OptionError: the samples of this loader cannot be counted; the text says why.
+            StateError: the state was restored, or another loop began, during this loop.
         """
         if not isinstance(loader, DataLoader):
             raise OptionError(
-                f"read takes a DataLoader of torch, and got a {type(loader).__name__}"
+                f"the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader"
             )
         streams = isinstance(loader.dataset, IterableDataset)
         _check_loader(loader, self, streams=streams)
@@ -163,30 +161,36 @@ class DataState:
                 self._begin()  # lets go of the loader
 
     def skip(self, start: int, stop: int) -> None:
-        """Leave out the samples at positions start ≤ p < stop, wherever they are not yet taken.
+        """Leave out the samples at positions start ≤ p < stop that are not yet read.
 
-        All ranks call it alike. It holds for loops that are begun afterwards, and is saved.
+        All ranks call it with the same arguments. It holds for later loops, and is saved.
+
+        Args:
+            start, stop: positions.
 
         Raises:
-            OptionError: these are no positions.
+            OptionError: the positions are invalid.
         """
         if type(start) is not int or type(stop) is not int or not 0 <= start <= stop < END:
-            raise OptionError(f"skip from {start!r} to {stop!r}; expected 0 <= start <= stop")
+            raise OptionError(
+                f"start is {shown(start)} and stop {shown(stop)}; expected integers, "
+                "0 <= start <= stop"
+            )
         self._begin()
         self._deal.skip(start, stop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what all readers have in common, and the parts of this rank's, by their number."""
+        """Return the common state of all readers, and the parts of this rank's readers."""
         return self._deal.dump(self._mine())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the readers of a checkpoint were.
+        """Continue where the readers of a checkpoint were.
 
         Args:
-            state: what `state_dict` returned, with the parts of all readers.
+            state: the result of `state_dict`, with the parts of all readers.
 
         Raises:
-            MismatchError: it is of another number of samples, or parts are missing.
+            MismatchError: the number of samples differs, or parts are missing.
         """
         self._deal.load(state)
         self._workers = None
@@ -237,15 +241,15 @@ class DataState:
     def _check(self, run: object) -> None:
         if run is not self._run:
             raise StateError(
-                "the DataState was restored, told to skip, or read by another loop while this one "
-                "goes on; end this one, and begin anew with read() or indices()"
+                "the DataState was restored, skipped ahead, or read by another loop during this "
+                "loop. End this loop, and start a new one with read() or indices()"
             )
 
     def _check_reading(self) -> None:
         if not self._reading:
             raise StateError(
-                "a loader asks for the samples of a DataState that does not count what becomes of "
-                "them; iterate the loader by data.read(loader)"
+                "a loader asks for samples of a DataState that does not count them; iterate over "
+                "data.read(loader) instead of the loader"
             )
 
     def _sample_ahead(self) -> Iterator[int]:
@@ -270,8 +274,8 @@ class DataState:
         workers = self._workers.num_workers
         if len(found) != workers:
             raise StateError(
-                f"the loader has {workers} workers, and the state of {len(found)} comes back; its "
-                "dataset's state_dict() has to return that of the DataState"
+                f"the loader has {workers} workers, but its state has the DataState of "
+                f"{len(found)}; the dataset's state_dict() must return that of the DataState"
             )
         for part in found:
             self._deal.learn(part, self._batches)
@@ -306,21 +310,21 @@ def _check_loader(loader: "DataLoader[Any]", data: DataState, *, streams: bool) 
     """
     fault = ""
     if not getattr(loader, "in_order", True):
-        fault = "gives batches out of order; leave in_order as it is"
+        fault = "gives batches out of order; create it with in_order=True"
     elif not streams:
         sampler = loader.sampler
         if not isinstance(sampler, _Ahead) or sampler.data is not data:
-            fault = "takes its samples from elsewhere; give it sampler=data.sampler()"
+            fault = "uses another sampler; create it with sampler=data.sampler()"
     elif loader.num_workers:
         if not hasattr(loader, "state_dict") or not hasattr(loader.dataset, "state_dict"):
             fault = (
-                "does not tell how far its workers are; use torchdata's StatefulDataLoader, and "
+                "does not report how far its workers are; use torchdata's StatefulDataLoader, and "
                 "give the dataset a state_dict() that returns that of the DataState"
             )
         elif loader.persistent_workers or getattr(loader, "snapshot_every_n_steps", 1) != 1:
             fault = (
-                "tells how far its workers are only now and then; leave persistent_workers and "
-                "snapshot_every_n_steps as they are"
+                "does not report how far its workers are after each batch; create it with "
+                "persistent_workers=False and snapshot_every_n_steps=1"
             )
     if fault:
         raise OptionError(f"the {type(loader).__name__} {fault}")

@@ -62,9 +62,9 @@ class Deal:
             return
         if self.begun:
             raise StateError(
-                f"the data is being read by {self.ranks} ranks with {self.workers} readers each, "
-                f"and now by {ranks} with {workers}; that can change only between a checkpoint and "
-                "its restore"
+                f"{self.ranks} ranks with {self.workers} readers each began to read this data, and "
+                f"now {ranks} ranks with {workers} do. To change these numbers, save a checkpoint, "
+                "and restore it with the new ones"
             )
         before = [self.readers[n] for n in range(len(self.readers))]
         held = [item for reader in before for item in reader.held]
@@ -122,17 +122,17 @@ class Deal:
         """
         if state["size"] != self.size:
             raise MismatchError(
-                f"the checkpoint's data has {state['size']} samples, and here it has {self.size}: "
-                "their order is another. Give the same data; or begin anew, by leaving the "
-                "DataState out of what is restored"
+                f"the checkpoint's data has {state['size']} samples, and this data has "
+                f"{self.size}, so their orders differ. Use the same data; or start over, by "
+                "restoring without the DataState"
             )
         ranks, workers, readers = state["ranks"], state["workers"], state["readers"]
         lacking = [n for n in range(ranks * workers) if str(n) not in readers]
         if lacking:
             raise MismatchError(
                 f"the checkpoint's data was read by {ranks} ranks with {workers} readers each, and "
-                f"the parts of {lacking} are missing. Did all ranks have the DataState in their "
-                "state when it was saved?"
+                f"the parts of {lacking} are missing. Save with the DataState in the state of all "
+                "ranks; or restore without it"
             )
         self._seed, self._shuffle = state["seed"], state["shuffle"]
         self._left = tuple((start, stop) for start, stop in state["left"])

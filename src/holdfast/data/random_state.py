@@ -26,63 +26,66 @@ _MERSENNE = "MT19937"  # what np.random draws from unless np.random.set_bit_gene
 class RandomState:
     """The global random number generators of Python, NumPy, torch's CPU and the CUDA device.
 
-    Put one into the state, best as its last item, so that nothing draws after it is restored:
-    ``{"model": model, "optimizer": optimizer, "random": holdfast.RandomState()}``. Each rank saves
-    its own. Of CUDA it is the current device's, if the process has used one.
+    Put one into the state, best as its last item, so that nothing draws after it is restored. Each
+    rank saves its own. Of CUDA it covers the current device, if the process has used one.
 
-    Restored by as many ranks as saved it, each rank goes on with its own numbers, bit for bit.
-    Restored by another number of ranks, every generator is seeded anew, from what rank 0 had saved,
-    the new number of ranks and the rank: the same each time that this checkpoint is restored so,
-    other numbers on each rank, and a warning says it once.
+    Restored on the same number of ranks, each rank continues its own random numbers exactly. On
+    another number, each generator gets a new seed, from the saved state of rank 0, the new number
+    of ranks and the rank. The seeds differ between ranks, and are the same at each such restore; a
+    warning is logged once.
 
-    Generators of your own (`torch.Generator`, `np.random.Generator`) are not among them: save their
+    Generators of your own (`torch.Generator`, `np.random.Generator`) are not covered: save their
     ``get_state()`` or ``bit_generator.state``.
 
     Args:
-        rank, world_size: whose numbers these are; default: of the default process group. Ranks that
-            have to draw the same numbers (tensor parallel ones) give the same rank, such as the
-            data-parallel one, and their number.
+        rank, world_size: rank and number of ranks; default: those of the default process group.
+            Ranks that must draw the same numbers (tensor parallelism) give the same rank, such as
+            the data-parallel one, and the number of those.
+
+    Raises:
+        OptionError: only one of the two is given, or the rank is invalid.
+
+    Example:
+        ``state = {"model": model, "optimizer": optimizer, "random": holdfast.RandomState()}``
     """
 
     def __init__(self, *, rank: int | None = None, world_size: int | None = None) -> None:
-        """Note whose numbers these are.
-
-        Raises:
-            OptionError: only one of the two is given, or the rank is not below the number.
-        """
+        """Check and keep the rank."""
         self._place = checked_place(rank, world_size)
 
     @worker.in_worker
     @ordinary_torch()
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of this rank's generators, by its rank."""
+        """Return the states of this rank's generators."""
         rank, world_size = self._place or place_of_group()
         return {"world_size": world_size, "ranks": {str(rank): _capture()}}
 
     @worker.in_worker
     @ordinary_torch()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore this rank's generators from the states of all ranks.
+        """Restore this rank's generators.
+
+        Args:
+            state: the result of `state_dict`, with the states of all ranks.
 
         Raises:
-            MismatchError: the state of this rank, or of rank 0, is not among them.
+            MismatchError: the state of this rank, or of rank 0, is missing.
         """
         rank, world_size = self._place or place_of_group()
         saved, ranks = state["world_size"], state["ranks"]
         source = rank if saved == world_size else 0
         if str(source) not in ranks:
             raise MismatchError(
-                f"the checkpoint has random states of {saved} ranks, but not that of rank "
-                f"{source}; expected one of each. Did all ranks have the RandomState in their "
-                "state when it was saved?"
+                f"{saved} ranks saved this checkpoint, and the RandomState of rank {source} is "
+                "missing. Save with a RandomState in the state of all ranks; or restore without it"
             )
         if saved == world_size:
             _restore(ranks[str(rank)])
             return
         if rank == COORDINATOR:
             logger.warning(
-                "the random states were saved by %d ranks and are restored by %d: every generator "
-                "is seeded anew, from what rank 0 had saved and its own rank",
+                "%d ranks saved the random states, and %d restore them: each generator gets a new "
+                "seed, from the saved state of rank 0 and its own rank",
                 *(saved, world_size),
             )
         _seed(ranks["0"], f"{rank} of {world_size}")
@@ -92,14 +95,14 @@ def checked_place(rank: int | None, world_size: int | None) -> tuple[int, int] |
     """Return (rank, number of ranks) as given, or None.
 
     Raises:
-        OptionError: that cannot be.
+        OptionError: they are invalid.
     """
     if rank is None and world_size is None:
         return None
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise OptionError(
-            f"rank is {shown(rank)} and world_size {shown(world_size)}; expected both, or neither, "
-            "and a rank from 0 below world_size"
+            f"rank is {shown(rank)} and world_size {shown(world_size)}; expected neither, or both "
+            "with 0 <= rank < world_size"
         )
     return rank, world_size
 
@@ -124,8 +127,8 @@ def _capture() -> dict[str, Any]:
     numpy_state: Any = np.random.get_state(legacy=False)
     if numpy_state["bit_generator"] != _MERSENNE:
         raise StateError(
-            f"np.random draws from {numpy_state['bit_generator']}; RandomState knows {_MERSENNE}, "
-            "the default. Use a generator of your own, and save its bit_generator.state"
+            f"np.random draws from {numpy_state['bit_generator']}; expected {_MERSENNE}, the "
+            "default. Use a generator of your own, and save its bit_generator.state"
         )
     key = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
     position = numpy_state["state"]["pos"]
@@ -169,7 +172,7 @@ def _restore(saved: Mapping[str, Any]) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(saved["cuda"]["state"])
     else:
-        logger.warning("a random state of CUDA was saved, and there is no CUDA device here")
+        logger.warning("the saved random state of CUDA is unused: there is no CUDA device here")
 
 
 def _seed(saved: Mapping[str, Any], whose: str) -> None:

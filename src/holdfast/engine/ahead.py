@@ -17,9 +17,9 @@ from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.references import NONE
 from ..format.spec import LARGE_ALIGN_BYTES
-from ..plan.runs import ChunkRead, Run
+from ..plan.reads import ChunkRead, ReadRun
 from .decode import decode
-from .task import Made, Route, Task
+from .task import EncodedSegment, Route, Task
 from .workspace import Threads, Workspace, block_at, borrow, bytes_at, give_back
 
 AHEAD = 2  # tasks encoded, and waiting to be written, besides what the threads are at
@@ -36,7 +36,7 @@ class Tasks:
     def __init__(self) -> None:
         self.threads = Threads()
         self.pending_bytes = 0
-        self._made: deque[tuple[int, Future[Made]]] = deque()
+        self._made: deque[tuple[int, Future[EncodedSegment]]] = deque()
 
     def __enter__(self) -> "Tasks":
         return self
@@ -51,7 +51,7 @@ class Tasks:
         self._made.append((size_bytes, self.threads.submit(route.encode, task)))
         self.pending_bytes += size_bytes
 
-    def take(self, *, all_of_them: bool = False) -> Iterator[Made]:
+    def take(self, *, all_of_them: bool = False) -> Iterator[EncodedSegment]:
         """Yield what comes of the first ones: of all, or until as few are ahead as may be."""
         ahead = 0 if all_of_them else self.threads.count + AHEAD
         while len(self._made) > ahead:
@@ -63,7 +63,7 @@ class Tasks:
 class Decoder:
     """Decodes the chunks of one run, in order; keeps those that others refer to."""
 
-    def __init__(self, run: Run, manifest: Manifest, bases: Mapping[int, int]) -> None:
+    def __init__(self, run: ReadRun, manifest: Manifest, bases: Mapping[int, int]) -> None:
         """Prepare.
 
         Args:
@@ -112,8 +112,8 @@ class Decoder:
             raise CorruptError(
                 f"a payload of {dotted(chunk.shard.tensor.path)}, elements {chunk.first} to "
                 f"{chunk.first + chunk.elements} of the shard {chunk.shard.box}, is of mode "
-                f"{payload.mode} of {codec}, and cannot be decoded; its checksum is right, so it "
-                "was written so. Use another checkpoint"
+                f"{payload.mode} of {codec}, and cannot be decoded. Its checksum is right, so the "
+                "save wrote it so; use another checkpoint"
             )
         return bytes_at(target, chunk.size_bytes)
 

@@ -18,7 +18,7 @@ from ..format.names import dotted
 from ..layout import Box, Path, Shard, batches, boxes_of_range
 from ..options import SLOT_BYTES, Keys
 from ..plan.load_plan import plan_load
-from ..plan.runs import ChunkRead, Run
+from ..plan.reads import ChunkRead, ReadRun
 from ..state.ambient import ordinary_torch
 from ..state.tensors import TORCH_DTYPES
 from ..stores.base import Store
@@ -85,26 +85,27 @@ def open_base(link: Link) -> Link:
     """
     base = link.manifest.table.header.base
     assert base is not None  # a manifest whose chunks refer to one has it
-    where = f"{link.store.location} was made from {base.name}, which has to stand beside it"
+    where = f"{link.store.location} is a delta of {base.name} in the same directory"
     store = link.store.sibling(base.name)
     try:
         signed = link.manifest.signed
         manifest = read_manifest(store, check_of_base(signed) if signed else None)
     except NotCommittedError as error:
         raise CorruptError(
-            f"{where}, and is not there: {error}. Put it back, or use a checkpoint of another chain"
+            f"{where}, which is missing: {error}. Put it back, or use another checkpoint"
         ) from error
     except CorruptError as error:
-        raise type(error)(f"{where}, and is damaged: {error}") from error
+        raise type(error)(f"{where}, which is damaged: {error}") from error
     header = manifest.table.header
     if content_digest(manifest.table) != base.digest:
         raise CorruptError(
-            f"{where}; what stands there holds something else (step {header.step}, save "
-            f"{header.save_id}): it is of another run, or was saved anew. Put the right one there"
+            f"{where}; found another checkpoint there (step {header.step}, save "
+            f"{header.save_id}), of another run or saved again. Put the right one there"
         )
     if header.base and header.base.links >= base.links:
         raise CorruptError(
-            f"{where}: there are {base.links} below it at most, and {header.base.links} below that"
+            f"{where}: expected fewer than {base.links} bases below that one, found "
+            f"{header.base.links}. Use another checkpoint"
         )
     _check_tensors(link.manifest, manifest, base)
     return Link(store, manifest)
@@ -122,18 +123,23 @@ def _check_tensors(manifest: Manifest, below: Manifest, base: Base) -> None:
             tensor = manifest.table.header.tensors[int(owner[shard])]
             if held.get(tensor.path) != tensor:
                 name = dotted(tensor.path)
-                raise CorruptError(f"its base, {base.name}, has no {name} of its dtype and shape")
+                raise CorruptError(
+                    f"its base, {base.name}, has no {name} of the same dtype and shape. Use "
+                    "another checkpoint"
+                )
 
 
 @ordinary_torch()
-def read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Targets | Sources) -> Done:
+def read_chain(
+    chain: Chain, lease: Lease, runs: Sequence[ReadRun], targets: Targets | Sources
+) -> Done:
     """Read runs of the newest checkpoint of a chain, as `read_shards` does."""
     targets = targets if isinstance(targets, Targets) else targets_of(targets)
     with still_there(chain[-1].store):
         return _read_chain(chain, lease, runs, targets)
 
 
-def _read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Targets) -> Done:
+def _read_chain(chain: Chain, lease: Lease, runs: Sequence[ReadRun], targets: Targets) -> Done:
     *below, top = chain
     based = top.manifest.based
     if not below:
@@ -141,8 +147,8 @@ def _read_chain(chain: Chain, lease: Lease, runs: Sequence[Run], targets: Target
         if len(based) and any(based[run.reads.rows].any() for run in runs):
             base = top.manifest.table.header.base
             raise CorruptError(
-                f"{top.store.location} was made from {base and base.name}, which is not there any "
-                "more. Put it back, or use a checkpoint of another chain"
+                f"{top.store.location} is a delta of {base and base.name}, which is missing. Put "
+                "it back, or use another checkpoint"
             )
         return read_shards(top.store, lease, top.manifest, runs, targets)
     alone = [run for run in runs if not based[run.reads.rows].any()]
@@ -174,7 +180,7 @@ def read_parts(chain: Chain, lease: Lease, parts: Mapping[Shard, torch.Tensor]) 
     read_chain(chain, lease, plan_load(manifest, wanted, SLOT_BYTES), targets)
 
 
-def _bytes_of(run: Run) -> int:
+def _bytes_of(run: ReadRun) -> int:
     return sum(read.chunk.size_bytes for read in run.chunks)
 
 

@@ -60,7 +60,10 @@ def read_manifest(store: Store, check: Check | None = None) -> Manifest:
         raise damaged(store.location, text) from error
     if signed is not None:
         if len(signed.payloads) != len(manifest.chunk_start):
-            raise TrustError(f"{store.location}/{spec.SIGNATURE_NAME} is of other chunks")
+            raise TrustError(
+                f"{store.location}/{spec.SIGNATURE_NAME} does not match this checkpoint's "
+                "contents. Get the checkpoint and its SIGNATURE again"
+            )
         manifest = replace(manifest, signed=signed)
     return manifest
 
@@ -106,8 +109,8 @@ def _why_not_committed(store: Store) -> str:
     if steps:
         return f"{place} is a run, not one checkpoint; give one of its steps, such as {steps[-1]}"
     if ".metadata" in names:
-        return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' makes it one of ours"
-    return f"{place} has no MANIFEST: it is not a checkpoint"
+        return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' converts it"
+    return f"{place} has no MANIFEST: it is not a checkpoint; expected the directory of one"
 
 
 def lost_manifest(store: Store) -> str | None:
@@ -126,7 +129,7 @@ def lost_manifest(store: Store) -> str | None:
         return None  # it was committed this moment
     return (
         f"{store.location} has data files but no MANIFEST, though LATEST names it: MANIFEST is "
-        f"lost; 'holdfast repair {store.location}' says what can be done"
+        f"lost. Run 'holdfast repair {store.location}' to see whether it can be rebuilt"
     )
 
 
@@ -171,7 +174,9 @@ def check_names(store: Store, manifest: Manifest) -> None:
             raise _stranger(store, f"{below}/{entry.name}", entry.kind)
     signature = read_signature(store) if is_signed else None
     if signature and len(signature.statement.payloads) != len(manifest.chunk_start):
-        raise CorruptError(f"{store.location}/{spec.SIGNATURE_NAME} is of another; remove it")
+        raise CorruptError(
+            f"{store.location}/{spec.SIGNATURE_NAME} is of another checkpoint; remove it"
+        )
 
 
 def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:
@@ -191,8 +196,8 @@ def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:
 def _stranger(store: Store, name: str, kind: str) -> CorruptError:
     found = {"file": "file", "directory": "directory"}.get(kind, "link or special file")
     return CorruptError(
-        f"{store.location}/{name} is a {found} that does not belong to the checkpoint; "
-        "remove it if you put it there"
+        f"{store.location}/{name} is a {found} that does not belong to the checkpoint; remove it "
+        "if you put it there"
     )
 
 

@@ -15,7 +15,7 @@ from ..plan.shard_table import ShardTable
 from .basis import Basis
 from .file_plan import Pieces
 from .origin import Origin, Standing
-from .task import Made, Task
+from .task import EncodedSegment, Task
 from .workspace import Segment, borrow, give_back
 
 # The numbers of an item, as `segment_encode` takes them.
@@ -46,7 +46,7 @@ class ByColumns:
         items = self._pieces.first[[first, end]]
         return self._origin.hold(int(self._shard[items[0]]), int(self._shard[items[1] - 1]) + 1)
 
-    def encode(self, task: Task) -> Made:
+    def encode(self, task: Task) -> EncodedSegment:
         """Make the segment of a task."""
         started = time.perf_counter()
         standing: Standing = task.prepared
@@ -68,7 +68,7 @@ class ByColumns:
         finally:
             give_back(room)
 
-    def _encode(self, items: U64, rows: I64, head: bytes, started: float) -> Made:
+    def _encode(self, items: U64, rows: I64, head: bytes, started: float) -> EncodedSegment:
         count = len(rows)
         size_modes, offsets = np.empty(count, np.uint32), np.empty(count, np.uint64)
         checksums, digests = np.empty(count, np.uint64), np.empty((count, 2), np.uint64)
@@ -80,7 +80,9 @@ class ByColumns:
         if self._basis is not None:
             self._basis.digests[rows] = digests
         encode_s = time.perf_counter() - started - stage_s
-        return Made(segment, rows, size_modes, offsets, checksums, digests, (), stage_s, encode_s)
+        return EncodedSegment(
+            segment, rows, size_modes, offsets, checksums, digests, (), stage_s, encode_s
+        )
 
     def _add_bases(self, basis: Basis) -> None:
         """Say of each item where the base's elements are, and where the next base's are to be."""

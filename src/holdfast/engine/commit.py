@@ -35,10 +35,10 @@ from ..errors import (
 )
 from ..format import spec
 from ..format.contents import check_tiling, content_digest
-from ..format.header import Header
+from ..format.header import Header, check_paths
 from ..format.links import Base
-from ..format.manifest import Manifest, decode_manifest, encode_manifest
-from ..format.rows import Planned, join_written
+from ..format.manifest import Manifest, check_table, encode_manifest
+from ..format.rows import Planned, Written, join_written
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import Store
 from .check import read_manifest
@@ -65,13 +65,13 @@ class Commit:
         return self
 
     def prepare(
-        self, header: Header, planned: Planned, written: Sequence[bytes], content: str = ""
+        self, header: Header, planned: Planned, written: Sequence[Written], content: str = ""
     ) -> None:
         """Check what all ranks wrote; make it and its manifest durable, that under another name.
 
         Args:
             planned: what the ranks were to write.
-            written: the `encode_written` of every rank.
+            written: what every rank has written, in rank order.
             content: digest of what it has to hold; empty: anything.
 
         Raises:
@@ -82,8 +82,8 @@ class Commit:
         manifest, self._data = _manifest_of(store, header, planned, written)
         if content and content != content_digest(manifest.table):
             raise StateError(
-                f"what was read of {store.location} is not what its MANIFEST says; the checkpoint "
-                "was left as it is. 'holdfast verify --deep' says more"
+                f"the elements read from {store.location} differ from its MANIFEST; the checkpoint "
+                "is unchanged. Check it with 'holdfast verify --deep'"
             )
         store.prepare(self._pending, self._data)
         store.sync_path(next(iter(manifest.file_names), spec.MANIFEST_NAME))
@@ -123,16 +123,14 @@ class Commit:
             remove_files(self._store, self._save_id)
         else:
             error.add_note(
-                f"MANIFEST of {self._store.location} may be there nevertheless: then the "
-                "checkpoint is whole and loads, but whether it survives a power cut is not known"
+                f"MANIFEST of {self._store.location} may exist nevertheless. If so, the checkpoint "
+                "is whole and loads, but may not survive a power cut"
             )
         if isinstance(error, StoreError) and error.errno in REVOKED:
-            error.add_note(
-                "another job may have taken this save for dead, or let go of what it is made from"
-            )
+            error.add_note("another job may have taken this save for dead, or deleted its base")
 
 
-def commit(store: Store, header: Header, planned: Planned, written: Sequence[bytes]) -> None:
+def commit(store: Store, header: Header, planned: Planned, written: Sequence[Written]) -> None:
     """Publish what was written, where nobody has to look again before that."""
     with Commit(store, header.save_id) as made:
         made.prepare(header, planned, written)
@@ -140,7 +138,7 @@ def commit(store: Store, header: Header, planned: Planned, written: Sequence[byt
 
 
 def commit_again(
-    store: Store, header: Header, planned: Planned, written: Sequence[bytes], digest: str
+    store: Store, header: Header, planned: Planned, written: Sequence[Written], digest: str
 ) -> None:
     """Replace the manifest of a checkpoint by one of the same content, whose files are durable.
 
@@ -178,8 +176,8 @@ def check_absent(store: Store) -> None:
     """
     if above := _checkpoint_above(store.location):
         raise OptionError(
-            f"{store.location} is within a committed checkpoint, {above}, which would be damaged "
-            "by it; save beside it, or elsewhere"
+            f"{store.location} is within a committed checkpoint, {above}, and would damage it; "
+            "save beside it, or elsewhere"
         )
     if not store.exists("") and os.path.isdir(os.path.dirname(store.location)):
         return
@@ -197,30 +195,35 @@ def check_absent(store: Store) -> None:
     if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(
             f"{store.location} holds a committed checkpoint, which is never overwritten; "
-            "save under another step or path, or remove it first"
+            "save under another step or path, or delete it first"
         )
     pending = spec.PENDING_MANIFEST_PREFIX
     strangers = [n for n in names if n != spec.DATA_DIRECTORY and not n.startswith(pending)]
     if strangers:
         raise OptionError(
             f"{store.location} holds {', '.join(strangers[:3])}{' …' * (len(strangers) > 3)}, "
-            "which would not belong to the checkpoint; save to an empty or a new directory"
+            "which are no files of a checkpoint; save to an empty or a new directory"
         )
 
 
 def _manifest_of(
-    store: Store, header: Header, planned: Planned, written: Sequence[bytes]
+    store: Store, header: Header, planned: Planned, written: Sequence[Written]
 ) -> tuple[Manifest, bytes]:
     """Join what the ranks wrote; check it as a reader will: what that refuses is not committed."""
     try:
-        data = encode_manifest(join_written(header, planned, written))
+        table = join_written(header, planned, written)
+        check_paths(header)
+        manifest, data = check_table(table), encode_manifest(table)
         if len(data) > spec.MANIFEST_BYTES_MAX:
             raise CorruptError(f"it takes {len(data)} bytes, at most {spec.MANIFEST_BYTES_MAX}")
-        manifest = decode_manifest(data, spec.MANIFEST_NAME)
     except CorruptError as error:
-        raise StateError(f"the MANIFEST of this state could not be read back: {error}") from error
+        raise StateError(
+            f"the MANIFEST of this state cannot be read back: {error}. Nothing was committed; save "
+            "fewer tensors, or shorter names"
+        ) from error
     try:
-        check_tiling(manifest)
+        if manifest.is_cut.any():  # any other tensor is one shard, which is all of it
+            check_tiling(manifest)
     except CorruptError as error:
         raise StateError(
             f"the shards of all ranks do not make whole tensors: {error}. Give each rank its part "
@@ -238,8 +241,8 @@ def check_present(store: Store, manifest: Manifest) -> None:
         if found.get(name) != size:
             seen = f"has {found[name]} bytes" if name in found else "is not there"
             error = StoreError(
-                f"{store.location}/{name} was written by its rank, {size} bytes, but {seen} as "
-                "the coordinator sees it; do all ranks save to one directory of a shared disk?"
+                f"{store.location}/{name} has {size} bytes on the rank that wrote it, but {seen} "
+                "on rank 0. Let all ranks save to one directory of a shared disk"
             )
             error.errno = None if name in found else errno.ENOENT
             raise error
@@ -255,9 +258,9 @@ def check_base(store: Store, manifest: Manifest) -> None:
     if base is None or not len(manifest.based) or _stays(store.sibling(base.name), base):
         return
     error = StoreError(
-        f"{store.location} is made from {base.name}, which was there when this save began; now it "
-        "is gone, is being let go of, or holds something else. Nothing was committed. Save again: "
-        "that is made from another step, or stands by itself"
+        f"{store.location} is a delta of {base.name}, which was deleted or replaced during this "
+        "save. Nothing was committed. Save again: the next save takes another base, or is a full "
+        "checkpoint"
     )
     error.errno = errno.ENOENT
     raise error
@@ -281,8 +284,8 @@ def _settle_race(store: Store, data: bytes) -> None:
     name = spec.MANIFEST_NAME
     if not store.exists(name) or store.get(name, spec.MANIFEST_BYTES_MAX) != data:
         raise AlreadyCommittedError(
-            f"{store.location} was committed by another save while this one was writing; that one "
-            "stands, the files of this one were removed"
+            f"{store.location} was committed by another save during this one; the other checkpoint "
+            "is kept, and the files of this save were deleted. Let one job save to each path"
         )
     store.sync_directory()
 

@@ -106,8 +106,8 @@ def _encode_lossy(
         good = decode(payload, target, codec.name, near)
         if not good or hash_chunk(target.address, block.size_bytes, 0)[1] != digest:
             logger.error(
-                f"{role} of {piece.name} is stored without loss: what was to be its payload of "
-                f"mode {payload.mode} does not decode to what was promised; report this"
+                f"{role} of {piece.name} is stored without loss: its encoding in mode "
+                f"{payload.mode} did not decode to the expected elements; please report this"
             )
             return None
     return Coded(payload, decoded, digest)

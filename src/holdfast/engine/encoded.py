@@ -24,7 +24,7 @@ from .ledger import Ledger
 from .origin import Origin
 from .registry import LOSSLESS
 from .stream import FileStream
-from .task import ByPiece, Made, Route, Task
+from .task import ByPiece, EncodedSegment, Route, Task
 from .write import DataFileWriter
 
 COPIED_BYTES = 1 << 20  # below, a segment is copied: pages of its own would be too much of it
@@ -75,7 +75,7 @@ def write_encoded(
     files.close()
 
 
-def _made(files: "_Files", pieces: Pieces, route: Route, tasks: Tasks) -> Iterator[Made]:
+def _made(files: "_Files", pieces: Pieces, route: Route, tasks: Tasks) -> Iterator[EncodedSegment]:
     """Yield what comes of all pieces, in order; each is added before the next is asked for."""
     room = np.concatenate([[0], np.cumsum(pieces.room_bytes)])
     unit, last = 0, len(pieces.unit) - 1
@@ -146,7 +146,7 @@ class _Files:
         self._end = max(unit + 1, self.fitting(unit, 0))
         return self._end
 
-    def add(self, made: Made) -> None:
+    def add(self, made: EncodedSegment) -> None:
         """Add what a segment holds, and close it when it has been written."""
         segment, stream = made.segment, self._stream
         size = segment.size_bytes

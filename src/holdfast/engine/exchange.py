@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from ..errors import CorruptError
 from ..group.base import SendingGroup
-from ..plan.runs import Run
+from ..plan.reads import ReadRun
 from ..plan.share_plan import SharedRun, read_here
 from .pool import Lease
 from .read import DataFileReader
 
-Place = Callable[[Run, int], None]
+Place = Callable[[ReadRun, int], None]
 Made = TypeVar("Made")
 
 
@@ -35,7 +35,7 @@ class Exchange:
     runs: tuple[SharedRun, ...]
 
     @property
-    def read_here(self) -> tuple[Run, ...]:
+    def read_here(self) -> tuple[ReadRun, ...]:
         """Those of the runs that this rank reads."""
         return read_here(self.runs, self.ranks.rank)
 
@@ -127,7 +127,7 @@ class _Walk:
                 f"there: {error}"
             )
 
-    def _bytes(self, run: Run, slot: int) -> memoryview:
+    def _bytes(self, run: ReadRun, slot: int) -> memoryview:
         return memoryview(self._lease.pool.view(slot))[: run.extent.size_bytes]
 
     def _unless_failed(self, call: Callable[[], Made]) -> Made | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from .. import worker
@@ -18,13 +19,18 @@ PARTS = ("plan", "stage", "encode", "write", "sync", "commit")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A save in flight, seen from outside; every count is of this rank's share.
+    """How far a save in flight is; all counts are of this rank's share.
 
     Attributes:
         state: "staging", "writing", "committing", "committed", "failed" or "skipped".
-        staged_bytes: copied; `SaveHandle.wait_staged` says when their sources may change.
-        written_bytes: handed over by the disk; durable only when committed.
-        total_bytes: to be written in all.
+        staged_bytes: bytes copied; after `SaveHandle.wait_staged` the state may change.
+        written_bytes: bytes written; they are durable only once committed.
+        total_bytes: bytes to write in all.
+
+    Example::
+
+        progress = holdfast.save_async(state, "runs/a/step-8").progress()
+        print(progress.state, progress.written_bytes, "of", progress.total_bytes)
     """
 
     state: str
@@ -62,6 +68,11 @@ class Ledger:
         finally:
             self.seconds[part] += time.perf_counter() - started
 
+    def planned(self, total_bytes: int) -> None:
+        """Count what came before as planning, with what was heard from other ranks."""
+        self.total_bytes = total_bytes
+        self.seconds["plan"] = time.perf_counter() - self.started
+
     def end_at(self, deadline: float) -> None:
         """Set the time (of `time.monotonic`) after which `check` fails."""
         self._deadline = deadline
@@ -87,8 +98,8 @@ class Ledger:
         if time.monotonic() > self._deadline:
             done, total = self.written_bytes / 1e9, self.total_bytes / 1e9
             raise StoreError(
-                f"{done:.3f} of {total:.3f} GB were written when the save's deadline passed; give "
-                "it more time (deadline_s), or save to a faster disk"
+                f"the save's deadline passed after {done:.3f} of {total:.3f} GB; raise "
+                "deadline_s, or save to a faster disk"
             )
 
     def note_writes(self, writer: "DataFileWriter") -> None:
@@ -120,7 +131,7 @@ class Ledger:
 
     def record(self) -> dict[str, object]:
         """Return everything as values of JSON; seconds to the microsecond."""
-        seconds = {part: round(taken, 6) for part, taken in self.seconds.items()}
+        seconds = dict(zip(PARTS, map(round, self.seconds.values(), repeat(6)), strict=True))
         return {
             "bytes": self.total_bytes,
             "stored_bytes": self.written_bytes,

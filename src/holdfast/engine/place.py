@@ -12,7 +12,7 @@ import torch
 from .._core import copy, copy_pieces
 from ..boxes import U64, Boxes, unflatten
 from ..layout import Box, Chunk, Path, boxes_of_range
-from ..plan.runs import Reads
+from ..plan.reads import Reads
 from ..state.tensors import TORCH_DTYPES
 
 Part = tuple[torch.Tensor, Box]  # the elements of a box

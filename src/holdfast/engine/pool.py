@@ -93,8 +93,8 @@ class _Shared(_Queued):
             worker.check()
             if self.owner[0] == place[0] and self.owner[1] < place[1]:
                 raise HoldfastError(
-                    "a save or load is running in this thread already, and was interrupted by this "
-                    "one (a signal handler?); let it end first, or set a flag and save in the loop"
+                    "this call interrupts another save or load of this thread (from a signal "
+                    "handler?). Let that one end first, or set a flag and save in the training loop"
                 )
         self.owner = place
         try:
@@ -132,11 +132,13 @@ def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
         queue = shared.queue_for(vfs, directory, options)
         # What failed before may have left requests in flight, if it was interrupted again while
         # it waited for them: nobody may have their slots before they have ended.
-        _drain(queue)
+        if queue.pending:
+            _drain(queue)
         try:
             yield Lease(shared.pool, queue, _small_bytes(options))
         finally:
-            _drain(queue)
+            if queue.pending:
+                _drain(queue)
 
 
 class _Staging(_Queued):
@@ -187,8 +189,8 @@ def staging(vfs: Vfs, directory: str, options: Options, size_bytes: int) -> Leas
     with _pools_lock:
         if process in _lent:
             raise HoldfastError(
-                "the memory for a save in the background is in use by another one of this process; "
-                "wait for its result() first"
+                "another background save of this process uses the memory for its copy; wait for "
+                "its result() first"
             )
         _lent.add(process)
     try:
@@ -219,10 +221,9 @@ def check_pool(pool_bytes: int, needed_bytes: int, rank: int) -> None:
     """
     if pool_bytes < needed_bytes:
         raise OptionError(
-            f"rank {rank} has to stage {needed_bytes} bytes, and its pool_bytes is {pool_bytes}: "
-            "a save in the background copies its whole share first. Set "
-            f"Options(pool_bytes={needed_bytes}) or more, or leave it out (the pool is then as "
-            "large as it has to be), or use holdfast.save, which streams"
+            f"pool_bytes is {pool_bytes}, but rank {rank} has to copy {needed_bytes} bytes: a "
+            f"background save copies its whole share first. Give pool_bytes={needed_bytes} or "
+            "more, or leave it out (the pool is then large enough), or use holdfast.save"
         )
 
 
@@ -231,9 +232,9 @@ def _check_memory(needed: int, freed: int) -> None:
     available = available_bytes() + freed
     if needed > available:
         raise OptionError(
-            f"a save in the background needs {needed / 1e9:.1f} GB of host memory for a copy of "
-            f"this rank's share, and {available / 1e9:.1f} GB are available; use holdfast.save, "
-            "which streams through 128 MiB, or have more ranks share the writing"
+            f"a background save needs {needed / 1e9:.1f} GB of host memory for a copy of this "
+            f"rank's share, and {available / 1e9:.1f} GB are available. Use holdfast.save, which "
+            "needs 128 MiB, or let more ranks write (Options.writers)"
         )
 
 

@@ -22,7 +22,7 @@ from ..format.data_file import chunk_seed, seed_head
 from ..format.manifest import Manifest
 from ..format.names import dotted
 from ..format.signature import Statement
-from ..plan.runs import ChunkRead, Run
+from ..plan.reads import ChunkRead, ReadRun
 from ..stores.base import NOT_A_FILE, Store
 from .pool import Lease
 from .trust import digest
@@ -60,13 +60,13 @@ class DataFileReader:
 
     def stream(
         self,
-        runs: Iterable[Run],
+        runs: Iterable[ReadRun],
         slots: Iterable[int] | None = None,
         *,
         in_order: bool = False,
         clear: Callable[[int], None] | None = None,
         is_clear: Callable[[int], bool] | None = None,
-    ) -> Iterator[tuple[Run, int]]:
+    ) -> Iterator[tuple[ReadRun, int]]:
         """Read runs ahead; yield each with its slot, which is reused for a later one.
 
         Args:
@@ -76,7 +76,7 @@ class DataFileReader:
             is_clear: whether it may be at once: else a read in flight is waited for instead.
         """
         queue, pool = self._lease.queue, self._lease.pool
-        free, flying, coming = deque(slots or range(pool.slots)), dict[int, Run](), iter(runs)
+        free, flying, coming = deque(slots or range(pool.slots)), dict[int, ReadRun](), iter(runs)
         landed: dict[int, tuple[int, int]] = {}
         while True:
             while free and (not flying or is_clear is None or is_clear(free[0])):
@@ -102,7 +102,7 @@ class DataFileReader:
             yield run, slot
             free.append(slot)
 
-    def is_whole(self, run: Run, slot: int) -> bool:
+    def is_whole(self, run: ReadRun, slot: int) -> bool:
         """Check all chunks of a run in its slot, and the gaps before them, at once.
 
         Returns:
@@ -127,14 +127,14 @@ class DataFileReader:
         )
         return damaged == len(rows)
 
-    def payload(self, run: Run, row: int, slot: int) -> Payload:
+    def payload(self, run: ReadRun, row: int, slot: int) -> Payload:
         """Return where the payload of a chunk of a run is."""
         manifest = self._manifest
         base = self._lease.pool.address(slot) - run.extent.offset
         start, size = int(manifest.chunk_start[row]), int(manifest.chunk_bytes[row])
         return Payload(base + start, size, int(manifest.table.chunk_size_mode[row]) >> 24)
 
-    def check(self, run: Run, read: ChunkRead, slot: int) -> Payload:
+    def check(self, run: ReadRun, read: ChunkRead, slot: int) -> Payload:
         """Check one chunk of a run in its slot, and the gap before it.
 
         Raises:
@@ -175,8 +175,8 @@ class DataFileReader:
         payload = self._lease.pool.view(slot)[start : start + size] if size else b""
         if digest(payload) != signed.payloads[row].tobytes():
             raise TrustError(
-                f"{what}: these are not the bytes that were signed, though their checksum is "
-                "right: somebody has changed them"
+                f"{what}: these bytes are not the signed ones, though their checksum is right: "
+                "they were changed on purpose. Get the checkpoint again from its publisher"
             )
 
     def _close_idle(self, busy: set[int]) -> None:
@@ -191,7 +191,7 @@ class DataFileReader:
             self._descriptors[file] = open_data_file(self._store, name, direct=direct)
         return self._descriptors[file]
 
-    def _check_read(self, run: Run, done: int, code: int) -> None:
+    def _check_read(self, run: ReadRun, done: int, code: int) -> None:
         file = run.extent.file
         if code:
             error = StoreError(
@@ -206,7 +206,8 @@ class DataFileReader:
             # A read behind the end does not say where that is.
             end = min(run.extent.offset + done, os.fstat(self._descriptors[file]).st_size)
             raise damaged(
-                self._store.location, f"{self._where(file)} ends at byte {end}, within its payloads"
+                self._store.location,
+                f"{self._where(file)} ends at byte {end}, within its data; the file was cut",
             )
 
     def _where(self, file: int) -> str:
@@ -233,14 +234,16 @@ def still_there(store: Store) -> Iterator[None]:
         if is_gone:
             raise _gone(store) from error
         if isinstance(error, NotCommittedError):
-            raise damaged(store.location, f"{store.location} needs another: {error}") from error
+            raise damaged(
+                store.location, f"{store.location} is a delta of a missing checkpoint: {error}"
+            ) from error
         raise
 
 
 def _gone(store: Store) -> NotCommittedError:
     return NotCommittedError(
-        f"{store.location} was retired while it was read: another process removed it. Open a "
-        "newer checkpoint, or keep more of them"
+        f"{store.location} was deleted by another process while it was read. Open a newer "
+        "checkpoint, or keep more of them"
     )
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from ..errors import CorruptError
 from ..format.manifest import Manifest
 from ..format.names import dotted
-from ..plan.runs import Reads, Run
+from ..plan.reads import ReadRun, Reads
 from ..state.ambient import ordinary_torch
 from ..stores.base import Store
 from .ahead import Decoder, SlotThreads
@@ -49,7 +49,7 @@ def read_shards(
     store: Store,
     lease: Lease,
     manifest: Manifest,
-    runs: Iterable[Run],
+    runs: Iterable[ReadRun],
     targets: Targets | Sources,
     exchange: Exchange | None = None,
     *,
@@ -108,7 +108,7 @@ class _Filling:
         self.is_raw = manifest.is_raw
         self._filled: list[Reads] = []  # in the order in which they were placed
 
-    def place(self, run: Run, slot: int) -> None:
+    def place(self, run: ReadRun, slot: int) -> None:
         """Place a run that was read into a slot."""
         if not (self.is_raw and self._reader.is_whole(run, slot)):
             self._place_each(run, slot)
@@ -122,7 +122,7 @@ class _Filling:
                 place(elements, read.chunk, *self._targets.part(read.wants[0]))
         self._filled.append(run.reads)
 
-    def _place_each(self, run: Run, slot: int) -> None:
+    def _place_each(self, run: ReadRun, slot: int) -> None:
         """Check, decode and place one chunk after the other."""
         view = self._lease.tensor(slot)
         with closing(Decoder(run, self._manifest, self._bases)) as decoder:

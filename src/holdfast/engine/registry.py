@@ -80,7 +80,8 @@ def find_codec(codec: str | Codec) -> Codec:
     if not isinstance(codec, str) or codec not in _NAMED:
         names = ", ".join(_NAMED)
         raise OptionError(
-            f"codec is {shown(codec)}; there are {names}, and those of holdfast.codecs with options"
+            f"codec is {shown(codec)}; expected one of {names}, or one of holdfast.codecs with "
+            "options"
         )
     return _NAMED[codec]
 
@@ -93,10 +94,11 @@ def show_codec(codec: Codec) -> str:
 def describe_codec(codec: Codec) -> dict[str, Any]:
     """Return a codec's name and options as values of JSON, for the other ranks."""
     made: Any = codec
-    options = {"name": codec.name} | {
-        field.name: getattr(codec, field.name) for field in fields(made)
-    }
-    return {name: dict(o) if isinstance(o, Mapping) else o for name, o in options.items()}
+    described: dict[str, Any] = {"name": codec.name}
+    for field in fields(made):
+        option = getattr(codec, field.name)
+        described[field.name] = dict(option) if isinstance(option, Mapping) else option
+    return described
 
 
 def make_codec(described: dict[str, Any]) -> Codec:

@@ -116,7 +116,7 @@ def sweep(store: LocalStore, before_s: float) -> None:
             continue
         names = [f"{below}/{file.name}" for file in store.list(below)]
         if _is_older(store, [below, *names], before_s) and _remove_save(store, save):
-            logger.info("removed %s/%s, left by a save that died", store.location, below)
+            logger.info("deleted %s/%s of a save that died", store.location, below)
     sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
     if is_dead:
         for name in (spec.DATA_DIRECTORY, ""):

@@ -25,7 +25,7 @@ from .samples import Samples
 from .stage import copy_chunk, is_lazy
 
 
-class Held:
+class StagingPlan:
     """Shards to be staged, and where in the pool each of their chunks is to stand.
 
     Attributes:
@@ -69,7 +69,7 @@ def hold(
     images: Images,
     memory: torch.Tensor,
     later: AbstractSet[Path],
-) -> tuple[Held, Held | None]:
+) -> tuple[StagingPlan, StagingPlan | None]:
     """Split the shards: those that are copied now, and those that are copied later, if any.
 
     Args:
@@ -80,16 +80,18 @@ def hold(
     """
     chunk_elements = plan.header.chunk_elements
     if not later:
-        return Held(LiveTensors(shards, leaves, chunk_elements), images.offsets, memory), None
+        return StagingPlan(
+            LiveTensors(shards, leaves, chunk_elements), images.offsets, memory
+        ), None
     paths = [tensor.path in later for tensor in shards.tensors]
     is_later = np.array(paths, np.bool_)[shards.tensor]
     offsets, of = images.offsets, is_later[images.chunks.shard]
     now = LiveTensors(shards[~is_later], leaves, chunk_elements)
     rest = LiveTensors(shards[is_later], leaves, chunk_elements)
-    return Held(now, offsets[~of], memory), Held(rest, offsets[of], memory)
+    return StagingPlan(now, offsets[~of], memory), StagingPlan(rest, offsets[of], memory)
 
 
-def copy_now(held: Held) -> None:
+def copy_now(held: StagingPlan) -> None:
     """Copy all of it; where that fails, nothing writes into the pool afterwards."""
     devices = DeviceCopies(held)
     try:
@@ -98,7 +100,7 @@ def copy_now(held: Held) -> None:
         devices.wait()
 
 
-def copy_from_host(held: Held) -> None:
+def copy_from_host(held: StagingPlan) -> None:
     """Copy elements in host memory into the pool, unhashed; returns when that is done."""
     copy_pieces(*held.straight(), _threads())
     for shard in held.turned:
@@ -112,7 +114,7 @@ class LazyCopies:
     it changes it; whatever was changed earlier makes `finish` or `close` fail.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: StagingPlan) -> None:
         """Record versions and samples; start the copies from devices.
 
         Args:
@@ -177,7 +179,7 @@ class LazyCopies:
                 self._unchanged = None
 
 
-def copy_held(held: Held, unchanged: "Unchanged") -> None:
+def copy_held(held: StagingPlan, unchanged: "Unchanged") -> None:
     """Copy elements in host memory while the computation goes on.
 
     Raises:
@@ -225,7 +227,7 @@ class Unchanged:
         """Return the error for a tensor whose memory was freed."""
         return StateError(
             f"the memory of {_name(self._shards, number)} was freed (resized) before it was "
-            'staged; call wait_staged() before that, or save with stage="eager"'
+            'copied; call wait_staged() before that, or save with stage="eager"'
         )
 
     def _look(self) -> list[tuple[int, int]]:
@@ -235,8 +237,8 @@ class Unchanged:
 def changed(shards: ShardTable, number: int) -> StateError:
     """Return the error for a tensor that changed after the call."""
     return StateError(
-        f"{_name(shards, number)} was changed before it was staged, outside of optimizer.step: the "
-        "checkpoint would be of no one moment. Call wait_staged() before that, or save with "
+        f"{_name(shards, number)} was changed before it was copied, outside of optimizer.step(): "
+        "the checkpoint would mix two steps. Call wait_staged() before the change, or save with "
         'stage="eager"'
     )
 
@@ -251,7 +253,7 @@ class Sampled:
     What is to be conjugated or negated is left out: no copy has what is in its memory.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: StagingPlan) -> None:
         live, chunks = held.live, held.live.chunks
         turned = [n for n in held.turned if not is_lazy(live.elements[n])]
         is_in = live.address != 0
@@ -286,7 +288,7 @@ class DeviceCopies:
     The computation goes on: what it does after `order` comes after the copies.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: StagingPlan) -> None:
         """Start them; where the pool is pinned they overlap with what the device computes."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         try:
@@ -306,7 +308,7 @@ class DeviceCopies:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def _start(self, held: Held, shard: int) -> None:
+    def _start(self, held: StagingPlan, shard: int) -> None:
         device = held.live.elements[shard].device
         if device.type != "cuda":
             held.gather(shard)

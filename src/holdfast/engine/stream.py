@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..errors import NoSpaceError, StoreError
 from ..format.spec import LARGE_ALIGN_BYTES
 from ..options import SLOT_BYTES
-from .file_plan import Window, page_up
+from .file_plan import Window
 from .pool import Lease
 
 # Enough to keep the deepest queue busy; a disk that fails is noticed after so much at the latest.
@@ -72,7 +72,8 @@ class FileStream:
 
     def move(self, window: Window) -> None:
         """Fill up the page, and go on at the beginning of another window."""
-        self._zero_until(page_up(self.position))
+        if rest := -self.position % LARGE_ALIGN_BYTES:
+            self._zero_until(self.position + rest)
         self._submit()
         self._enter(window)
 
@@ -82,8 +83,11 @@ class FileStream:
         Returns:
             where in the pool the bytes of file position ``at`` stand.
         """
-        self._claim(self._shift + at + size_bytes)
-        self._zero_until(at)
+        end = self._shift + at + size_bytes
+        if end > self._free_until:
+            self._claim(end)
+        if at > self.position:
+            self._zero_until(at)
         return self._shift + at
 
     def advance(self, size_bytes: int) -> None:
@@ -100,7 +104,8 @@ class FileStream:
                 self.turn()
                 continue
             part = data[: self._window[1] - start]
-            self._claim(start + len(part))
+            if start + len(part) > self._free_until:
+                self._claim(start + len(part))
             self._memory[start : start + len(part)] = part
             self.advance(len(part))
             data = data[len(part) :]
@@ -114,7 +119,8 @@ class FileStream:
         Returns:
             their position.
         """
-        self._zero_until(page_up(self.position))
+        if rest := -self.position % LARGE_ALIGN_BYTES:
+            self._zero_until(self.position + rest)
         self._submit()
         while len(self._lent) >= LENT_IN_FLIGHT_MAX:
             self._reap()
@@ -128,19 +134,20 @@ class FileStream:
 
     def finish(self, at: int, data: bytes) -> None:
         """Add the last bytes, at ``at``; hand over all there is, and wait for every write."""
-        self._zero_until(at)
+        if at > self.position:
+            self._zero_until(at)
         self.put(data)
         self.move(self._window)
         while self._in_flight or self._lent:
             self._reap()
 
     def _zero_until(self, position: int) -> None:
-        """Add zeros."""
+        """Add zeros up to a position behind this one."""
         start, end = self._shift + self.position, self._shift + position
-        if end > start:
+        if end > self._free_until:
             self._claim(end)
-            self._memory[start:end] = bytes(end - start)
-            self.advance(end - start)
+        self._memory[start:end] = bytes(end - start)
+        self.advance(end - start)
 
     def _enter(self, window: Window) -> None:
         self._window = window
@@ -151,7 +158,7 @@ class FileStream:
         """Wait until memory is free from the next byte up to offset ``end``."""
         here = self._shift + self._submitted
         while end > self._free_until:
-            ahead = [start for start in self._in_flight if start >= here]
+            ahead = filter(here.__le__, self._in_flight)
             self._free_until = min(ahead, default=self._window[1])
             if end > self._free_until:
                 self._reap()

@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class EncodedSegment:
     """What comes of a task.
 
     Attributes:
@@ -74,7 +74,7 @@ class Route(Protocol):
     def prepare(self, first: int, end: int) -> Any:
         """Find what a task of these pieces needs, in the order of the tasks, by one thread."""
 
-    def encode(self, task: Task) -> Made:
+    def encode(self, task: Task) -> EncodedSegment:
         """Make the segment of a task, in any thread."""
 
 
@@ -163,7 +163,7 @@ class ByPiece:
         every = enumerate(zip(*rows, strict=True))
         return self._codec.survey([work.piece(n, at, self._basis) for n, at in every])
 
-    def encode(self, task: Task) -> Made:
+    def encode(self, task: Task) -> EncodedSegment:
         """Make the segment of a task."""
         first, end = self._pieces.first[[task.first, task.end]].tolist()
         rows, losses = self._pieces.rows[first:end], list[tuple[Path, Loss]]()
@@ -191,7 +191,7 @@ class ByPiece:
         finally:
             give_back(room)
         payloads, offsets, checksums, digests = zip(*found, strict=True)
-        return Made(
+        return EncodedSegment(
             segment,
             rows,
             np.array([one.size_bytes | one.mode << 24 for one in payloads], np.uint32),

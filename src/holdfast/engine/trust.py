@@ -113,11 +113,14 @@ def read_private_key(path: "str | os.PathLike[str]") -> "Ed25519PrivateKey":
         found = load(text, password=None)
     except Exception as error:  # of many classes; none of them shows the key
         raise OptionError(
-            f"{path} is not an Ed25519 private key that can be used ({error}); make one with "
+            f"{path} is not an Ed25519 private key without a password ({error}); make one with "
             "'openssl genpkey -algorithm ed25519'"
         ) from error
     if not isinstance(found, kind):
-        raise OptionError(f"{path} is a key of another kind; expected Ed25519")
+        raise OptionError(
+            f"{path} is a {type(found).__name__}; expected an Ed25519 key, made with "
+            "'openssl genpkey -algorithm ed25519'"
+        )
     private: Ed25519PrivateKey = found
     return private
 
@@ -135,14 +138,15 @@ def _check_signature(keys: Sequence[bytes], store: Store, manifest: bytes) -> St
     found = read_signature(store)
     if found is None:
         raise TrustError(
-            f"{store.location} is not signed, and only what is signed may be loaded (trust=). Sign "
-            "it with 'holdfast sign' if you know where it comes from"
+            f"{store.location} is not signed, and trust= accepts only signed checkpoints. If you "
+            "know where it comes from, sign it with 'holdfast sign'"
         )
     if not any(is_signed_by(found, key) for key in keys):
-        one, count = "not by the key that is trusted", len(keys)
-        by = one if count == 1 else f"by none of the {count} keys that are trusted"
+        one, count = "not by the trusted key", len(keys)
+        by = one if count == 1 else f"by none of the {count} trusted keys"
         raise TrustError(
-            f"{store.location} is signed, but {by}; its SIGNATURE names {show_key(found.key)}"
+            f"{store.location} is signed, but {by}; its SIGNATURE names {show_key(found.key)}. "
+            "Get the right public key from the publisher"
         )
     return _check_manifest(found.statement, store, manifest)
 
@@ -151,8 +155,8 @@ def _check_bound(expected: bytes, store: Store, manifest: bytes) -> Statement:
     found = read_signature(store)
     if found is None or digest(found.signed) != expected:
         raise TrustError(
-            f"{store.location} is not the base that was signed with what was made from it, or has "
-            "lost its SIGNATURE. After a rebase, sign what was made from it again"
+            f"{store.location} is not the base that was signed with its delta, or has lost its "
+            "SIGNATURE. After a rebase, sign the deltas of it again"
         )
     return _check_manifest(found.statement, store, manifest)
 
@@ -160,8 +164,8 @@ def _check_bound(expected: bytes, store: Store, manifest: bytes) -> Statement:
 def _check_manifest(statement: Statement, store: Store, manifest: bytes) -> Statement:
     if digest(manifest) != statement.manifest:
         raise TrustError(
-            f"{store.location}/{spec.MANIFEST_NAME} is not the one that was signed; if it was "
-            "rebased by you, sign it again"
+            f"{store.location}/{spec.MANIFEST_NAME} is not the signed one; if you rebased this "
+            "checkpoint, sign it again"
         )
     return statement
 

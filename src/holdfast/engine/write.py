@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from .file_plan import FOOTER_ROOM_BYTES, Images, WriterPlan
 from .pool import Lease
 from .stream import FileStream, Writes
 
+Target = TypeVar("Target")  # a descriptor, or a name
+
 
 class SyncError(StoreError):
     """An fsync failed: what is on the disk is not known, and a second fsync would lie."""
@@ -30,6 +33,8 @@ class DataFileWriter:
 
     Attributes:
         number: of the file being written.
+        base: address of the pool.
+        window_bytes: of the memory that a file passes through.
         writes: of all files, without fsync; durable when `finish` returns.
         sync_s: how long fsync took.
         tables: of the files that are closed.
@@ -46,21 +51,13 @@ class DataFileWriter:
         self._store, self._lease, self.plan = store, lease, plan
         self._images = images
         self.number = plan.first_number - 1
+        self.base = lease.pool.address(0)
+        self.window_bytes = lease.pool.slots * lease.pool.slot_bytes
         self.writes, self.sync_s = Writes(), 0.0
         self.tables: list[Table] = []
         self._names: list[str] = []
         self._descriptor = -1  # of the file being written
         self._stream: FileStream  # its bytes
-
-    @property
-    def base(self) -> int:
-        """Address of the pool."""
-        return self._lease.pool.address(0)
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes of the memory that a file passes through."""
-        return self._lease.pool.slots * self._lease.pool.slot_bytes
 
     @property
     def is_open(self) -> bool:
@@ -109,7 +106,7 @@ class DataFileWriter:
         stream.finish(offset, footer)
         size = offset + len(footer)
         self._store.vfs.truncate(self._descriptor, size)
-        self._sync(lambda: self._store.vfs.sync(self._descriptor))
+        self._sync(self._store.vfs.sync, self._descriptor)
         self._close_descriptor()
         sizes, checksums = np.array([size], np.uint64), np.array([checksum], np.uint64)
         self.tables.append(replace(table, file_bytes=sizes, file_footer_checksum=checksums))
@@ -121,7 +118,7 @@ class DataFileWriter:
             SyncError: fsync failed; `abandon` and write it all again under other numbers.
         """
         if self._names:
-            self._sync(lambda: self._store.sync_made(self._names[0]))
+            self._sync(self._store.sync_made, self._names[0])
         return self.tables
 
     def abandon(self) -> None:
@@ -134,19 +131,19 @@ class DataFileWriter:
             with contextlib.suppress(StoreError):
                 self._store.remove(name)
 
-    def _sync(self, call: Callable[[], None]) -> None:
+    def _sync(self, call: Callable[[Target], None], target: Target) -> None:
         try:
             started = time.perf_counter()
-            call()
+            call(target)
             self.sync_s += time.perf_counter() - started
         except NoSpaceError:
             raise  # a full disk is as full under another name
         except StoreError as error:
-            failure = SyncError(f"{error}; what was written is not known to be on the disk")
+            failure = SyncError(f"{error}; the written data may not be on the disk. Save again")
             failure.errno = error.errno
             raise failure from error
 
     def _close_descriptor(self) -> None:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            self._store.close(descriptor)
+            self._store.vfs.close(descriptor)

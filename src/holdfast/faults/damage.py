@@ -26,11 +26,11 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Elements that cannot be read.
+    """Lost elements of a tensor.
 
     Attributes:
-        tensor: its name.
-        boxes: (offset, shape) of each part that is lost, in elements of the whole tensor.
+        tensor: name of the tensor.
+        boxes: (offset, shape) of each lost part, in elements of the whole tensor.
     """
 
     tensor: str
@@ -39,14 +39,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One fault that `Checkpoint.verify` found.
+    """One fault of a checkpoint, as `Checkpoint.verify` returns it.
 
     Attributes:
         where: file or directory.
-        what: the whole text: file, bytes, tensor, chunk, found and expected, as far as they apply.
-        tensor: name of the tensor whose elements are hit, or None when none is.
-        lost: all that cannot be read for it, of this checkpoint.
-        below: the fault of a checkpoint below this one that is the cause, if one is.
+        what: the whole text, with file, bytes, tensor, chunk, found and expected values.
+        tensor: name of the damaged tensor, or None.
+        lost: all elements of this checkpoint that the fault makes unreadable.
+        below: the fault of a base that is the cause, or None.
     """
 
     where: str
@@ -136,7 +136,7 @@ def from_below(subject: Subject, damage: Damage, below: Manifest) -> Damage | No
     if not found:
         return None
     cause = damage.below or damage
-    what = f"{subject.store.location} needs what is damaged below it: {cause.what}"
+    what = f"{subject.store.location} is a delta of damaged data: {cause.what}"
     return Damage(cause.where, what, None, found, cause)
 
 

@@ -58,7 +58,7 @@ def _check(
         if xxh3_128(b"".join(digests)) != table.shard_digest[index].tobytes():
             fault = (
                 f"{chain[-1].store.location}: the box {shard.box} of "
-                f"{dotted(shard.tensor.path)} does not decode to what was saved; every checksum "
-                "of it may be right. Use another checkpoint, and report this"
+                f"{dotted(shard.tensor.path)} does not decode to the saved elements, though its "
+                "checksums may be right. Use another checkpoint, and report this"
             )
             yield shard, CorruptError(fault)

@@ -17,8 +17,9 @@ from ..engine.check import check_files
 from ..engine.read import open_data_file
 from ..errors import CorruptError, StoreError, VersionError
 from ..format import spec
+from ..format.coding import Coding
 from ..format.data_file import check_header, chunk_seed, decode_trailer
-from ..format.header import Coding, Header, decode_header, encode_header
+from ..format.header import Header, decode_header, encode_header
 from ..format.manifest import Manifest, check_table, encode_manifest
 from ..format.names import data_file_name, dotted
 from ..format.order import merge_orders
@@ -91,7 +92,7 @@ def rebuild(store: Store, save_id: str, orders: Sequence[Sequence[Path]] = ()) -
     footers, unreadable = _read_footers(store, save_id)
     if not footers:
         raise CorruptError(
-            f"{store.location}: no data file of the save {save_id} has a footer that can be read"
+            f"{store.location}: no data file of the save {save_id} has a readable footer"
         )
     first = footers[0]
     for other in footers[1:]:
@@ -192,7 +193,7 @@ def _read_footer(
     table = decode_table(spec.FOOTER_MAGIC, footer)
     found = (table.file_rank.tolist(), table.file_number.tolist(), table.header.save_id)
     if found != ([rank], [number], save_id):
-        raise CorruptError("its footer is that of another file")
+        raise CorruptError("its footer is of another file")
     if table.header.objects or table.header.losses:
         raise CorruptError("its footer has objects or losses, which only a MANIFEST has")
     check_table(replace(table, file_bytes=np.array([size], np.uint64)))
@@ -211,8 +212,8 @@ def _check_alike(first: _Footer, other: _Footer) -> None:
     differing += ["codecs"] * (names[0] != names[1]) + sorted(theirs.keys() - mine.keys())
     if differing:
         raise CorruptError(
-            f"the footers of {first.name} and {other.name} differ in {', '.join(differing)}: they "
-            "are not of one save"
+            f"the footers of {first.name} and {other.name} differ in {', '.join(differing)}, so "
+            "they are of different saves"
         )
 
 
@@ -228,8 +229,8 @@ def _merge_tensors(
         ):
             if found.setdefault(tensor.path, (tensor, codec)) != (tensor, codec):
                 raise CorruptError(
-                    f"the footer of {footer.name} has {dotted(tensor.path)} of another dtype, "
-                    "shape or codec than a footer before it"
+                    f"the footer of {footer.name} has {dotted(tensor.path)} with another dtype, "
+                    "shape or codec than an earlier footer"
                 )
     lists = [[tensor.path for tensor in footer.table.header.tensors] for footer in footers]
     order, ordered = _merge(lists, "tensors")
@@ -249,7 +250,7 @@ def _follows(part: Sequence[Path], order: Sequence[Path]) -> bool:
 def _merge(lists: Sequence[Sequence[Path]], what: str) -> tuple[list[Path], bool]:
     order, certain = merge_orders(lists)
     if order is None:
-        raise CorruptError(f"the footers name {what} in orders that contradict each other")
+        raise CorruptError(f"the footers name {what} in contradicting orders")
     return order, certain
 
 
@@ -262,7 +263,7 @@ def _merge_ties(
         for path, number in header.ties:
             target = index[header.tensors[number].path]
             if path in index or found.setdefault(path, target) != target:
-                raise CorruptError(f"the footers do not agree what {dotted(path)} is")
+                raise CorruptError(f"the footers contradict each other on {dotted(path)}")
     lists = [[path for path, _ in footer.table.header.ties] for footer in footers]
     return tuple((path, found[path]) for path in _merge(lists, "ties")[0])
 
@@ -289,7 +290,7 @@ def _merge_groups(parts: Sequence[Sequence[Group]]) -> tuple[Group, ...]:
         for known in (group, *(joined.get(member, {}) for member in group.values())):
             for role, member in known.items():
                 if whole.setdefault(role, member) != member:
-                    raise CorruptError("the footers do not agree which tensors are a group")
+                    raise CorruptError("the footers contradict each other on a group of tensors")
         for member in whole.values():
             joined[member] = whole
     # Each group goes by its lowest member.
@@ -297,7 +298,7 @@ def _merge_groups(parts: Sequence[Sequence[Group]]) -> tuple[Group, ...]:
         [[min(joined[next(iter(group.values()))].values()) for group in part] for part in parts]
     )
     if order is None:
-        raise CorruptError("the footers name groups in orders that contradict each other")
+        raise CorruptError("the footers name groups in contradicting orders")
     return tuple(
         {role: joined[member][role] for role in ROLES if role in joined[member]} for member in order
     )

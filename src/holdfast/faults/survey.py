@@ -20,7 +20,7 @@ from ..format.spec import LARGE_ALIGN_BYTES
 from ..layout import Extent, whole
 from ..options import SLOT_BYTES, Options
 from ..plan.load_plan import plan_load
-from ..plan.runs import ChunkRead, Run
+from ..plan.reads import ChunkRead, ReadRun
 from ..stores.base import Store
 
 START = (0, 0)
@@ -82,7 +82,7 @@ def _survey(
 ) -> Iterator[Part]:
     if start == START:
         yield Part(START, 0, _attempt(store.location, partial(check_names, store, manifest)))
-    runs: dict[int, list[Run]] = {}
+    runs: dict[int, list[ReadRun]] = {}
     wanted = {t.path: (i, [whole(t.shape)]) for i, t in enumerate(manifest.table.header.tensors)}
     for run in plan_load(manifest, wanted, SLOT_BYTES):
         runs.setdefault(run.extent.file, []).append(run)
@@ -98,8 +98,8 @@ def _survey(
 
 
 def _look_at_file(
-    store: Store, manifest: Manifest, file: int, runs: Sequence[Run], *, patient: bool
-) -> tuple[tuple[Fault, ...], list[Run]]:
+    store: Store, manifest: Manifest, file: int, runs: Sequence[ReadRun], *, patient: bool
+) -> tuple[tuple[Fault, ...], list[ReadRun]]:
     """Check what is no payload; return its faults, and what can be read of the file."""
     name = manifest.file_names[file]
     faults = _attempt(
@@ -108,7 +108,7 @@ def _look_at_file(
     if not faults:
         return (), list(runs)
     size = _size_of(store, name)
-    rest, short = list[Run](), list[int]()
+    rest, short = list[ReadRun](), list[int]()
     for run in runs:
         parts = [run] if _end(manifest, run) <= size else _each(manifest, run)
         rest += [part for part in parts if _end(manifest, part) <= size]
@@ -121,7 +121,7 @@ def _scan(
     leased: Lease,
     manifest: Manifest,
     file: int,
-    runs: Sequence[Run],
+    runs: Sequence[ReadRun],
     *,
     patient: bool,
 ) -> Iterator[Part]:
@@ -154,7 +154,9 @@ def _scan(
             yield Part((file, extent.offset + extent.size_bytes), extent.size_bytes, (fault,))
 
 
-def _fault_of(reader: DataFileReader, run: Run, read: ChunkRead, slot: int) -> CorruptError | None:
+def _fault_of(
+    reader: DataFileReader, run: ReadRun, read: ChunkRead, slot: int
+) -> CorruptError | None:
     try:
         reader.check(run, read, slot)
     except CorruptError as error:
@@ -162,16 +164,16 @@ def _fault_of(reader: DataFileReader, run: Run, read: ChunkRead, slot: int) -> C
     return None
 
 
-def _each(manifest: Manifest, run: Run) -> list[Run]:
+def _each(manifest: Manifest, run: ReadRun) -> list[ReadRun]:
     """Return the reads of each chunk of a run and the gap before it, as they lie in the file."""
     rows, page, file = run.reads.rows, LARGE_ALIGN_BYTES, run.extent.file
     first = manifest.chunk_gap_start[rows] // page * page
     last = -(-(manifest.chunk_start[rows] + manifest.chunk_bytes[rows]) // page) * page
     extents = [Extent(file, a, b - a) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-    return [Run(extents[n], run.reads[n : n + 1]) for n in np.argsort(rows).tolist()]
+    return [ReadRun(extents[n], run.reads[n : n + 1]) for n in np.argsort(rows).tolist()]
 
 
-def _end(manifest: Manifest, run: Run) -> int:
+def _end(manifest: Manifest, run: ReadRun) -> int:
     """Return how large the file has to be for a run to be read, as the reader sees it."""
     extent = run.extent
     return min(extent.offset + extent.size_bytes, int(manifest.payload_end[extent.file]))

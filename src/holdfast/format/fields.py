@@ -22,7 +22,9 @@ def numbers(values: dict[str, Any]) -> tuple[int | None, int, int]:
     step = values["step"]
     chunk_elements = count(values["chunk_elements"], 1, "chunk_elements")
     if chunk_elements > CHUNK_ELEMENTS_MAX:
-        raise CorruptError(f"chunk_elements is {chunk_elements}; at most {CHUNK_ELEMENTS_MAX}")
+        raise CorruptError(
+            f"chunk_elements is {chunk_elements}; expected at most {CHUNK_ELEMENTS_MAX}"
+        )
     world_size = count(values["world_size"], 1, "world_size", 1 << 32)
     return None if step is None else count(step, 0, "step", 1 << 53), world_size, chunk_elements
 

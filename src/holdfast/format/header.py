@@ -3,7 +3,7 @@
 What comes out of `decode_header` has passed every check that the header alone can be put to.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
@@ -11,8 +11,9 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from ..errors import CorruptError, VersionError
-from ..layout import ITEM_BYTES, ROLES, Group, Path, Shape, Tensor
+from ..layout import ITEM_BYTES, Path, Shape, Tensor
 from . import spec
+from .coding import RAW, Coding, decode_coding, encode_coding, renumbered
 from .fields import count, entries, hex_digits, keys, numbers, text
 from .links import Base, TensorLoss, decode_base, decode_losses
 from .values import (
@@ -49,19 +50,7 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Coding:
-    """An entry of the codec table.
-
-    Attributes:
-        groups: tensors that help to code each other; raw has none.
-    """
-
-    name: str
-    groups: tuple[Group, ...] = ()
-
-
-RAW = Coding(spec.CODEC_RAW)
+_RAW_CODECS = [{"name": spec.CODEC_RAW}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +102,7 @@ class Header:
         if len(kept) == len(self.tensors):
             return replace(self, objects=(), losses=())
         anew = {index: number for number, index in enumerate(kept)}
-        codecs = tuple(Coding(codec.name, _renumbered(codec.groups, anew)) for codec in self.codecs)
+        codecs = tuple(Coding(codec.name, renumbered(codec.groups, anew)) for codec in self.codecs)
         return replace(
             self,
             tensors=tuple(map(self.tensors.__getitem__, kept)),
@@ -125,37 +114,50 @@ class Header:
         )
 
 
-def _renumbered(groups: Sequence[Group], anew: Mapping[int, int]) -> tuple[Group, ...]:
-    kept = ({role: anew[n] for role, n in group.items() if n in anew} for group in groups)
-    return tuple(group for group in kept if len(group) > 1)
-
-
 def encode_header(header: Header) -> bytes:
-    """Write the JSON header, in the order of docs/format.md, padded."""
+    """Write the JSON header, in the order of docs/format.md, padded.
+
+    Raises:
+        CorruptError: it is larger than readers take.
+    """
     further: dict[str, Any] = {}
     if header.base:
         further["base"] = asdict(header.base)
     if header.losses:
         further["losses"] = [asdict(loss) for loss in header.losses]
-    features = [{"name": name} | _SINCE for name in further]  # the names are those of their keys
+    features = [*map(_feature, further)] if further else []
     first = {
         "save_id": header.save_id,
         "step": header.step,
         "world_size": header.world_size,
         "mesh": header.mesh,
-        "metrics": encode_value(header.metrics, ("metrics",)),
+        "metrics": encode_value(header.metrics, ("metrics",)) if header.metrics else {},
         "written_by": header.written_by,
         "chunk_elements": header.chunk_elements,
         "features": features,
         **further,
-        "codecs": [_codec_values(codec) for codec in header.codecs],
+        "codecs": _RAW_CODECS if header.codecs == (RAW,) else [*map(encode_coding, header.codecs)],
     }
-    ties = [f'{{"path":{path_text(path)},"tensor":{number}}}' for path, number in header.ties]
-    lists = {"tensors": _tensor_texts(header), "ties": ties, "objects": _object_texts(header)}
-    parts = [write_json(first)[:-1]]
-    parts += [f'"{name}":[{",".join(texts)}]' for name, texts in lists.items()]
-    text = f"{','.join(parts)}}}".encode()
-    return text + b" " * (-len(text) % 8)
+    tensors = ",".join(_tensor_texts(header)) if header.tensors else ""
+    ties = ",".join(_tie_texts(header)) if header.ties else ""
+    objects = ",".join(_object_texts(header)) if header.objects else ""
+    begin = write_json(first)[:-1]
+    text = f'{begin},"tensors":[{tensors}],"ties":[{ties}],"objects":[{objects}]}}'.encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > spec.HEADER_BYTES_MAX:
+        raise CorruptError(
+            f"its JSON header takes {len(text)} bytes; expected at most {spec.HEADER_BYTES_MAX}"
+        )
+    return text
+
+
+def _feature(key: str) -> dict[str, str]:
+    """Return what readers are told of a feature: its name is that of its key."""
+    return {"name": key} | _SINCE
+
+
+def _tie_texts(header: Header) -> list[str]:
+    return [f'{{"path":{path_text(path)},"tensor":{number}}}' for path, number in header.ties]
 
 
 def _tensor_texts(header: Header) -> list[str]:
@@ -181,12 +183,6 @@ def _object_texts(header: Header) -> list[str]:
             text = known[id(value)] = write_json(encode_value(value, path))
         texts.append(f'{{"path":{path_text(path)},"value":{text}}}')
     return texts
-
-
-def _codec_values(codec: Coding) -> dict[str, Any]:
-    if codec.name == spec.CODEC_RAW:
-        return {"name": codec.name}
-    return {"name": codec.name, "groups": [dict(group) for group in codec.groups]}
 
 
 def decode_header(text: bytes) -> Header:
@@ -229,12 +225,8 @@ def _decode_header(values: Any) -> Header:
     tensors, codec_of = _decode_tensors(listed, values["codecs"])
     ties = tuple(map(partial(_decode_tie, len(tensors)), tied))
     objects = tuple(map(_decode_object, valued))
-    paths = [*map(attrgetter("path"), tensors), *map(itemgetter(0), (*ties, *objects))]
-    # True == 1 in Python, but no key of a path is a bool.
-    if len(set(paths)) != len(paths):
-        raise CorruptError("its JSON header names a path twice")
     step, world_size, chunk_elements = numbers(values)
-    return Header(
+    header = Header(
         save_id=hex_digits(values["save_id"], "save_id"),
         step=step,
         world_size=world_size,
@@ -245,35 +237,26 @@ def _decode_header(values: Any) -> Header:
         tensors=tensors,
         ties=ties,
         objects=objects,
-        codecs=tuple(map(partial(_decode_codec, tensors), values["codecs"])),
+        codecs=tuple(map(partial(decode_coding, tensors), values["codecs"])),
         codec_of=codec_of if any(codec_of) else (),
         base=decode_base(values["base"]) if "base" in values else None,
         losses=decode_losses(values, len(tensors)) if "losses" in values else (),
     )
+    check_paths(header)
+    return header
 
 
-def _decode_codec(tensors: Sequence[Tensor], values: dict[str, Any]) -> Coding:
-    if values["name"] == spec.CODEC_RAW:
-        return RAW
-    groups = tuple(_decode_group(entry, tensors) for entry in entries(values, "groups")[0])
-    members = [index for group in groups for index in group.values()]
-    if len(set(members)) != len(members):
-        raise CorruptError("a tensor is in two groups of a codec")
-    return Coding(values["name"], groups)
+def check_paths(header: Header) -> None:
+    """Check that each path is named once.
 
-
-def _decode_group(entry: dict[str, Any], tensors: Sequence[Tensor]) -> Group:
-    if len(entry) < 2 or not set(entry) <= set(ROLES):
-        raise CorruptError(f"a group of a codec has the roles {sorted(entry)!r:.80}")
-    for role, index in entry.items():
-        if count(index, 0, role) >= len(tensors):
-            raise CorruptError(f"a group of a codec names tensor {index} of {len(tensors)}")
-        dtypes = ("f32", "bf16", "f16") if role == "weight" else ("f32",)
-        if tensors[index].dtype not in dtypes:
-            raise CorruptError(f"the {role} of a group is of the dtype {tensors[index].dtype}")
-    if len({tensors[index].shape for index in entry.values()}) > 1:
-        raise CorruptError("the tensors of a group are of several shapes")
-    return dict(entry)
+    Raises:
+        CorruptError: one is named twice.
+    """
+    # True == 1 in Python, but no key of a path is a bool.
+    further = map(itemgetter(0), (*header.ties, *header.objects))
+    paths = [*map(attrgetter("path"), header.tensors), *further]
+    if len(set(paths)) != len(paths):
+        raise CorruptError("its JSON header names a path twice")
 
 
 def _check_known(values: dict[str, Any]) -> set[str]:

@@ -18,11 +18,12 @@ from ..boxes import (
     Bools,
     Boxes,
     are_inside,
+    chunk_steps,
     spread,
     unflatten,
 )
 from ..errors import CorruptError, HoldfastError
-from ..layout import ITEM_BYTES, Box, Shard, elements_per_chunk
+from ..layout import ITEM_BYTES, Box, Shard
 from . import spec
 from .header import Header
 from .names import data_file_name, dotted
@@ -335,14 +336,9 @@ def _check_payload_sizes(
 
 def _sizes(header: Header) -> tuple[I64, I64]:
     """Return, of each tensor, the elements of a chunk and the bytes of an element."""
-    dtypes = list(map(_DTYPE, header.tensors))
-    steps = dict.fromkeys(dtypes, 0)
-    for dtype in steps:
-        steps[dtype] = elements_per_chunk(dtype, header.chunk_elements)
-    return (
-        np.fromiter(map(steps.__getitem__, dtypes), np.int64, len(dtypes)),
-        np.fromiter(map(ITEM_BYTES.__getitem__, dtypes), np.int64, len(dtypes)),
-    )
+    sizes = map(ITEM_BYTES.__getitem__, map(_DTYPE, header.tensors))
+    item_bytes = np.fromiter(sizes, np.int64, len(header.tensors))
+    return chunk_steps(item_bytes, header.chunk_elements), item_bytes
 
 
 def _is_coded(header: Header, found: U32, decoded_bytes: I64, tensor: I64) -> Bools:

@@ -38,8 +38,8 @@ def misnamed(name: str, step: int | None) -> str | None:
     if named is None or step is None or named == step:
         return None
     return (
-        f"is named step {named}, and holds step {step}: it was renamed, or copied to the wrong "
-        "place; rename it back"
+        f"is named step {named}, but holds step {step}: it was renamed, or copied to the wrong "
+        "place. Rename it back"
     )
 
 

@@ -46,7 +46,8 @@ def file_table(
     """
     kept, own = np.unique(tensor, return_inverse=True)
     part = header.part(kept.tolist())
-    ndim = np.array([len(t.shape) for t in part.tensors] or [0], np.int64)[own]
+    shapes = map(attrgetter("shape"), part.tensors)
+    ndim = np.fromiter(map(len, shapes), np.int64, len(part.tensors))[own]
     count = counts.astype(np.uint32)
     return Table(
         header=part,
@@ -91,49 +92,80 @@ _TOLD = (
 _COUNTS = struct.Struct("<QQQ16s")  # files, shards, chunks, digest of the boxes
 
 
-def encode_written(tables: Sequence[Table]) -> bytes:
-    """Write what the coordinator does not know yet of one rank's data files."""
-    columns = {}
-    for name in (*map(itemgetter(0), _TOLD), "shard_box"):
-        if name != "file_shards":
-            columns[name] = np.concatenate([*map(attrgetter(name), tables)] or [np.zeros(0)])
-    columns["file_shards"] = np.array([*map(len, map(attrgetter("shard_tensor"), tables))])
-    return encode_columns(columns, columns.pop("shard_box"))
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """What the coordinator does not know yet of one rank's data files.
 
-
-def encode_columns(columns: Mapping[str, npt.NDArray[Any]], boxes: npt.NDArray[Any]) -> bytes:
-    """Write columns as `join_written` reads them.
-
-    Args:
-        boxes: offset and shape of each shard, as they stand in the footers.
+    Attributes:
+        boxes: digest of offset and shape of each shard, as they stand in the footers.
+        columns: by name; files, shards and chunks of all files, one behind the other.
     """
+
+    boxes: bytes
+    columns: Mapping[str, npt.NDArray[Any]]
+
+
+def written_in(tables: Sequence[Table]) -> Written:
+    """Take what the coordinator needs from the tables of one rank's data files."""
+    columns = {}
+    for name, dtype, _ in _TOLD:
+        if name == "file_shards":
+            column = np.array([*map(len, map(attrgetter("shard_tensor"), tables))])
+        else:
+            column = np.concatenate([*map(attrgetter(name), tables)] or [np.zeros(0)])
+        columns[name] = column.astype(dtype)
+    columns["shard_digest"] = columns["shard_digest"].reshape(-1, 2)
+    return Written(digest_boxes([*map(attrgetter("shard_box"), tables)]), columns)
+
+
+def digest_boxes(boxes: Sequence[npt.NDArray[Any]]) -> bytes:
+    """Return the digest of offsets and shapes, one behind the other."""
+    return xxh3_128(np.concatenate([*boxes, np.zeros(0, np.int64)]).astype("<i8").tobytes())
+
+
+def encode_written(written: Written) -> bytes:
+    """Write it as bytes for the coordinator."""
+    columns = written.columns
     counts = map(len, map(columns.__getitem__, ("file_bytes", "shard_digest", "chunk_offset")))
-    digest = xxh3_128(boxes.astype("<i8").tobytes())
-    parts = [columns[name].astype(dtype).tobytes() for name, dtype, _ in _TOLD]
-    return b"".join([_COUNTS.pack(*counts, digest), *parts])
+    parts = [columns[name].tobytes() for name, _, _ in _TOLD]
+    return b"".join([_COUNTS.pack(*counts, written.boxes), *parts])
 
 
-def join_written(header: Header, planned: Planned, written: Sequence[bytes]) -> Table:
+def decode_written(data: bytes) -> Written:
+    """Read what `encode_written` has written."""
+    files, shards, chunks, boxes = _COUNTS.unpack_from(data)
+    rows = {"F": files, "S": 2 * shards, "C": chunks}  # a digest is two numbers
+    at, columns = _COUNTS.size, {}
+    for name, dtype, count in _TOLD:
+        columns[name] = np.frombuffer(data, dtype, rows[count], at)
+        at += columns[name].nbytes
+    columns["shard_digest"] = columns["shard_digest"].reshape(-1, 2)
+    return Written(boxes, columns)
+
+
+def join_written(header: Header, planned: Planned, written: Sequence[Written]) -> Table:
     """Make the table of a checkpoint, ordered as docs/format.md §5.
 
     Args:
-        written: the `encode_written` of every rank.
+        written: what every rank has written, in rank order.
 
     Raises:
         CorruptError: a rank wrote other boxes than were planned.
     """
-    ndim = np.array([len(tensor.shape) for tensor in header.tensors], np.int64)[planned.tensor]
+    shapes = map(attrgetter("shape"), header.tensors)
+    ndim = np.fromiter(map(len, shapes), np.int64, len(header.tensors))[planned.tensor]
     ends = np.concatenate([[0], np.cumsum(2 * ndim)])[planned.first]
     numbers = flatten(planned.boxes, ndim)
-    told = [_decode_written(data) for data in written]
-    for rank, (boxes, columns) in enumerate(told):
-        expected = xxh3_128(numbers[ends[rank] : ends[rank + 1]].astype("<i8").tobytes())
-        if boxes != expected or columns["file_shards"].sum() != np.diff(planned.first)[rank]:
+    for rank, told in enumerate(written):
+        expected = digest_boxes([numbers[ends[rank] : ends[rank + 1]]])
+        count = planned.first[rank + 1] - planned.first[rank]
+        if told.boxes != expected or told.columns["file_shards"].sum() != count:
             raise CorruptError(f"rank {rank} wrote other boxes than were planned")
-    column, of_rank = {}, [columns for _, columns in told]
-    for name, dtype, _ in _TOLD:
-        column[name] = np.concatenate([*map(itemgetter(name), of_rank)] or [np.zeros(0, dtype)])
-    item_bytes = np.array([ITEM_BYTES[t.dtype] for t in header.tensors], np.int64)
+    column, of_rank = {}, [*map(attrgetter("columns"), written)]
+    for name, _, _ in _TOLD:
+        column[name] = np.concatenate([*map(itemgetter(name), of_rank)])
+    sizes = map(ITEM_BYTES.__getitem__, map(attrgetter("dtype"), header.tensors))
+    item_bytes = np.fromiter(sizes, np.int64, len(header.tensors))
     step = chunk_steps(item_bytes, header.chunk_elements)[planned.tensor]
     chunks = -(-planned.boxes.elements // step)
     files = np.repeat(np.arange(len(column["file_shards"])), column["file_shards"])
@@ -143,10 +175,10 @@ def join_written(header: Header, planned: Planned, written: Sequence[bytes]) -> 
         header=header,
         file_bytes=column["file_bytes"],
         file_footer_checksum=column["file_footer_checksum"],
-        file_rank=np.repeat(np.arange(len(told), dtype="<u4"), counts),
+        file_rank=np.repeat(np.arange(len(written), dtype="<u4"), counts),
         file_number=column["file_number"],
         file_chunks=column["file_chunks"],
-        shard_digest=column["shard_digest"].reshape(-1, 2),
+        shard_digest=column["shard_digest"],
         shard_box=numbers,
         shard_tensor=planned.tensor.astype("<u4"),
         shard_file=files.astype("<u4"),
@@ -156,13 +188,3 @@ def join_written(header: Header, planned: Planned, written: Sequence[bytes]) -> 
         chunk_size_mode=column["chunk_size_mode"],
         chunk_offset=column["chunk_offset"],
     )
-
-
-def _decode_written(data: bytes) -> tuple[bytes, dict[str, np.ndarray]]:
-    files, shards, chunks, boxes = _COUNTS.unpack_from(data)
-    rows = {"F": files, "S": 2 * shards, "C": chunks}  # a digest is two numbers
-    at, columns = _COUNTS.size, {}
-    for name, dtype, count in _TOLD:
-        columns[name] = np.frombuffer(data, dtype, rows[count], at)
-        at += columns[name].nbytes
-    return boxes, columns

@@ -64,7 +64,7 @@ def decode_signature(data: bytes) -> Signature:
     tail = spec.PUBLIC_KEY_BYTES + spec.SIGNATURE_BYTES + spec.TABLE_CHECKSUM_BYTES
     listed = len(data) - _HEAD.size - tail
     if listed < 0 or listed % spec.SIGNED_DIGEST_BYTES:
-        raise CorruptError(f"{len(data)} bytes are no SIGNATURE")
+        raise CorruptError(f"{len(data)} bytes are not a SIGNATURE")
     content = data[: -spec.TABLE_CHECKSUM_BYTES]
     if xxh3_128(content) != data[-spec.TABLE_CHECKSUM_BYTES :]:
         raise CorruptError("its digest does not match its bytes: it was damaged")

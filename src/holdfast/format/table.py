@@ -82,14 +82,11 @@ _ROW_BYTES = {
 
 def encode_table(magic: bytes, table: Table) -> bytes:
     """Write a table as bytes, H128 included."""
-    text = encode_header(table.header)
-    columns = [
-        np.ascontiguousarray(getattr(table, name), dtype).tobytes()
-        for name, dtype, _, _ in _COLUMNS
-    ]
-    plain = b"".join([text, *columns])
-    is_plain = all(codec.name == spec.CODEC_RAW for codec in table.header.codecs)
-    body = plain if is_plain else _pack(plain)
+    parts = [encode_header(table.header)]
+    for name, dtype, _, _ in _COLUMNS:
+        parts.append(np.ascontiguousarray(getattr(table, name), dtype).tobytes())
+    plain = b"".join(parts)
+    body = plain if table.header.is_raw else _pack(plain)
     counts = (
         len(table.file_bytes),
         len(table.shard_tensor),
@@ -98,7 +95,7 @@ def encode_table(magic: bytes, table: Table) -> bytes:
     )
     total = spec.PREAMBLE_BYTES + len(body) + spec.TABLE_CHECKSUM_BYTES
     packed = 0 if body is plain else len(body)
-    preamble = _PREAMBLE.pack(magic, spec.FORMAT_VERSION, 0, total, len(text), *counts, packed)
+    preamble = _PREAMBLE.pack(magic, spec.FORMAT_VERSION, 0, total, len(parts[0]), *counts, packed)
     written = preamble + body
     return written + xxh3_128(written)
 

@@ -34,7 +34,9 @@ def encode_value(value: object, path: Path) -> Json:
 
 def _encode(value: object, path: Path, depth: int) -> Json:
     if depth <= 0:
-        raise StateError(f"{dotted(path)} is nested deeper than {JSON_DEPTH_MAX} levels of JSON")
+        raise StateError(
+            f"{dotted(path)} is nested deeper than {JSON_DEPTH_MAX} levels of JSON; flatten it"
+        )
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -103,7 +105,10 @@ def _digits(value: int, path: Path) -> str:
     try:
         return str(int.__int__(value))
     except ValueError as error:  # Python bounds the conversion, which takes quadratic time
-        raise StateError(f"{dotted(path)} is an integer of {value.bit_length()} bits") from error
+        raise StateError(
+            f"{dotted(path)} is an integer of {value.bit_length()} bits, too many to "
+            "save; give it as text or bytes"
+        ) from error
 
 
 def _check_text(text: str, path: Path) -> None:
@@ -111,7 +116,9 @@ def _check_text(text: str, path: Path) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         where = dotted(path).encode("ascii", "backslashreplace").decode()
-        raise StateError(f"{where}: the text {text!r:.80} is not valid Unicode") from error
+        raise StateError(
+            f"{where}: the text {text!r:.80} is not valid Unicode; escape it, or save bytes"
+        ) from error
 
 
 def decode_value(value: Json) -> Any:
@@ -129,9 +136,9 @@ def decode_value(value: Json) -> Any:
     try:
         canonical = encode_value(decoded, ("value",))
     except StateError as error:
-        raise CorruptError(f"a value cannot be: {error}") from error
+        raise CorruptError(f"a value is invalid: {error}") from error
     if repr(canonical) != repr(value):  # which tells 1, 1.0 and True apart
-        raise CorruptError(f"the value {json.dumps(value):.80} is not in the form it has")
+        raise CorruptError(f"the value {json.dumps(value):.80} is not in its canonical form")
     return decoded
 
 
@@ -227,7 +234,9 @@ def encode_path(path: Path) -> Json:
         StateError: the path is too long, or a key is not valid Unicode.
     """
     if len(path) > PATH_KEYS_MAX:
-        raise StateError(f"{dotted(path)[:80]}… has {len(path)} keys; at most {PATH_KEYS_MAX}")
+        raise StateError(
+            f"{dotted(path)[:80]}… has {len(path)} keys; expected at most {PATH_KEYS_MAX}"
+        )
     encoded = [list(key) if isinstance(key, tuple) else key for key in path]
     for position, key in enumerate(path):
         if isinstance(key, str):
@@ -237,7 +246,9 @@ def encode_path(path: Path) -> Json:
             raise StateError(f"{where} has an integer key of {bits} bits, which does not fit 64")
     if (size_bytes := _path_bytes(encoded)) > PATH_BYTES_MAX:
         shown = dotted(path)[:80]
-        raise StateError(f"the path {shown}… takes {size_bytes} bytes; at most {PATH_BYTES_MAX}")
+        raise StateError(
+            f"the path {shown}… takes {size_bytes} bytes; expected at most {PATH_BYTES_MAX}"
+        )
     return encoded
 
 
@@ -282,7 +293,7 @@ def decode_path(value: Json) -> Path:
         raise CorruptError(f"{value!r:.80} is not a path")
     path = tuple([key if type(key) is str else _decode_key(key) for key in value])
     if (size_bytes := _path_bytes(value)) > PATH_BYTES_MAX:
-        raise CorruptError(f"a path takes {size_bytes} bytes; at most {PATH_BYTES_MAX}")
+        raise CorruptError(f"a path takes {size_bytes} bytes; expected at most {PATH_BYTES_MAX}")
     return path
 
 

@@ -165,7 +165,7 @@ class StoreGroup:
         with _contact():
             missing = [rank for rank in range(1, self.world_size) if not self._has_arrived(rank)]
             named = ", ".join(map(str, missing[:8])) + " …" * (len(missing) > 8)
-            text = f"rank {named} was not heard of before the save's deadline. Did it die, or hang?"
+            text = f"rank {named} did not answer before the save's deadline; see whether it died"
             first = missing[0] if missing else -1
             for number in (self._round, self._round + 1):
                 message = f"{first} {text}".encode()
@@ -181,7 +181,7 @@ class StoreGroup:
         """Pick up the coordinator's answer; the last to do so sets the key ``over``."""
         key = self._answer_key(self._round)
         if not self._wait([key], self._deadline + DEPART_GRACE_S):
-            text = "rank 0 was not heard of before the save's deadline. Did it die, or hang?"
+            text = "rank 0 did not answer before the save's deadline; see whether it died"
             raise PeerError(text, rank=-1, cause=text)  # no rank told of a failure
         with _contact():
             answer = self._get(key)

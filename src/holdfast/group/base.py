@@ -143,7 +143,7 @@ class Phase:
     ) -> None:
         """Exchange; raise on this rank what another met."""
         self.promised = error is None
-        if type(self._group) is SingleGroup and type(self) is Phase:
+        if type(self._group) is SingleGroup:
             self.answers = [self.answer]  # there is nobody to exchange them with
             return
         message = _GOOD + self.answer
@@ -193,8 +193,8 @@ class BriefPhase(Phase):
     """A phase in which a few numbers may do: answers are exchanged where they do not settle it.
 
     Attributes:
-        numbers: this rank's, not negative, added up over all ranks; None: it has to hear all
-            answers. Set it, and ``tell``, in the block.
+        numbers: this rank's, not negative, added up over all ranks; none: there is no other rank
+            to agree with; None: it has to hear all answers. Set it, and ``tell``, in the block.
         tell: makes the answer, if it is asked for.
         sums: when these settled it; else None.
     """
@@ -220,6 +220,9 @@ class BriefPhase(Phase):
     ) -> None:
         """Add up; exchange answers when some rank failed, asked for them, or the sums do."""
         brief = self.numbers is not None and error is None
+        if brief and not self.numbers:
+            self.sums = []
+            return
         numbers = self.numbers if brief and self.numbers else [0] * self._count
         try:
             asked, *sums = all_sum(self._group, [int(not brief), *numbers])
@@ -309,8 +312,8 @@ def lost_peer(error: Exception) -> HoldfastError:
     """Turn the failure of a collective into the error that callers expect."""
     cause = f"{type(error).__name__}: {error}"
     return PeerError(
-        "lost contact with another rank. Did one die, or do not all of them call this (no "
-        f"'if rank == 0' around it)? {cause}",
+        "lost contact with another rank. See whether one died, and let all ranks make this call, "
+        f"without 'if rank == 0'. {cause}",
         rank=-1,
         cause=cause,
     )

@@ -34,8 +34,8 @@ def find_group(group: object, *, writing: bool = False) -> Group:
     if not hasattr(group, "all_gather"):
         kind = type(group).__name__
         raise OptionError(
-            f"group is a {kind}; expected a process group of torch.distributed, 'alone' for this "
-            "process by itself, or None for the default process group"
+            f"group is a {kind}; expected a process group of torch.distributed, 'alone' (this "
+            "process by itself), or None (the default process group)"
         )
     return group  # type: ignore[return-value]
 
@@ -46,7 +46,7 @@ def _check_alone() -> None:
     if rank.isdecimal() and size.isdecimal() and int(size) > 1:
         raise OptionError(
             f"this is rank {rank} of {size} (RANK and WORLD_SIZE in the environment), but there is "
-            "no process group: each rank would save over the others. Call "
-            'torch.distributed.init_process_group first, or give group="alone" and a path of its '
-            "own to each rank"
+            "no process group, so each rank would save to the same path alone. Call "
+            'torch.distributed.init_process_group first, or give group="alone" and another path '
+            "to each rank"
         )

@@ -43,7 +43,7 @@ def _decode(answer: bytes, rank: int, needed: Sequence[str]) -> Reply:
     if not answer.startswith(_MAGIC):
         if not needed:
             return {}
-        raise _failure(answer, rank, "it is none")
+        raise _failure(answer, rank, "it does not begin as a reply")
     parts: Reply = {}
     at = begin
     (count,) = _COUNT.unpack_from(answer, len(_MAGIC)) if end >= begin else (0,)
@@ -67,8 +67,8 @@ def _failure(answer: bytes, rank: int, fault: str) -> PeerError:
     """Make the error that says what is wrong."""
     cause = f"its reply of {len(answer)} bytes is damaged: {fault}"
     return PeerError(
-        f"rank {rank} was not understood: {cause}. Check that all ranks run the same holdfast, and "
-        "the network between them",
+        f"the reply of rank {rank} is invalid: {cause}. Check that all ranks run the same "
+        "holdfast, and the network between them",
         rank=rank,
         cause=cause,
     )

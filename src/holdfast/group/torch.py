@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ logger = logging.getLogger("holdfast")
 _CPU_BACKENDS = ("gloo", "mpi")  # where they are not given as device:backend
 ANSWER_S = 10.0  # a store answers within milliseconds, unless its host is frozen
 
+GroupLike = dist.ProcessGroup | Group | Literal["alone"] | None  # what a verb takes
 Made = TypeVar("Made")
 
 _last: list[Any] = []  # the work of the last collective
@@ -50,7 +51,7 @@ class TorchGroup:
         if not on_cpu and not torch.cuda.is_available():
             raise OptionError(
                 f"the process group has backends for {backends} and none for the CPU, and there is "
-                "no CUDA device here; make it by init_process_group('cpu:gloo,cuda:nccl')"
+                "no CUDA device; create it by init_process_group('cpu:gloo,cuda:nccl')"
             )
         self._device = "cpu" if on_cpu else "cuda"  # no call of torch, which a mode would see
         self._stream: torch.cuda.Stream | None = None

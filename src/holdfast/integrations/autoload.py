@@ -26,7 +26,7 @@ def autoload() -> None:
     """
     asked = os.environ.get(ENVIRONMENT, "")
     if asked not in ("", "0", "1", "every"):
-        raise OptionError(f"{ENVIRONMENT} is {asked!r}; there are '1' and 'every'")
+        raise OptionError(f"{ENVIRONMENT} is {asked!r}; expected one of '1', 'every'")
     if asked in ("1", "every"):
         _when_imported(DCP, lambda: _install(every=asked == "every"))
 

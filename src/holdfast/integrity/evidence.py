@@ -54,7 +54,7 @@ def doubts_of(
     proven = any(links.values())
     refused = [*rebuilt.unreadable] and ["a data file cannot be read"]
     if rebuilt.partial:
-        refused.append(f"of {len(rebuilt.partial)} of its tensors parts are missing")
+        refused.append(f"parts of {len(rebuilt.partial)} tensors are missing")
     if any(fault.lost for fault in damage):
         refused.append("payloads are damaged")
     if not (proven or alike):
@@ -71,9 +71,7 @@ def doubts_of(
             lost.append("whether there were tensors of which no file is left")
             lost += [f"whether {what} was written" for what in rebuilt.silent]
     lost += [
-        f"that it is what {name} was made from: that needs another"
-        for name, ok in links.items()
-        if not ok
+        f"the base of {name}: it is another checkpoint" for name, ok in links.items() if not ok
     ]
     return tuple(lost), tuple(refused)
 

@@ -48,19 +48,19 @@ YOUNG_S = 3600.0  # a save ends within half an hour, and then removes files that
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What `repair` found, and did.
+    """Results of `repair`.
 
     Attributes:
-        location: of the checkpoint.
-        damage: every fault; of its MANIFEST too.
-        whole: names of the tensors that can be read, all of each.
-        lost: names of the others that are known, and what of each (all of it where that is empty).
-        rebuilt: whether MANIFEST is lost or damaged, and was read from the footers instead.
+        location: directory of the checkpoint.
+        damage: all faults, also those of its MANIFEST.
+        whole: names of the tensors that are whole.
+        lost: names of the damaged tensors, and the lost boxes of each; empty: all of it.
+        rebuilt: True if MANIFEST is lost or damaged, and was rebuilt from the data files.
         not_recovered: what else is lost with MANIFEST, in words.
-        refused: why MANIFEST is not rebuilt in its place; empty: it is or could be, or is whole.
-        written: where a checkpoint was written, if one was.
-        kept: where the damaged MANIFEST is now, if one was replaced.
-        repaired: whether it is what an earlier repair wrote, with something left out.
+        refused: why MANIFEST cannot be rebuilt in place; empty if it can, or is whole.
+        written: directory of the checkpoint that was written, or None.
+        kept: path of the damaged MANIFEST that was replaced, or None.
+        repaired: True if an earlier repair wrote this checkpoint without some tensors.
     """
 
     location: str
@@ -108,22 +108,33 @@ def repair(
     report: Report = lambda _: None,
     known: Known | None = None,
 ) -> Repair:
-    """Say what a checkpoint still offers, and write it if that is asked for.
+    """Find the whole tensors of a damaged checkpoint; with ``to`` or ``write``, save them.
 
     Args:
-        to: new directory, to write a checkpoint of the whole tensors to; the old one is left.
-        write: rebuild a MANIFEST that is lost or damaged, where all else is whole.
+        path: directory of the checkpoint.
+        to: new directory for a checkpoint of all whole tensors; the old one is unchanged.
+        write: rebuild a lost or damaged MANIFEST in place, if all else is whole.
+        options: settings such as ``io``.
         report: called with the bytes read since the last call.
-        known: as `verify` takes it.
+        known: as for `verify`.
+
+    Returns:
+        Which tensors are whole, which are lost, and what was written.
 
     Raises:
-        NotCommittedError: there is nothing.
-        AlreadyCommittedError: there is a checkpoint at ``to``; or one came here meanwhile.
+        NotCommittedError: there is no checkpoint.
+        AlreadyCommittedError: there is a checkpoint at ``to``; or another one was committed here.
         CorruptError: nothing can be recovered; nothing was written.
         VersionError: a newer holdfast wrote it.
+        OptionError: both ``to`` and ``write`` are given.
+
+    Example:
+        ``print(holdfast.repair("runs/a/step-1000").whole)``
     """
     if write and to is not None:
-        raise OptionError("write= rebuilds MANIFEST in its place, to= writes elsewhere: give one")
+        raise OptionError(
+            "write= (rebuild MANIFEST in place) and to= (write elsewhere) are given; expected one"
+        )
     store, options = open_store(path), options_of(options)
     found = _find(store, options, report, known, deep=write or to is not None)
     lost, names = found.lost(), names_of(found.subject.manifest)
@@ -144,7 +155,7 @@ def repair(
         if found.refused:
             raise CorruptError(
                 f"the MANIFEST of {store.location} is not rebuilt: {'; '.join(found.refused)}. "
-                "'holdfast repair … --to NEW' writes what is whole to a new directory"
+                "'holdfast repair … --to NEW' writes all whole tensors to a new directory"
             )
         return replace(done, written=store.location, kept=_put(store, found))
     return done
@@ -234,13 +245,12 @@ def _rebuild(store: LocalStore) -> Rebuilt:
     if not chosen:
         raise CorruptError(
             f"the MANIFEST of {store.location} cannot be rebuilt: "
-            f"{'; '.join(faults) or 'there are no data files'}"
+            f"{'; '.join(faults) or 'there are no data files'}. Use another checkpoint"
         )
     if len(chosen) > 1:
         raise CorruptError(
-            f"{store.location} has data files of {len(chosen)} saves ({', '.join(chosen)}), and "
-            "which of them MANIFEST named is not known; move the directories of the others away "
-            "from data/"
+            f"{store.location} has data files of {len(chosen)} saves ({', '.join(chosen)}); "
+            "expected one. Keep the directory of one save in data/, and move the others away"
         )
     return next(iter(chosen.values()))
 
@@ -277,7 +287,9 @@ def _put(store: LocalStore, found: _Found) -> str | None:
             store.remove(pending)
             raise
         if not store.publish(pending, spec.MANIFEST_NAME):
-            raise AlreadyCommittedError(f"{store.location} was committed meanwhile; that stands")
+            raise AlreadyCommittedError(
+                f"{store.location} was committed by a save meanwhile, and needs no repair"
+            )
         return None
     kept = _keep_damaged(store)
     try:
@@ -286,7 +298,9 @@ def _put(store: LocalStore, found: _Found) -> str | None:
         store.prepare(pending, data)
         store.replace(pending, spec.MANIFEST_NAME)
         return kept
-    raise AlreadyCommittedError(f"the MANIFEST of {store.location} is good by now; that stands")
+    raise AlreadyCommittedError(
+        f"the MANIFEST of {store.location} was replaced meanwhile, and needs no repair"
+    )
 
 
 def _check_settled(store: LocalStore, manifest: Manifest) -> None:
@@ -295,8 +309,8 @@ def _check_settled(store: LocalStore, manifest: Manifest) -> None:
     if age < YOUNG_S:
         raise StateError(
             f"the newest data file of {store.location} is {max(age, 0) / 60:.0f} minutes old: its "
-            "save may be under way yet, and would remove what it wrote. Wait until it is an hour "
-            "old, or write to another place with --to"
+            "save may still run, and would delete its files. Wait until the file is an hour old, "
+            "or write to a new directory (--to)"
         )
 
 
@@ -312,7 +326,9 @@ def _keep_damaged(store: LocalStore) -> str:
             continue
         store.vfs.sync_directory(os.path.dirname(kept))
         return kept
-    raise StoreError(f"{store.location}.damaged-MANIFEST has a thousand names; remove some")
+    raise StoreError(
+        f"{store.location}.damaged-MANIFEST and 999 numbered copies exist; remove some of them"
+    )
 
 
 def _salvage(
@@ -338,8 +354,8 @@ def _salvage(
     kept = [n for n, tensor in enumerate(old.tensors) if names[tensor.path] not in lost]
     if old.tensors and not kept:
         raise CorruptError(
-            f"no tensor of {subject.store.location} is whole; nothing was written. Its values can "
-            "be read by holdfast.open(…).objects()"
+            f"no tensor of {subject.store.location} is whole; nothing was written. Read its other "
+            "values with holdfast.open(…).objects()"
         )
     index = {number: place for place, number in enumerate(kept)}
     losses = tuple(

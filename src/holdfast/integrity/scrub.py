@@ -56,21 +56,21 @@ Report = Callable[[int], None]
 
 @dataclass(slots=True)
 class Pass:
-    """One pass over a run, as its state file has it.
+    """Results of `scrub`: one pass over a run, as its state file holds it.
 
     Attributes:
-        location: of the run.
-        started: when.
-        todo: steps that are to be verified yet, the first is under way.
-        save_id: of that.
-        place: (file, offset) from which that goes on.
-        verified: how many steps were.
-        read_bytes: of payloads, of all of them.
-        retired: steps that went meanwhile.
-        steps: how many there were when it began.
-        step_bytes: of payloads, of the step that is under way.
-        unread: (step, why) of those that could not be read, which says nothing of them.
-        damage: (step, fault) of all.
+        location: directory of the run.
+        started: time when the pass began.
+        todo: steps not yet verified; the first one is in progress.
+        save_id: save of the step in progress.
+        place: (file, offset) where that step continues.
+        verified: number of verified steps.
+        read_bytes: encoded bytes read, of all steps.
+        retired: steps that were deleted during the pass.
+        steps: number of steps when the pass began.
+        step_bytes: encoded bytes read, of the step in progress.
+        unread: (step, reason) of steps that could not be read; these may be whole.
+        damage: (step, fault) of all faults.
     """
 
     location: str
@@ -95,38 +95,40 @@ def scrub(
     options: Options | None = None,
     report: Report = lambda _: None,
 ) -> Pass:
-    """Verify every checkpoint of a run, from the disk and not from memory; go on where it stopped.
+    """Verify every checkpoint of a run from the disk, past the page cache.
 
-    When it is interrupted (Ctrl-C, any exception), how far it has come is kept in the run, and told
-    in a note of the exception; the next call goes on from there. Steps that are retired meanwhile
-    are no faults.
+    If it is interrupted (by Ctrl-C, for example), it keeps its position in the run, and the next
+    call continues there. Steps that are deleted meanwhile are no faults.
 
     Args:
         path: directory of the run.
-        bytes_per_s: at most so many are read in a second; default: as fast as it goes.
+        bytes_per_s: largest number of bytes read per second; default: no limit.
+        options: settings such as ``io``.
         report: called with the bytes read since the last call.
 
+    Returns:
+        All faults, in ``damage``; it is empty if the run is whole.
+
     Raises:
-        NotCommittedError: the run has no checkpoint, or there is none.
-        OptionError: it is no run.
-        StoreError: what it knows cannot be kept in the run.
+        NotCommittedError: there is no run, or it has no checkpoint.
+        OptionError: an invalid argument, or ``path`` is one checkpoint.
+        StoreError: the position cannot be kept in the run.
+
+    Example:
+        ``print(holdfast.scrub("runs/a", bytes_per_s=50e6).damage)``
     """
     if bytes_per_s is not None and not is_positive(bytes_per_s):
         raise OptionError(f"bytes_per_s is {shown(bytes_per_s)}; expected a number above 0")
     store, options = open_store(path), OPTIONS if options is None else options_of(options)
     if store.exists(spec.MANIFEST_NAME):
-        raise OptionError(
-            f"{store.location} is one checkpoint, and scrub is for runs; use 'holdfast verify'"
-        )
+        raise OptionError(f"{store.location} is one checkpoint, not a run; use 'holdfast verify'")
     state = _load(store)
     if state is None:
         state = Pass(store.location, _now(), steps := _steps(store), steps=len(steps))
     if not (state.todo or state.verified or state.retired):
         if not _names(store):
             open_checkpoint(store.location)  # says why it is none
-        raise NotCommittedError(
-            f"{store.location} has no committed step; there is nothing to scrub"
-        )
+        raise NotCommittedError(f"{store.location} has no committed step; give a run with steps")
     sweep_pending(store, PENDING_PREFIX, 0)
     _save(store, state)  # now, while nothing is read in vain
     pace = _Pace(bytes_per_s)

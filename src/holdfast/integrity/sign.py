@@ -1,4 +1,4 @@
-"""Sign a checkpoint: say with a key that what it holds, to the byte, comes from whoever has it."""
+"""Sign a checkpoint: prove that its bytes come from the owner of a key."""
 
 import os
 import secrets
@@ -35,19 +35,23 @@ def sign(
 ) -> list[str]:
     """Check every byte of a checkpoint, and sign it; return the directories that were signed.
 
-    Of a link, what it was made from is signed too, unless this key has signed it already. A
-    SIGNATURE that is there is replaced. Signed are BLAKE3 digests of MANIFEST and of every payload
-    (docs/format.md, Signature), by Ed25519.
+    The bases of a delta checkpoint are signed too, unless this key has signed them already. An
+    existing SIGNATURE is replaced. An Ed25519 key signs BLAKE3 digests of the MANIFEST and of all
+    data (docs/format.md, Signature).
 
     Args:
         path: directory of the checkpoint.
         key: file of the private key, PEM or OpenSSH, without a password.
+        options: settings such as ``io``.
         report: called with the bytes read since the last call.
 
     Raises:
         NotCommittedError: there is no checkpoint.
-        CorruptError: it, or what it was made from, is damaged; what is damaged is not signed.
-        OptionError: the key cannot be used, or ``holdfast-checkpoint[sign]`` is not installed.
+        CorruptError: the checkpoint or a base is damaged, and is not signed.
+        OptionError: the key is invalid, or ``holdfast-checkpoint[sign]`` is not installed.
+
+    Example:
+        ``holdfast.sign("runs/a/step-1000", key="release.pem")``
     """
     private = read_private_key(key)
     public = private.public_key().public_bytes_raw()
@@ -71,12 +75,18 @@ def sign(
 
 
 def signer(path: "str | os.PathLike[str]") -> str | None:
-    """Return whose key the SIGNATURE of a checkpoint names, as OpenSSH's line; None: it has none.
+    """Return the public key that the SIGNATURE of a checkpoint names, as an OpenSSH line, or None.
 
-    It says nothing: load with ``Options(trust=...)`` what has to come from somebody.
+    This proves nothing. To load only signed checkpoints, give ``Options(trust=…)``.
+
+    Args:
+        path: directory of the checkpoint.
 
     Raises:
         CorruptError: the SIGNATURE is damaged.
+
+    Example:
+        ``print(holdfast.signer("runs/a/step-1000") or "unsigned")``
     """
     found = read_signature(open_store(path))
     return show_key(found.key) if found else None

@@ -29,14 +29,14 @@ ATTEMPTS = 3  # at a checkpoint that is rebased while it is looked at
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What `verify` found.
+    """Results of `verify`.
 
     Attributes:
-        location: where the checkpoint is.
-        checkpoint: it, open; None: its MANIFEST cannot be read.
-        damage: every fault, and of those below it each that costs it something.
-        below: how many checkpoints it needs.
-        spared: faults below it that cost it nothing.
+        location: directory of the checkpoint.
+        checkpoint: the open checkpoint, or None if its MANIFEST is damaged.
+        damage: all faults of the checkpoint, and those of its bases that affect it.
+        below: number of its bases.
+        spared: faults of its bases that do not affect it.
     """
 
     location: str
@@ -56,19 +56,27 @@ def verify(
     report: Report = lambda _: None,
     known: Known | None = None,
 ) -> Verified:
-    """Check every byte of a checkpoint, and of what it was made from, down to the last.
+    """Check every byte of a checkpoint and of all its bases.
 
     Args:
-        deep: also decode everything, and compare it with the digests of what was saved.
-        patient: what the disk cannot read (EIO) is damage too, not an error.
-        report: called with the number of payload bytes checked since the last call.
-        known: what was found of others; what is found is put there, so that a checkpoint that
-            several were made from is read once.
+        path: directory of the checkpoint.
+        deep: also decode everything, and compare it with the digests of the saved state.
+        patient: count bytes that the disk cannot read (EIO) as damage, not as an error.
+        options: settings such as ``io`` and ``trust``.
+        report: called with the number of encoded bytes checked since the last call.
+        known: a dict of earlier results by location, which is extended: with the same dict in
+            several calls, a common base is read once.
+
+    Returns:
+        The faults in ``damage``; it is empty if the checkpoint is whole.
 
     Raises:
-        NotCommittedError: there is no checkpoint, or it was retired meanwhile.
-        VersionError: a newer holdfast wrote it, or what it was made from.
-        StoreError: the disk or the network failed, which says nothing about the checkpoint.
+        NotCommittedError: there is no checkpoint, or it was deleted meanwhile.
+        VersionError: a newer holdfast wrote it, or one of its bases.
+        StoreError: the disk or the network failed; the checkpoint may be whole.
+
+    Example:
+        ``print([fault.what for fault in holdfast.verify("runs/a/step-1000").damage])``
     """
     store, known = open_store(path), {} if known is None else known
     location = store.location
@@ -134,7 +142,9 @@ def _is_still(checkpoint: Checkpoint) -> bool:
     """
     subject = checkpoint.subject
     if not subject.store.exists(spec.MANIFEST_NAME):
-        raise NotCommittedError(f"{checkpoint.location} was retired while it was verified")
+        raise NotCommittedError(
+            f"{checkpoint.location} was deleted while it was verified; verify a newer checkpoint"
+        )
     try:
         return open_checkpoint(checkpoint.location).save_id == checkpoint.save_id
     except CorruptError:

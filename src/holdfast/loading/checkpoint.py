@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a checkpoint says of one tensor.
+    """A tensor of a checkpoint, as its MANIFEST describes it.
 
     Attributes:
-        name: dotted.
+        name: dotted name.
         dtype: as in docs/format.md, such as ``bf16``.
         shape: of the whole tensor, in elements.
-        size_bytes: decoded bytes.
-        stored_bytes: payload bytes in the data files.
-        codec: how its chunks are stored.
+        size_bytes: size of the decoded elements.
+        stored_bytes: encoded size in the data files.
+        codec: name of its codec.
         shards: (offset, shape) of each stored box.
-        tied_to: the name it shares its elements with, or None.
-        loss: what it has lost against what was saved; None: nothing.
+        tied_to: name of the tensor that it shares its elements with, or None.
+        loss: its error against the saved tensor, or None if it is exact.
     """
 
     name: str
@@ -55,10 +55,20 @@ class TensorInfo:
 
 
 class Checkpoint:
-    """A committed checkpoint, open for reading; made by `holdfast.open`.
+    """A committed checkpoint, open for reading; `holdfast.open` returns it.
 
-    The MANIFEST has been read and checked; everything else is read when asked for, and verified.
-    Thread-safe.
+    Its MANIFEST is read and checked on opening. Each call reads and verifies only the data that it
+    returns. Thread-safe.
+
+    Args:
+        path: directory of the checkpoint.
+        options: as for `holdfast.open`.
+
+    Example::
+
+        checkpoint = holdfast.open("runs/a/step-1000")
+        for name in checkpoint.names():
+            print(checkpoint.info(name).shape, name)
     """
 
     def __init__(self, path: "str | os.PathLike[str]", options: Options | None = None) -> None:
@@ -91,12 +101,12 @@ class Checkpoint:
 
     @property
     def location(self) -> str:
-        """Where it is."""
+        """Absolute path of its directory."""
         return self._store.location
 
     @property
     def step(self) -> int | None:
-        """The step it was saved at, if that was given."""
+        """The step that was given to the save, or None."""
         return self._manifest.table.header.step
 
     @property
@@ -106,33 +116,33 @@ class Checkpoint:
 
     @property
     def base(self) -> str | None:
-        """Name of the checkpoint beside it that it was made from, if it needs one."""
+        """Name of its base, in the same directory, if it is a delta checkpoint that needs one."""
         base = self._manifest.table.header.base
         return base.name if base and len(self._manifest.based) else None
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """Names of the codecs that its tensors are stored by."""
+        """Names of its tensors' codecs."""
         return tuple(codec.name for codec in self._manifest.table.header.codecs)
 
     @property
     def mesh(self) -> dict[str, Any] | None:
-        """Shape and dimension names of the device mesh that wrote it, if there was one."""
+        """Shape and dimension names of the device mesh that saved it, or None."""
         return self._manifest.table.header.mesh
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers recorded with it."""
+        """The metrics that were given to the save."""
         return dict(self._manifest.table.header.metrics)
 
     @property
     def save_id(self) -> str:
-        """The random identity of the save: 32 hexadecimal digits."""
+        """Random identity of the save: 32 hexadecimal digits."""
         return self._manifest.table.header.save_id
 
     @property
     def written_by(self) -> str:
-        """The holdfast that wrote it."""
+        """Version of the holdfast that wrote it."""
         return self._manifest.table.header.written_by
 
     @property
@@ -150,25 +160,31 @@ class Checkpoint:
         return [self._names[path] for path in self._tensors]
 
     def objects(self) -> dict[str, Any]:
-        """Return the values that are no tensors, by dotted name."""
+        """Return all values other than tensors, by dotted name."""
         return {self._names[path]: value for path, value in self._objects.items()}
 
     def path_of(self, name: str) -> Path:
-        """Return the typed keys of a tensor or object (docs/format.md, Paths).
+        """Return the typed keys of a tensor or value (docs/format.md, Paths).
 
-        The same keys may have another name in a checkpoint where their dotted form is ambiguous.
+        In another checkpoint the same keys may have another name, if the dotted one is ambiguous.
+
+        Args:
+            name: from `names` or `objects`.
 
         Raises:
-            MismatchError: there is no such name.
+            MismatchError: the checkpoint has no such name.
         """
         is_here = isinstance(name, str) and name in self._paths
         return self._paths[name] if is_here else self._path(name)
 
     def info(self, name: str) -> TensorInfo:
-        """Describe a tensor.
+        """Return dtype, shape, sizes and codec of a tensor.
+
+        Args:
+            name: from `names`.
 
         Raises:
-            MismatchError: there is no such tensor; the text names similar ones.
+            MismatchError: the checkpoint has no such tensor; the text names similar ones.
         """
         path = self._path(name)
         index = self._tensors[path]
@@ -194,13 +210,14 @@ class Checkpoint:
 
     @in_worker
     def tensor(self, name: str, box: "tuple[Shape, Shape] | None" = None) -> "torch.Tensor":
-        """Read a tensor, or a box of it: only the chunks that hold it, verified.
+        """Read and verify a tensor, or a box of it; no other chunks are read.
 
         Args:
+            name: from `names`.
             box: (offset, shape) in elements of the whole tensor; default: all of it.
 
         Raises:
-            MismatchError: no such tensor, or the box leaves it.
+            MismatchError: no such tensor, or the box exceeds it.
             CorruptError: a chunk fails its check.
         """
         path = self._path(name)
@@ -210,7 +227,10 @@ class Checkpoint:
 
     @in_worker
     def tensors(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
-        """Read several whole tensors at once, which costs less than one by one.
+        """Read several whole tensors; faster than one by one.
+
+        Args:
+            names: from `names`.
 
         Raises:
             MismatchError: no such tensor.
@@ -227,10 +247,10 @@ class Checkpoint:
 
     @in_worker
     def state(self) -> dict[Any, Any]:
-        """Read everything into a new nested state of ordinary tensors; tied names share one tensor.
+        """Read everything into a new nested dict of ordinary tensors; tied names share one tensor.
 
-        Containers come back as dicts, lists and tuples; `holdfast.load` fills modules and
-        optimizers.
+        Containers come back as dicts, lists and tuples. To fill modules and optimizers, use
+        `holdfast.load`.
         """
         from ..state.tree import rebuild
 
@@ -247,17 +267,16 @@ class Checkpoint:
     ) -> list[Damage]:
         """Check every byte under the checkpoint's directory; return all faults, none if whole.
 
-        Of a link, that what it was made from is there and is the same, down to the one that needs
-        no other: their bytes are checked by a `verify` of each.
+        For a delta checkpoint, also check that each of its bases is there and unchanged. To check
+        the bytes of the bases too, use `holdfast.verify`.
 
         Args:
-            report: called with the number of payload bytes checked since the last call.
-            deep: also decode everything, through the bases of links, and compare it with the
-                digests of what was saved.
+            report: called with the number of encoded bytes checked since the last call.
+            deep: also decode everything, and compare it with the digests of the saved state.
 
         Raises:
-            StoreError: the disk or the network failed, which says nothing about the checkpoint.
-            VersionError: a newer holdfast wrote what a link was made from.
+            StoreError: the disk or the network failed; the checkpoint may be whole.
+            VersionError: a newer holdfast wrote one of its bases.
         """
         subject = self.subject
         found = list(find_damage(subject, report))
@@ -272,7 +291,7 @@ class Checkpoint:
 
     @property
     def subject(self) -> Subject:
-        """Its MANIFEST, for rooms that look deeper."""
+        """Its MANIFEST and options, for other modules of holdfast."""
         return Subject(self._store, self._manifest, self._options)
 
     def _open_chain(self) -> "Chain":
@@ -283,9 +302,7 @@ class Checkpoint:
 
     def _path(self, name: str) -> Path:
         if not isinstance(name, str):
-            raise OptionError(
-                f"name is {shown(name)}; expected the name of a tensor, as names() has it"
-            )
+            raise OptionError(f"name is {shown(name)}; expected the name of a tensor, from names()")
         path = self._paths.get(name)
         if path is not None and path in self._tensors:
             return path
@@ -294,7 +311,8 @@ class Checkpoint:
     def _similar(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.names(), 3)
         shown = near or self.names()[:3]
-        return f"there are {', '.join(shown)}{' …' if len(self._tensors) > len(shown) else ''}"
+        more = " …" if len(self._tensors) > len(shown) else ""
+        return f"expected one of {', '.join(shown)}{more}" if shown else "it has no tensors"
 
     def _read(self, parts: "dict[Path, Box]") -> "dict[Path, torch.Tensor]":
         import torch
@@ -323,28 +341,35 @@ def _checked_box(name: str, shape: Shape, box: "tuple[Shape, Shape] | None") -> 
         offset, extent = (tuple(index(number) for number in part) for part in box)
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"box is {shown(box)}; expected (offset, shape), each with a number for each dimension"
+            f"box is {shown(box)}; expected (offset, shape), each with an integer per dimension"
         ) from error
     inside = len(offset) == len(extent) == len(shape) and all(
         a >= 0 and n >= 0 and a + n <= s for a, n, s in zip(offset, extent, shape, strict=True)
     )
     if not inside:
         raise MismatchError(
-            f"the box at {list(offset)} of shape {list(extent)} does not lie in {name}, "
+            f"the box at {list(offset)} of shape {list(extent)} exceeds {name}, "
             f"which has shape {list(shape)}"
         )
     return Box(offset, extent)
 
 
 def open(path: "str | os.PathLike[str]", *, options: Options | None = None) -> Checkpoint:
-    """Open a committed checkpoint for reading any part of it.
+    """Open a committed checkpoint, to read any part of it.
+
+    Args:
+        path: directory of the checkpoint.
+        options: settings such as ``io`` and ``trust``.
+
+    Returns:
+        The open checkpoint: ``names()``, ``tensor()``, ``tensors()``, ``state()``, ``verify()``.
 
     Raises:
-        NotCommittedError: there is none at ``path``.
+        NotCommittedError: there is no checkpoint at ``path``.
         CorruptError: its MANIFEST fails a check.
         VersionError: a newer holdfast wrote it.
 
     Example:
-        ``with holdfast.open("runs/a/step-1000") as checkpoint: w = checkpoint.tensor("model.w")``
+        ``weight = holdfast.open("runs/a/step-1000").tensor("model.weight")``
     """
     return Checkpoint(path, options)

@@ -18,8 +18,8 @@ from ..state.source import Source
 
 _PATH = attrgetter("path")
 _REPAIRED_ADVICE = (
-    "Load another step; or take what there is, strict=False: what the report's .missing names "
-    "stays as it was. "
+    "Load another step; or give strict=False: the tensors in the report's .missing then keep "
+    "their values. "
 )
 NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
 
@@ -91,8 +91,8 @@ def check_fit(
     problems = []
     if faults:
         problems.append(
-            f"{len(faults)} do not fit: {_listed(faults, '; ')} (a target needs the checkpoint's "
-            "shapes, and its dtypes unless cast=True)"
+            f"{len(faults)} differ: {_listed(faults, '; ')} (the shapes must be the same, and the "
+            "dtypes too unless cast=True)"
         )
     if strict and missing:
         problems.append(f"{len(missing)} are missing in the checkpoint: {_listed(missing)}")
@@ -100,12 +100,13 @@ def check_fit(
         problems.append(f"{len(unexpected)} are missing in the target: {_listed(unexpected)}")
     if problems:
         names = (
-            "Make the names the same, or let holdfast.load take less: partial=True, strict=False. "
+            "Make the names the same, or let holdfast.load ignore some: partial=True, "
+            "strict=False. "
         )
         advice = names if not faults else ""
         advice = _parts_of_ranks(manifest, len(answers), [*missing, *unexpected]) or advice
         is_repaired = manifest.table.header.is_repaired
-        what = f"{where} was repaired, and lacks what was lost; it" if is_repaired else where
+        what = f"{where} was repaired, and lacks the lost tensors; it" if is_repaired else where
         error = MismatchError(
             f"{what} does not fit the target. Of its names, {'. And '.join(problems)}. "
             f"{_REPAIRED_ADVICE if is_repaired else advice}Nothing was loaded"
@@ -130,8 +131,8 @@ def _parts_of_ranks(manifest: Manifest, ranks: int, differing: Sequence[str]) ->
     if not found:
         return ""
     return (
-        f"{', '.join(found)} has a part for each rank, {saved} when it was saved, and {ranks} load "
-        f"it: load on {saved}, or take it out of the target and give partial=True. "
+        f"{', '.join(found)} has one part per rank: {saved} ranks saved it, and {ranks} load it. "
+        f"Load on {saved} ranks, or take it out of the target and give partial=True. "
     )
 
 
@@ -146,10 +147,11 @@ def _of_other_kinds(target: Target, manifest: Manifest) -> dict[Path, str]:
     for path, name in display_names(target.missing).items():
         if path in source.tensors:
             form = _form(source.tensors[path])
-            found[path] = f"{name} is a tensor there, {form}, and none here: give a torch.Tensor"
+            there = f"{name} is a tensor in the checkpoint, {form}"
+            found[path] = f"{there}, and none in the target: give a torch.Tensor"
     for path, name in display_names(target.values).items():
         kind = type(source.objects[path]).__name__
-        found[path] = f"{name} is of type {kind} there, and a tensor here"
+        found[path] = f"{name} is of type {kind} in the checkpoint, and a tensor in the target"
     return found
 
 
@@ -163,7 +165,7 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
     names = display_names(source) if differing else {}
     forms = [(_form(source[path]), _form(target.tensors[path].tensor)) for path in differing]
     return [
-        f"{names[path]} is {there} there and {here} here"
+        f"{names[path]} is {there} in the checkpoint and {here} in the target"
         for path, (there, here) in zip(differing, forms, strict=True)
     ]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
@@ -35,7 +35,7 @@ from ..group.find import find_group
 from ..group.replies import decode_replies, encode_reply
 from ..options import SLOT_BYTES, Options, options_of
 from ..plan.load_plan import find_chunks
-from ..plan.runs import coalesce
+from ..plan.reads import coalesce
 from ..plan.share_plan import SharedRun, encode_rows, share_out
 from ..state.filled import Target
 from ..state.target import bind
@@ -57,19 +57,23 @@ OPENINGS = 2  # of a checkpoint that may be rebased at that time
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a load did on this rank.
+    """Results of a load on this rank; `load` returns it.
 
     Attributes:
-        path: the checkpoint.
-        step: as recorded in it, or None.
+        path: directory of the checkpoint.
+        step: the step recorded in the checkpoint, or None.
         tensors: number of tensors filled.
-        missing: names the target has and the checkpoint has not; left as they were.
-        unexpected: names the checkpoint has and no rank's target; not read.
-        bytes_needed: bytes of the elements this rank asked for.
-        bytes_read: bytes this rank read from the store, gaps included: for itself, and its share of
-            what other ranks need too.
-        bytes_sent: bytes this rank sent to others: to each that needs some of what it read.
+        missing: names in the target that the checkpoint lacks; these are unchanged.
+        unexpected: names in the checkpoint that are in no rank's target; these are not read.
+        bytes_needed: bytes of the elements in this rank's target.
+        bytes_read: bytes that this rank read from disk, for itself and for other ranks, with gaps.
+        bytes_sent: bytes that this rank sent to other ranks.
         seconds: from call to return.
+
+    Example::
+
+        report = holdfast.load("runs/a/step-1000", into=state, strict=False)
+        print(report.tensors, report.missing)
     """
 
     path: str
@@ -93,29 +97,32 @@ def load(
     group: "ProcessGroup | Group | Literal['alone'] | None" = None,
     options: Options | None = None,
 ) -> LoadReport:
-    """Fill a state from a checkpoint, in place, whatever layout wrote it.
+    """Fill a state from a checkpoint, in place. Its layout may differ from the one that saved.
 
-    Of the chunks that its shards need, a rank reads those that no other needs; what several need is
-    read by one of them and sent to the rest, an equal share by each. Each is verified in host
-    memory, where it is placed, before a byte of it reaches a tensor. With ``strict`` every byte
-    under the checkpoint's directory is checked, by one rank or another, and the names on both sides
-    must be the same.
+    Each chunk is verified in host memory before any byte of it reaches a tensor. A chunk that
+    several ranks need is read by one of them, and sent to the others; these reads are shared out
+    equally. With ``strict``, the names on both sides must be the same, and the ranks together check
+    every byte under the checkpoint's directory.
 
     Args:
         path: directory of the checkpoint.
         into: as given to `save`: nested dicts of tensors, DTensors, modules, optimizers, values.
-            Values that are no tensors are replaced in their dict or list.
+            Values other than tensors are replaced in their dict or list.
         strict: raise when a name is missing or unexpected; otherwise only report it.
-        partial: the target need not take all names of the checkpoint (weights without the
-            optimizer), but what it has must all be there. What is not asked for is not read.
-        cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
+        partial: the checkpoint may have more names than the target (weights without the optimizer),
+            but must have all of the target's. Nothing else is read.
+        cast: convert to the target's dtype; otherwise a different dtype is a mismatch.
         group: ranks that load together; default: the default process group, or this process.
-            ``"alone"``: this process by itself, whatever process group there is.
+            ``"alone"``: this process by itself, even if there is a process group.
+        options: settings such as ``io`` and ``trust``.
+
+    Returns:
+        What was loaded, what was missing, and how long it took.
 
     Raises:
         NotCommittedError: there is no checkpoint at ``path``.
-        CorruptError: a check failed; what was filled before it holds verified values, and is
-            named in ``.filled``. A TrustError where ``options.trust`` was to be kept to.
+        CorruptError: a check failed; ``.filled`` names the tensors that hold verified values
+            already. A TrustError if no key of ``options.trust`` has signed the checkpoint.
         MismatchError: names, shapes or dtypes differ; the text lists all of them. Or the ranks
             found different checkpoints; the text says which rank found which. Nothing was changed.
         OptionError: the ranks gave different arguments.
@@ -215,7 +222,7 @@ def _saying_what_is_filled() -> Iterator[None]:
         if not isinstance(error, CorruptError):  # which names the tensors
             error.add_note(
                 "The target of this load is partly filled: some of its tensors hold the "
-                "checkpoint's values, others their own. Load again before you use it"
+                "checkpoint's values, others their old ones. Load again before you use it"
             )
         raise
 
@@ -249,11 +256,14 @@ def _open_alike(
             alone = (Link(store, manifest),)
             chain = open_chain(store, manifest) if len(manifest.based) else alone
             target = bind(into, source_of(manifest))
-            digests = [link.manifest.digest for link in chain]
-            what, shown = f"the load of {store.location}", _shown(chain)
-            asks = encode_arguments(what, arguments, manifests=digests, shown=shown)
             fit = describe_fit(manifest, target, cast=arguments["cast"])
-            prepared.answer = encode_reply(arguments=asks, fit=fit)
+            digests = [*map(attrgetter("manifest.digest"), chain)]
+            if ranks.world_size > 1:
+                what, shown = f"the load of {store.location}", _shown(chain)
+                asks = encode_arguments(what, arguments, manifests=digests, shown=shown)
+                prepared.answer = encode_reply(arguments=asks, fit=fit)
+        if ranks.world_size == 1:
+            return chain, target, [fit]
         replies = decode_replies(prepared.answers)
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], list(map(itemgetter("arguments"), firsts)))
@@ -283,7 +293,7 @@ def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manif
     found = manifest.table.header.step
     if step is not None and (wrong := misnamed(step_name(step), found)):
         raise MismatchError(
-            f"{store.location} {wrong}, or begin another run with it by holdfast.load"
+            f"{store.location} {wrong}. To start another run from it, use holdfast.load"
         )
     return manifest
 

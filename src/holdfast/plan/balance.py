@@ -24,7 +24,7 @@ Numbered = tuple[int, Shard]  # place among the distinct boxes, shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class Assignment:
     """Who writes what, as columns: the boxes of each rank behind each other, in the state's order.
 
     Attributes:
@@ -43,8 +43,8 @@ def assign(
     forced: Mapping[int, int],
     chosen: Container[int],
     chunk_elements: int,
-) -> Share:
-    """Share out all distinct boxes, so that every rank writes the same number of bytes.
+) -> Assignment:
+    """Assignment out all distinct boxes, so that every rank writes the same number of bytes.
 
     What only one rank can write is its load to begin with. The rest is grouped by the set of ranks
     that can write it, and poured like water on the ranks of its set: smallest set first, always on
@@ -92,13 +92,13 @@ def assign(
     order = np.lexsort((np.arange(len(numbers)), numbers, writers))
     offset = np.concatenate([boxes.offset[alone], cut.offset])[order]
     shape = np.concatenate([boxes.shape[alone], cut.shape])[order]
-    return Share(writers[order], tensor[numbers[order]], Boxes(offset, shape))
+    return Assignment(writers[order], tensor[numbers[order]], Boxes(offset, shape))
 
 
 def _share_out(
     groups: Mapping[Ranks, list[Numbered]], load_bytes: list[int], chunk_elements: int
 ) -> list[tuple[int, int, Shard]]:
-    """Share out what several ranks may write.
+    """Assignment out what several ranks may write.
 
     Args:
         groups: boxes, by the ranks that may write them.
@@ -212,7 +212,7 @@ def _add(load_bytes: list[int], ranks: Ranks, share: Sequence[int], sign: int) -
 
 
 def _level(load_bytes: Sequence[int], ranks: Ranks, size_bytes: int) -> list[int]:
-    """Share out bytes so that those of the ranks that have the least come to one level."""
+    """Assignment out bytes so that those of the ranks that have the least come to one level."""
     lowest = sorted(ranks, key=load_bytes.__getitem__)
     volume, count = size_bytes, 0
     for rank in lowest:
@@ -294,7 +294,7 @@ def _pieces(shard: Shard, first: int, end: int) -> Iterator[Shard]:
         yield Shard(shard.tensor, part.relative_to(tuple(-a for a in shard.box.offset)))
 
 
-def cut_share(tensors: Sequence[Tensor], share: Share, bytes_max: int) -> Share:
+def cut_share(tensors: Sequence[Tensor], share: Assignment, bytes_max: int) -> Assignment:
     """Cut boxes of more than ``bytes_max`` bytes into smaller ones."""
     item_bytes = np.array([ITEM_BYTES[t.dtype] for t in tensors], np.int64)
     large = np.flatnonzero(share.boxes.elements * item_bytes[share.tensor] > bytes_max)
@@ -313,7 +313,7 @@ def cut_share(tensors: Sequence[Tensor], share: Share, bytes_max: int) -> Share:
     pieces = _columns([box for row in large.tolist() for box in cut[row]], boxes.shape.shape[1])
     replaced = np.isin(rows, large)
     boxes.offset[replaced], boxes.shape[replaced] = pieces.offset, pieces.shape
-    return Share(share.writer[rows], share.tensor[rows], boxes)
+    return Assignment(share.writer[rows], share.tensor[rows], boxes)
 
 
 def cut_shard(shard: Shard, bytes_max: int) -> Iterator[Shard]:

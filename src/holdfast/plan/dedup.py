@@ -11,12 +11,12 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..format.values import parse_json
 from ..layout import Path, Tensor
-from .requests import Request, decode_object, distinct
+from .local_states import LocalState, decode_object, distinct
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """All boxes that are held, as columns; those of replicas, whose requests are one, once.
+    """All boxes that are held, as columns; those of replicas, whose local_states are one, once.
 
     Attributes:
         tensor: index of each.
@@ -33,7 +33,7 @@ class Rows:
         return Rows(self.tensor[kept], self.boxes[kept], self.holder[kept], self.holders)
 
 
-def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
+def merge_tensors(local_states: Sequence[LocalState]) -> tuple[list[Tensor], Rows]:
     """Collect the tensors of all ranks, in the order in which they first appear, and all boxes.
 
     Raises:
@@ -45,7 +45,7 @@ def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
     first: list[int] = []  # the first rank that holds each
     numbers: dict[int, I64] = {}
     faults = []
-    for names, ranks in distinct([request.names for request in requests]):
+    for names, ranks in distinct([local_state.names for local_state in local_states]):
         for mine in names.tensors:
             known = tensors[index[mine.path]] if mine.path in index else mine
             if mine != known:
@@ -59,15 +59,17 @@ def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
                 first.append(ranks[0])
         numbers[id(names)] = np.array([index[mine.path] for mine in names.tensors], np.int64)
     if faults:
-        raise StateError(f"the ranks disagree: {'; '.join(faults)}")
+        raise StateError(
+            f"the ranks disagree: {'; '.join(faults)}. Give the same dtype and shape on all ranks"
+        )
     holders: dict[tuple[int, int], list[int]] = {}
-    for rank, request in enumerate(requests):
-        holders.setdefault((id(request.names), id(request.boxes)), []).append(rank)
-    firsts = [requests[ranks[0]] for ranks in holders.values()]
-    counts = [request.counts for request in firsts]
-    owners = [numbers[id(request.names)] for request in firsts]
+    for rank, local_state in enumerate(local_states):
+        holders.setdefault((id(local_state.names), id(local_state.boxes)), []).append(rank)
+    firsts = [local_states[ranks[0]] for ranks in holders.values()]
+    counts = [local_state.counts for local_state in firsts]
+    owners = [numbers[id(local_state.names)] for local_state in firsts]
     tensor = np.concatenate([np.repeat(*pair) for pair in zip(owners, counts, strict=True)])
-    flat = np.concatenate([request.numbers for request in firsts])
+    flat = np.concatenate([local_state.numbers for local_state in firsts])
     ndim = np.array([len(t.shape) for t in tensors], np.int64)[tensor]
     boxes = unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim)
     holder = np.repeat(np.arange(len(firsts)), [int(count.sum()) for count in counts])
@@ -75,14 +77,14 @@ def merge_tensors(requests: Sequence[Request]) -> tuple[list[Tensor], Rows]:
 
 
 def merge_ties(
-    requests: Sequence[Request], tensors: Sequence[Tensor], rows: Rows
+    local_states: Sequence[LocalState], tensors: Sequence[Tensor], rows: Rows
 ) -> dict[Path, Path]:
     """Keep the ties on which all ranks agree that hold elements of the further name.
 
     A rank with an empty shard cannot tell; a rank on which the two names differ undoes the tie.
     """
     candidates: dict[Path, Path] = {}
-    for names, _ in distinct([request.names for request in requests]):
+    for names, _ in distinct([local_state.names for local_state in local_states]):
         for path, target in names.ties.items():
             candidates.setdefault(path, target)
     if not candidates:
@@ -92,7 +94,7 @@ def merge_ties(
         if tensor.path not in candidates:
             continue
         for holder in rows.holder[(rows.tensor == number) & held].tolist():
-            told = requests[rows.holders[holder][0]].names.ties.get(tensor.path)
+            told = local_states[rows.holders[holder][0]].names.ties.get(tensor.path)
             if told != candidates.get(tensor.path):
                 candidates.pop(tensor.path, None)
     # A tie to a name that is itself tied would have no tensor to point at.
@@ -138,8 +140,8 @@ def merge_objects(objects_by_rank: Sequence[dict[Path, bytes]]) -> dict[Path, in
                 )
     if faults:
         raise StateError(
-            f"the ranks hold different values: {'; '.join(faults)}. Give what belongs to one rank "
-            'a name of its own, such as state[f"reader.{rank}"]'
+            f"the ranks hold different values: {'; '.join(faults)}. Give each rank's value its own "
+            'name, such as state[f"reader.{rank}"]'
         )
     return first
 

@@ -8,9 +8,9 @@ import numpy as np
 from ..boxes import I64, Bools, Boxes, reach_into, strides_of, unflatten
 from ..format.manifest import Manifest
 from ..layout import Box, Path
-from .runs import Reads, Run, coalesce, spread_out
+from .reads import ReadRun, Reads, coalesce, spread_out
 
-Wanted = Mapping[Path, tuple[int, Sequence[Box]]]
+Targets = Mapping[Path, tuple[int, Sequence[Box]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class Wants:
     boxes: Boxes
 
 
-def wants_of(wanted: Wanted) -> Wants:
+def wants_of(wanted: Targets) -> Wants:
     """Return what is wanted as columns.
 
     Args:
@@ -38,7 +38,7 @@ def wants_of(wanted: Wanted) -> Wants:
     return Wants(np.array([index for index, _ in pairs], np.int64), boxes)
 
 
-def plan_load(manifest: Manifest, wanted: Wanted, run_bytes_max: int) -> tuple[Run, ...]:
+def plan_load(manifest: Manifest, wanted: Targets, run_bytes_max: int) -> tuple[ReadRun, ...]:
     """Plan to read what is wanted: every chunk needed, once, in file order.
 
     Args:

@@ -1,13 +1,13 @@
 """Who writes which shard of a save. Pure; knows no torch, no files.
 
-Each rank describes what it holds (`Request`); `plan_save` merges the requests of all into one
+Each rank describes what it holds (`LocalState`); `plan_save` merges those of all ranks into one
 `SavePlan`, the same on every rank.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter, itemgetter, mul
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,12 @@ from ..boxes import I64, Boxes
 from ..codecs.base import Codec
 from ..codecs.raw import Raw
 from ..errors import StateError
-from ..format.header import RAW, Coding
+from ..format.coding import RAW, Coding
 from ..format.names import display_names, dotted
-from ..format.values import parse_json
 from ..layout import ITEM_BYTES, Path, Tensor
 from .balance import assign, chosen_writers, cut_share
 from .dedup import merge_objects, merge_tensors, merge_ties
-from .requests import Request, decode_object, distinct
+from .local_states import LocalState, decode_object, distinct
 from .shard_table import ShardTable
 from .tiling import check_tiling
 from .together import by_groups, join_groups, part_groups
@@ -58,7 +57,8 @@ class SavePlan:
     @property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum([prod(t.shape) * ITEM_BYTES[t.dtype] for t in self.tensors])
+        items = map(ITEM_BYTES.__getitem__, map(attrgetter("dtype"), self.tensors))
+        return sum(map(mul, map(prod, map(attrgetter("shape"), self.tensors)), items))
 
     def shards(self, rank: int) -> ShardTable:
         """Return what a rank writes, in order."""
@@ -67,7 +67,7 @@ class SavePlan:
 
 
 def plan_save(
-    requests: Sequence[Request],
+    local_states: Sequence[LocalState],
     file_bytes: int,
     chunk_elements: int,
     writers: str | int,
@@ -84,12 +84,12 @@ def plan_save(
         StateError: the ranks disagree about a tensor's dtype or shape, or about a value; or their
             boxes do not make whole tensors.
     """
-    tensors, rows = merge_tensors(requests)
-    ties = merge_ties(requests, tensors, rows)
-    objects = merge_objects([request.values.objects for request in requests])
+    tensors, rows = merge_tensors(local_states)
+    ties = merge_ties(local_states, tensors, rows)
+    objects = merge_objects([local_state.values.objects for local_state in local_states])
     index = {tensor.path: number for number, tensor in enumerate(tensors)}
-    _check_paths(requests, index, objects)
-    forced = _forced_writers(requests, tensors, index)
+    _check_paths(local_states, index, objects)
+    forced = _forced_writers(local_states, tensors, index)
     tied = np.array([tensor.path in ties for tensor in tensors], np.bool_)
     rows = rows[(rows.boxes.elements > 0) & ~tied[rows.tensor]]
     place = np.cumsum(~tied) - 1  # among the tensors that are kept
@@ -102,9 +102,9 @@ def plan_save(
     share = assign(
         joined,
         mine,
-        len(requests),
+        len(local_states),
         fixed,
-        chosen_writers(writers, [request.node for request in requests]),
+        chosen_writers(writers, [local_state.node for local_state in local_states]),
         chunk_elements,
     )
     share = part_groups(len(tensors), share, members)
@@ -113,20 +113,20 @@ def plan_save(
     if groups:
         share = by_groups(len(tensors), share, groups)
     return SavePlan(
-        requests[0].names.mesh,
+        local_states[0].names.mesh,
         tuple(kept),
         tuple((path, int(place[index[target]])) for path, target in ties.items()),
         tuple(objects.items()),
         frozenset(forced),
         place[share.tensor],
         share.boxes,
-        np.searchsorted(share.writer, np.arange(len(requests) + 1)),
+        np.searchsorted(share.writer, np.arange(len(local_states) + 1)),
         coding,
     )
 
 
 def _check_paths(
-    requests: Sequence[Request], tensors: Mapping[Path, int], objects: Mapping[Path, int]
+    local_states: Sequence[LocalState], tensors: Mapping[Path, int], objects: Mapping[Path, int]
 ) -> None:
     """Check that no place holds things of two kinds.
 
@@ -138,20 +138,20 @@ def _check_paths(
     above = {path[:n] for path in {path[:-1] for path in known} for n in range(1, len(path) + 1)}
     both |= above & known
     if both:
-        faults = "; ".join(sorted(_kinds(requests, path) for path in both))
+        faults = "; ".join(sorted(_kinds(local_states, path) for path in both))
         raise StateError(
-            f"one name stands for things of several kinds: {faults}. Give the same kind on every "
-            "rank, or names of their own"
+            f"a name has values of several kinds: {faults}. Give the same kind on every rank, or "
+            "different names"
         )
 
 
-def _kinds(requests: Sequence[Request], path: Path) -> str:
+def _kinds(local_states: Sequence[LocalState], path: Path) -> str:
     """Say what stands at a path, and on which rank first."""
     found: dict[str, int] = {}
-    for rank, request in enumerate(requests):
-        held = [tensor.path for tensor in request.names.tensors]
-        below = any(p[: len(path)] == path != p for p in (*held, *request.values.objects))
-        kinds = {"a tensor": path in held, "a value": path in request.values.objects}
+    for rank, local_state in enumerate(local_states):
+        held = [tensor.path for tensor in local_state.names.tensors]
+        below = any(p[: len(path)] == path != p for p in (*held, *local_state.values.objects))
+        kinds = {"a tensor": path in held, "a value": path in local_state.values.objects}
         for kind in [kind for kind, there in (kinds | {"a container": below}).items() if there]:
             found.setdefault(kind, rank)
     told = " and ".join(f"{kind} on rank {rank}" for kind, rank in found.items())
@@ -159,7 +159,7 @@ def _kinds(requests: Sequence[Request], path: Path) -> str:
 
 
 def _forced_writers(
-    requests: Sequence[Request], tensors: Sequence[Tensor], index: Mapping[Path, int]
+    local_states: Sequence[LocalState], tensors: Sequence[Tensor], index: Mapping[Path, int]
 ) -> dict[Path, int]:
     """Find replicas that differ: rank 0's statistics are kept, others are mistakes.
 
@@ -171,7 +171,7 @@ def _forced_writers(
     first: dict[Path, tuple[int, bytes]] = {}
     differing: dict[Path, int] = {}
     states: set[Path] = set()
-    for values, ranks in distinct([request.values for request in requests]):
+    for values, ranks in distinct([local_state.values for local_state in local_states]):
         states |= values.exact
         for path, digest in values.digests.items():
             rank, known = first.setdefault(path, (ranks[0], digest))
@@ -182,17 +182,18 @@ def _forced_writers(
     if large:
         names = ", ".join(sorted(display_names(large).values()))
         raise StateError(
-            f"the ranks hold different values of {names}; an ordinary tensor of this size must be "
-            "equal on all. Where each rank holds a part of one tensor, it must give its part as a "
-            "DTensor or a holdfast.Shard; what belongs to one rank needs a name of its own"
+            f"the ranks hold different values of {names}; expected equal values for an ordinary "
+            "tensor of this size. Give each rank's part of a tensor as a DTensor or a "
+            "holdfast.Shard, and each rank's own tensor its own name"
         )
     exact = [p for p, tensor in held.items() if p in states or not _is_statistic(tensor.dtype)]
     if exact:
         names = ", ".join(sorted(display_names(exact).values()))
         raise StateError(
-            f"the ranks hold different values of {names}; a replicated tensor must be equal on "
-            "all. Give parts of one tensor as DTensors or holdfast.Shards, and what belongs to one "
-            'rank a name of its own, such as state[f"rng.{rank}"]'
+            f"the ranks hold different values of {names}; expected equal values for a replicated "
+            "tensor. Give each rank's part of a tensor as a DTensor or a holdfast.Shard, and each "
+            "rank's own tensor its own name, such as "
+            'state[f"rng.{rank}"]'
         )
     return differing
 
@@ -201,16 +202,20 @@ def _is_statistic(dtype: str) -> bool:
     return dtype[0] in "fbc" and dtype != "bool"
 
 
-def encode_objects(plan: SavePlan, rank: int, held: dict[Path, bytes]) -> bytes:
-    """Write the values that the coordinator has from this rank: those that it is first to hold."""
-    return json.dumps(
-        [held[path].decode() for path, first in plan.objects if first == rank]
-    ).encode()
+def objects_from(plan: SavePlan, rank: int, held: dict[Path, bytes]) -> list[str]:
+    """Return the values that the coordinator has from this rank: those that it is first to hold."""
+    return [held[path].decode() for path, first in plan.objects if first == rank]
 
 
-def decode_objects(plan: SavePlan, encoded: Sequence[bytes]) -> tuple[tuple[Path, Any], ...]:
-    """Return the values of all ranks, in the plan's order; equal ones are one object."""
-    texts = [iter(parse_json(data)) for data in encoded]
+def join_objects(plan: SavePlan, held: Sequence[list[str]]) -> tuple[tuple[Path, Any], ...]:
+    """Return the values of all ranks, in the plan's order; equal ones are one object.
+
+    Args:
+        held: the `objects_from` of every rank.
+    """
+    texts = [*map(iter, held)]
     found = [(path, next(texts[rank])) for path, rank in plan.objects]
-    values = {text: decode_object(text.encode()) for text in dict.fromkeys(t for _, t in found)}
+    values = {
+        text: decode_object(text.encode()) for text in dict.fromkeys(map(itemgetter(1), found))
+    }
     return tuple([(path, values[text]) for path, text in found])

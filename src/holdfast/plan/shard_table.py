@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 
 import numpy as np
 
 from ..boxes import I64, U64, Bools, Boxes, chunk_steps, unflatten
 from ..layout import ITEM_BYTES, Box, Shard, Tensor
+
+CUT_MAX = 8  # tables whose chunks are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,17 +70,10 @@ class ShardTable:
 
     def chunks(self, chunk_elements: int) -> "ChunkColumns":
         """Cut all into chunks (`layout.chunks_of`)."""
-        item_bytes, elements = self.item_bytes, self.boxes.elements
-        step = chunk_steps(item_bytes, chunk_elements)
-        counts = -(-elements // step)
-        sizes = np.repeat(step * item_bytes, counts)
-        some = np.flatnonzero(counts)
-        rest = (elements - (counts - 1) * step) * item_bytes
-        sizes[np.cumsum(counts)[some] - 1] = rest[some]
-        return ChunkColumns(counts.astype(np.uint64), sizes.astype(np.uint64))
+        return _chunks(self, chunk_elements)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ChunkColumns:
     """The chunks of shards.
 
@@ -90,22 +85,34 @@ class ChunkColumns:
     counts: U64
     sizes: U64
 
-    @property
+    @cached_property
     def shard(self) -> I64:
         """Which shard each chunk is of."""
         return np.repeat(np.arange(len(self.counts)), self.counts.astype(np.int64))
 
-    @property
+    @cached_property
     def first(self) -> I64:
         """The first chunk of each shard, and the end of the last."""
         return np.concatenate([[0], np.cumsum(self.counts.astype(np.int64))])
 
-    @property
+    @cached_property
     def start_bytes(self) -> U64:
         """Bytes of the chunks of the same shard before each."""
         before = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.uint64)
         first = np.repeat(self.first[:-1], self.counts.astype(np.int64))
         return before[:-1] - before[first]
+
+
+@lru_cache(maxsize=CUT_MAX)  # the same shards are saved again and again
+def _chunks(shards: ShardTable, chunk_elements: int) -> ChunkColumns:
+    item_bytes, elements = shards.item_bytes, shards.boxes.elements
+    step = chunk_steps(item_bytes, chunk_elements)
+    counts = -(-elements // step)
+    sizes = np.repeat(step * item_bytes, counts)
+    some = np.flatnonzero(counts)
+    rest = (elements - (counts - 1) * step) * item_bytes
+    sizes[np.cumsum(counts)[some] - 1] = rest[some]
+    return ChunkColumns(counts.astype(np.uint64), sizes.astype(np.uint64))
 
 
 def table_of(shards: Sequence[Shard], tensors: Sequence[Tensor]) -> ShardTable:

@@ -13,14 +13,14 @@ import numpy as np
 from ..boxes import I64, mix
 from ..format.manifest import Manifest
 from ..format.spec import REFERENCE_DEPTH_MAX
-from .runs import Reads, Run, coalesce
+from .reads import ReadRun, Reads, coalesce
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRun:
     """A run that ``reader`` reads, and sends to the others of ``audience``, which all need it."""
 
-    run: Run
+    run: ReadRun
     reader: int
     audience: tuple[int, ...]
 
@@ -60,7 +60,7 @@ def share_out(
     told: Sequence[bytes],
     rank: int,
     run_bytes_max: int,
-) -> tuple[tuple[Run, ...], tuple[SharedRun, ...]]:
+) -> tuple[tuple[ReadRun, ...], tuple[SharedRun, ...]]:
     """Split what a rank needs into what it alone does, and what others need too.
 
     Args:
@@ -92,7 +92,7 @@ def share_out(
     return rest, tuple(shared for _, shared in keyed)
 
 
-def read_here(shared: Sequence[SharedRun], rank: int) -> tuple[Run, ...]:
+def read_here(shared: Sequence[SharedRun], rank: int) -> tuple[ReadRun, ...]:
     """Return those runs that a rank reads."""
     return tuple(entry.run for entry in shared if entry.reader == rank)
 

@@ -8,13 +8,13 @@ from ..boxes import LANES, PRIME, Bools, Boxes, measure, random_keys
 from ..errors import StateError
 from ..format.names import dotted
 from ..layout import COMPARED_BOXES_MAX, Box, Tensor, first_gap, first_overlap
-from .balance import Share
+from .balance import Assignment
 from .dedup import Rows
 
 SHOWN_MAX = 5  # faults, and ranks, that an error names
 
 
-def check_tiling(tensors: Sequence[Tensor], rows: Rows, share: Share, tied: Bools) -> None:
+def check_tiling(tensors: Sequence[Tensor], rows: Rows, share: Assignment, tied: Bools) -> None:
     """Check that every element of every tensor is in one box, and in one only.
 
     Args:
@@ -59,11 +59,11 @@ def _fault(tensor: Tensor, rows: Rows, index: int) -> str:
         return f"{what}: {both} overlap"
     covered, total = sum(box.elements for box in boxes), Box((), tensor.shape).elements
     if not held:
-        return f"{what}: nobody holds any of its {total} elements"
+        return f"{what}: no rank holds any of its {total} elements"
     holders = _ranks(rank for ranks in held.values() for rank in ranks)
     gap = first_gap(tensor.shape, boxes) if len(boxes) <= COMPARED_BOXES_MAX else None
-    nobody = f", nobody holds {gap}" if gap else ""
-    return f"{what}: the boxes of {holders} cover {covered} of {total} elements{nobody}"
+    missing = f", no rank holds {gap}" if gap else ""
+    return f"{what}: the boxes of {holders} cover {covered} of {total} elements{missing}"
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..boxes import row_hashes
 from ..layout import ITEM_BYTES, ROLES, Group, Tensor
-from .balance import Share
+from .balance import Assignment
 from .dedup import Rows
 
 # A dtype of about as many bytes as the tensors of a group have together.
@@ -51,7 +51,9 @@ def join_groups(
     return joined, rows[kept], members
 
 
-def part_groups(tensors: int, share: Share, members: Mapping[int, Sequence[int]]) -> Share:
+def part_groups(
+    tensors: int, share: Assignment, members: Mapping[int, Sequence[int]]
+) -> Assignment:
     """Put every tensor of a group where the one is that stood for it.
 
     Args:
@@ -64,10 +66,10 @@ def part_groups(tensors: int, share: Share, members: Mapping[int, Sequence[int]]
     rows = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     tensor = flat[(np.cumsum(sizes) - sizes)[share.tensor[rows]] + within]
-    return Share(share.writer[rows], tensor, share.boxes[rows])
+    return Assignment(share.writer[rows], tensor, share.boxes[rows])
 
 
-def by_groups(tensors: int, share: Share, groups: Sequence[Group]) -> Share:
+def by_groups(tensors: int, share: Assignment, groups: Sequence[Group]) -> Assignment:
     """Order what each rank writes so that equal boxes of a group's tensors follow each other."""
     first, role = np.arange(tensors), np.zeros(tensors, np.int64)
     for group in groups:
@@ -76,4 +78,4 @@ def by_groups(tensors: int, share: Share, groups: Sequence[Group]) -> Share:
     sides = (share.boxes.shape, share.boxes.offset)
     boxes = [side[:, d] for side in sides for d in reversed(range(side.shape[1]))]
     order = np.lexsort((role[share.tensor], *boxes, first[share.tensor], share.writer))
-    return Share(share.writer[order], share.tensor[order], share.boxes[order])
+    return Assignment(share.writer[order], share.tensor[order], share.boxes[order])

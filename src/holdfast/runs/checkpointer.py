@@ -16,7 +16,7 @@ from ..errors import OptionError, PeerError, writable
 from ..group.base import COORDINATOR, Phase, Poll, SingleGroup
 from ..group.find import find_group
 from ..options import Options, options_of
-from ..saving.request import Wanted
+from ..saving.request import SaveRequest
 from .directory import Run, check_step
 from .emergency import LastState, meet
 from .restore import agree_steps, check_into, restore_newest, restore_step
@@ -38,40 +38,42 @@ logger = logging.getLogger("holdfast")
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run under ``root``.
 
-    All ranks of the group make one with the same arguments, and call its methods together. Their
-    first call compares these: an OptionError on all ranks says which rank gave what.
+    All ranks of the group create one with the same arguments, and call its methods together. Their
+    first call compares the arguments.
 
-    Saving is asynchronous: `step` returns when the state is copied to host memory, and the copy is
-    written while training goes on. With ``stage="lazy"`` it returns at once, and the next
-    ``optimizer.step()`` waits for the copy of what it changes. A save that fails is logged at once,
-    and its error is raised, once, by the next `step` or `save` after it has saved its own state, or
-    by `wait` or `close`. It harms no older checkpoint; catch it, and training can go on.
+    `step` returns once the state is copied to host memory; the copy is written while training goes
+    on. With ``stage="lazy"`` it returns at once, and the next ``optimizer.step()`` waits for the
+    copy. If a background save fails, the error is logged at once. The next saving `step`, `save`,
+    `wait` or `close` raises it, once; that call's own save has already started. Older checkpoints
+    stay whole, so you may catch the error and continue.
 
-    On a signal, and when the job's time is nearly up, `step` saves a last time on all ranks, waits
-    until that is durable, and sets ``stopping``.
+    On a signal, or shortly before ``ends_in_s``, `step` saves a last time on all ranks, waits until
+    that save is durable, and sets ``stopping``.
 
     Args:
         root: directory of the run.
-        every: `step` saves at multiples of this number of steps; or when so much time (a
-            `datetime.timedelta`) has passed since the last save began; or with "auto" as often as
-            costs no more than ``overhead``, measured, beginning with the first step. None: only
-            `save` saves.
-        keep: what is kept after each save; default: everything.
-        stage, busy: as `holdfast.save_async` takes them; "sync" waits as `holdfast.save` does, and
-            needs no memory for a copy.
-        overhead: with "auto", the share of training that saves may cost.
-        mtbf_s: with "auto", the mean time between failures, if known: no more is saved than pays.
-        ends_in_s: seconds from now until the job is ended, by a scheduler perhaps: the last save
-            begins early enough to be durable by then.
-        signals: what asks for a last save; watched for from the first `step` on, which has to be
-            called in the main thread. A second one, more than two seconds later, is obeyed at once;
-            so is one that was served, when `step` is called again nevertheless.
+        every: `step` saves at multiples of this number of steps; or when a `datetime.timedelta` has
+            passed since the last save began; or with "auto", as often as ``overhead`` allows,
+            beginning with the first step. None: only `save` saves.
+        keep: which checkpoints are kept after each save; default: all.
+        stage, busy: as for `holdfast.save_async`. ``stage="sync"`` waits as `holdfast.save` does,
+            and needs no memory for a copy.
+        overhead: with "auto", the share of training time that saves may cost.
+        mtbf_s: with "auto", the mean time between failures; "auto" then saves no more often than
+            pays off.
+        ends_in_s: seconds that the job has left; the last save starts early enough to finish.
+        signals: signals that ask for a last save, watched from the first `step` on, in the main
+            thread. A second one, more than two seconds later, is handled as before; so is the
+            first, if `step` is called again after the last save.
         emergency: when an exception leaves the ``with`` block (a KeyboardInterrupt too), save the
-            state of the last `step`, if no optimizer of torch has begun another since, `restore`
-            has not filled the state, and all ranks fail alike. What else changes the state after
-            `step` (`holdfast.load`, say) is not seen, and is saved as that step's.
-        deadline_s: seconds from its start until a save in the background that is not durable fails.
-        codec, group, options: as `holdfast.save` takes them.
+            state of the last `step`. This needs that no torch optimizer has begun another step,
+            that `restore` was not called since, and that all ranks fail alike. Other changes of the
+            state after `step` (by `holdfast.load`, for example) are not noticed.
+        deadline_s: seconds until a background save that is not durable fails.
+        codec, group, options: as for `holdfast.save`.
+
+    Raises:
+        OptionError: an invalid argument, or the ranks gave different ones.
 
     Example::
 
@@ -102,24 +104,20 @@ class Checkpointer:
         group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,
     ) -> None:
-        """Prepare; nothing is written before the first step or save.
-
-        Raises:
-            OptionError: an argument that cannot be.
-        """
+        """Prepare; nothing is written before the first step or save."""
         self._group, self._ranks = group, find_group(group)
         self._options, self._deadline_s = options_of(options), deadline_s
-        wanted = Wanted("", None, None, codec, self._options, stage, busy, deadline_s)
-        check_run(wanted, keep, self._ranks, emergency=emergency)
+        request = SaveRequest("", None, None, codec, self._options, stage, busy, deadline_s)
+        check_run(request, keep, self._ranks, emergency=emergency)
         self._run = Run(root, keep or Keep.all())
         self._schedule = Schedule(every, overhead=overhead, mtbf_s=mtbf_s, ends_in_s=ends_in_s)
-        self._saver = Saver(self._run, self._ranks, self._schedule, wanted)
+        self._saver = Saver(self._run, self._ranks, self._schedule, request)
         self._signals = SignalWatch(signals)
         self._last = LastState() if emergency else None
         asks = self._signals.wanted or self._schedule.by_clock or emergency
         self._poll = Poll(self._ranks) if asks else None
         given = {"signals": self._signals.wanted, "ends_in_s": ends_in_s, "emergency": emergency}
-        self._alike = Alike(self._ranks, self._run, wanted, every=every, given=given)
+        self._alike = Alike(self._ranks, self._run, request, every=every, given=given)
         self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
         self._meeting = 0
         self._stopping = self._closed = False
@@ -137,7 +135,7 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; with an exception under way, what else fails is only logged."""
+        """Close; if an exception leaves the block, further errors are only logged."""
         if error is None:
             self.close()
         elif not self._closed:
@@ -145,11 +143,11 @@ class Checkpointer:
                 worker.run(lambda: self._leave(error))
             finally:
                 if self._signals.asked:  # it is passed on now, and may end the process
-                    logger.error("training ends with a signal, and this", exc_info=error)
+                    logger.error("a signal ends training, after this error", exc_info=error)
                 self._end()
 
     def close(self) -> None:
-        """Wait for the save in flight, and end the use of this object; idempotent.
+        """Wait for the save in flight, and release the signals. A second call does nothing.
 
         Raises:
             HoldfastError: the save failed.
@@ -167,7 +165,7 @@ class Checkpointer:
 
     @property
     def stopping(self) -> bool:
-        """Whether the last save has been made, on all ranks, because training has to end."""
+        """True once the last save is durable on all ranks: training has to end."""
         return self._stopping
 
     def steps(self) -> list[int]:
@@ -175,24 +173,25 @@ class Checkpointer:
         return self._run.steps()
 
     def path(self, step: int) -> str:
-        """Return the directory of a step."""
+        """Return the directory of ``step``."""
         return self._run.path(step)
 
     def step(
         self, step: int, state: Mapping[Any, Any], *, metrics: Mapping[str, float] | None = None
     ) -> bool:
-        """Begin to save when that is due; return whether it was.
+        """Start a save if one is due; return whether it was. Call it after each training step.
 
-        Call it after each step of training. It returns before the checkpoint is durable, unless it
-        is the last, or ``stage="sync"``. What is due while another save is in flight is left out if
-        ``busy="skip"``.
+        It returns before the checkpoint is durable, except for the last save and with
+        ``stage="sync"``. With ``busy="skip"``, no save starts while another is in flight.
 
         Args:
-            metrics: recorded in the checkpoint, for `Keep.best`; the coordinator's count.
+            step: number of the step.
+            state: as for `holdfast.save`.
+            metrics: numbers recorded in the checkpoint, for `Keep.best`; those of rank 0 count.
 
         Raises:
-            HoldfastError: as `holdfast.save_async`; or the save before has failed, which does not
-                keep this one from being made. Older checkpoints are untouched.
+            HoldfastError: as `holdfast.save_async`; or the previous save failed. In the second case
+                this call's save has already started. Older checkpoints are untouched.
         """
         self._check_usable(step)
         self._meet("step", step)
@@ -216,20 +215,23 @@ class Checkpointer:
     def save(
         self, step: int, state: Mapping[Any, Any], *, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Save this step now, after the one in flight; return when it is durable.
+        """Save this step now, after the save in flight; return when it is durable.
 
         The step that was saved or restored last is not saved again.
 
+        Args:
+            step, state, metrics: as for `step`.
+
         Raises:
-            AlreadyCommittedError: the run holds this step already, from before.
-            HoldfastError: as `holdfast.save`; or the save before has failed, and this one has not.
+            AlreadyCommittedError: the run holds this step already, from an earlier job.
+            HoldfastError: as `holdfast.save`; or the previous save failed, and this one did not.
         """
         self._check_usable(step)
         self._meet("save", step)
         worker.run(lambda: self._saver.save(step, state, metrics))
 
     def wait(self) -> None:
-        """Wait until the save in flight is durable, and what the policy lets go of is gone.
+        """Wait until the save in flight is durable, and the retention policy has been applied.
 
         Raises:
             HoldfastError: the save failed.
@@ -242,25 +244,24 @@ class Checkpointer:
     ) -> int | None:
         """Fill a state from the newest good step, or a given one; return that step.
 
-        Damaged steps are skipped, loudly: each is logged as an error, and is replaced when the run
-        reaches it again. All ranks restore the same step. A file that does not belong to a
-        checkpoint is let be; `holdfast.load` and ``holdfast verify`` refuse it. When another
-        process retires the newest step while it is read, the one that is then the newest is taken.
+        A damaged step is logged as an error and skipped; it is replaced when the run reaches it
+        again. All ranks restore the same step. Stray files in a step are ignored, unlike by
+        `holdfast.load`. If another process deletes the newest step meanwhile, the step that is then
+        the newest is restored.
 
         Args:
-            into: as `holdfast.load` takes it.
-            step: this step and no other. Later ones stay; to train on from it in another way, call
-                `retire_after`.
-            partial: as `holdfast.load` takes it: the weights alone, for evaluation beside the
-                training that writes this run. Nothing is written to the run then.
+            into: as for `holdfast.load`.
+            step: restore this step. Later steps stay; to train on from it, call `retire_after`.
+            partial: as for `holdfast.load`: the weights alone, for an evaluator beside training.
+                Nothing is written to the run then.
 
         Returns:
-            The step, or None when the run has no checkpoint yet.
+            The step, or None if the run has no checkpoint yet.
 
         Raises:
-            CorruptError: there are checkpoints, and all are damaged.
-            NotCommittedError: the given step is not there, or was retired while it was read; or
-                the newest was, ten times.
+            CorruptError: all checkpoints are damaged.
+            NotCommittedError: the given step is missing, or was deleted while it was read; or
+                the newest step was, ten times.
             MismatchError: the state does not fit, or the ranks found different checkpoints.
         """
         self._check_open()
@@ -284,7 +285,7 @@ class Checkpointer:
         return step
 
     def retire_after(self, step: int) -> list[int]:
-        """Remove every step after ``step``, to train on from there in another way; return them."""
+        """Delete all steps after ``step``, to train on from there; return them."""
         self._check_open()
         check_step(step, least=-1)
         return worker.run(lambda: self._retire_after(step))
@@ -325,7 +326,7 @@ class Checkpointer:
     def _save_last(
         self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, float] | None
     ) -> None:
-        logger.info("saving step %d, the last: training has to end", step)
+        logger.info("saving step %d as the last: training has to end", step)
         try:
             with self._signals.serving():
                 self._saver.save_last(step, state, metrics)
@@ -375,21 +376,21 @@ class Checkpointer:
             found = find_group(None, writing=True)
             if found.world_size > 1:
                 raise OptionError(
-                    f"the Checkpointer of {self.root} was made before the process group of "
-                    f"{found.world_size} ranks, so each would save by itself; make it afterwards, "
-                    'or give group="alone" and a directory of its own to each rank'
+                    f"the Checkpointer of {self.root} was created before the process group of "
+                    f"{found.world_size} ranks, so each would save alone; create it afterwards, or "
+                    'give group="alone" and another directory to each rank'
                 )
 
     def _check_open(self) -> None:
         self._check_process()
         if self._closed:
-            raise OptionError(f"the Checkpointer of {self.root} is closed; make a new one")
+            raise OptionError(f"the Checkpointer of {self.root} is closed; create a new one")
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise OptionError(
                 f"the Checkpointer of {self.root} belongs to process {self._process}, and this is "
-                f"a child that was forked from it, {os.getpid()}; make a new one here"
+                f"its forked child {os.getpid()}; create a new one here"
             )
 
 

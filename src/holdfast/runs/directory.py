@@ -32,8 +32,8 @@ METRICS_NAME = "metrics.jsonl"
 # Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
 GRACE_S = 24 * 3600.0
 _ROOM = (
-    "The newest is written before another that is to be kept is let go, so n steps take room for "
-    "n + 1: keep fewer, or make room for one more"
+    "The newest step is written before an old one is deleted, so n steps take the room of n + 1. "
+    "Keep fewer steps, or free space for one more"
 )
 
 
@@ -101,8 +101,8 @@ class Run:
         """
         if self._seen and not self._store.exists(""):
             raise StoreError(
-                f"{self.root} was there, and is gone. Is its disk mounted? When it is back, the "
-                "next save goes there again; to begin anew, make the directory"
+                f"cannot save to {self.root}: the directory is gone. Check that its disk is "
+                "mounted; the next save then works. To start again there, create the directory"
             )
         return self._store.free_bytes()
 
@@ -156,8 +156,8 @@ class Run:
             base = self._headers[other].base if other in self._headers else None
             if not is_read or (base and base.name == step_name(step)):
                 raise StoreError(
-                    f"step {step} stays: step {other} was saved meanwhile, and needs it or cannot "
-                    "be read. The next save looks again"
+                    f"step {step} is not deleted: step {other} was saved meanwhile, and needs it "
+                    "or cannot be read. The next save tries again"
                 )
 
     def note(self, verb: str, step: int, records: Iterable[Mapping[str, Any]]) -> None:
@@ -171,7 +171,7 @@ class Run:
         try:
             self._store.append(METRICS_NAME, data)
         except StoreError as error:
-            logger.warning("what the %s of step %d took is not noted: %s", verb, step, error)
+            logger.warning("metrics.jsonl lacks the %s of step %d: %s", verb, step, error)
 
     def tidy(self, step: int) -> None:
         """Move the hint, retire, sweep: none of it may fail a save that is committed.
@@ -276,7 +276,7 @@ class Run:
                 data = self._store.get(name, spec.MANIFEST_BYTES_MAX)
                 manifest = decode_manifest(data, f"{self.root}/{name}")
             except (CorruptError, StoreError, VersionError) as error:
-                logger.warning("step %d is neither kept nor removed: %s", step, error)
+                logger.warning("step %d cannot be read, and is not deleted: %s", step, error)
                 return False
             # Without what may be large.
             self._headers[step] = manifest.table.header.part(())

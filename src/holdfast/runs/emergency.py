@@ -39,9 +39,9 @@ class LastState:
             StateError: there is none, or it is not that of the step any more.
         """
         if self.step is None:
-            raise StateError("no step has been taken, or restore has filled its state since")
+            raise StateError("there is no state of a step: step() was not called, or restore() was")
         if self._is_changed:
-            raise StateError(f"an optimizer has begun a step since step {self.step}")
+            raise StateError(f"an optimizer has changed the state since step {self.step}")
         return self.step, self._state
 
     def forget(self) -> None:
@@ -70,12 +70,12 @@ def meet(ranks: Group, number: int, last: LastState) -> tuple[int, Mapping[Any, 
     if ranks.world_size == 1:
         return last.give()
     if number == 0:
-        cause = "the ranks have not agreed yet on where to meet: that takes two steps"
+        cause = "step() was called less than twice, and the ranks cannot meet before"
         raise PeerError(cause, rank=-1, cause=cause)
     with Phase(ranks.background(f"emergency/{number}", time.monotonic() + MEETING_S)) as met:
         step, state = last.give()
         met.answer = str(step).encode()
     if len(set(met.answers)) > 1:
         steps = ", ".join(sorted({answer.decode() for answer in met.answers}))
-        raise StateError(f"the ranks are at different steps: {steps}")
+        raise StateError(f"the ranks are at different steps, {steps}; expected the same step")
     return step, state

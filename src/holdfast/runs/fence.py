@@ -94,7 +94,7 @@ class Fence:
             if older < epoch:
                 self._store.remove(_name(older))
         _held[self._store.location] = epoch
-        logger.debug("%s is this job's to write to, in epoch %d", self._store.location, epoch)
+        logger.debug("this job may write to %s, in epoch %d", self._store.location, epoch)
 
     def _revoke(self) -> None:
         """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""
@@ -131,8 +131,8 @@ class Fence:
         mine = f"this one has epoch {held}" if held else f"this one saw epoch {self._seen or 0}"
         return FencedError(
             f"{self._store.location} belongs to a newer job: epoch {newest}, taken at {started} by "
-            f"process {pid} on {host}; {mine}, and may not write to it any more. End this job; or, "
-            "if that one is not to go on, end it and restore again"
+            f"process {pid} on {host}; {mine}, and may no longer write there. End this job. To "
+            "continue with this one instead, end the newer job and call restore() again"
         )
 
 

@@ -64,8 +64,8 @@ def restore_step(
     later = [s for s in agree_steps(run, ranks) if s > step]
     if later and ranks.rank == COORDINATOR:
         logger.warning(
-            "step %d is restored, but %s holds later ones, the last of them step %d: they stay the "
-            "newest, for the policy and for restore(). To train on from step %d, call "
+            "step %d is restored, but %s has later steps, up to step %d. restore() and the "
+            "retention policy take those as the newest. To train on from step %d, call "
             "retire_after(%d) first",
             *(step, run.root, later[-1], step, step),
         )
@@ -95,7 +95,7 @@ def restore_newest(
         for step in reversed(agree_steps(run, ranks)):
             damage, gone = _try(run, step, into, ranks, options, partial=partial)
             if gone:
-                logger.info("step %d is gone; looking for the newest again", step)
+                logger.info("step %d was deleted meanwhile; trying the newest again", step)
                 gone_steps.add(step)
                 break
             if not damage:
@@ -109,12 +109,12 @@ def restore_newest(
             return None
     if ranks.world_size > 1 and len(gone_steps) == 1:  # the coordinator goes on finding it
         raise MismatchError(
-            f"nothing was restored: rank 0 finds step {gone_steps.pop()} in {run.root}, and "
+            f"nothing was restored: rank 0 finds step {gone_steps.pop()} in {run.root}, but "
             f"another rank does not: {gone}. Give all ranks the same directory, or the same copy"
         )
     raise NotCommittedError(
-        f"{TRIES} times the newest step of {run.root} was gone before it was read; let the run "
-        f"keep more of them. The last one: {gone}"
+        f"nothing was restored: {TRIES} times, the newest step of {run.root} was deleted before it "
+        f"was read. Keep more steps, such as Keep.latest(5). The last error: {gone}"
     )
 
 

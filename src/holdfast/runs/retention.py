@@ -12,14 +12,20 @@ _Rule = Callable[[Sequence[int], Metrics], set[int]]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A retention policy: ``Keep.latest(3) | Keep.every(1000) | Keep.best("loss", 2)``.
+    """A retention policy: which checkpoints of a run are kept after each save.
 
-    A step is kept when any of the joined policies keeps it; the newest step is always kept, and so
-    is every step that a kept one was made from (`holdfast.codecs.Delta`).
+    Policies are joined with ``|``: a step is kept if any of them keeps it. The newest step is
+    always kept, and so are the bases of kept delta checkpoints (`holdfast.codecs.Delta`).
 
     A policy of your own is ``Keep((rule,), text, metrics)``. ``rule(steps, metrics)`` takes
-    ascending steps and the metrics of each, and returns the steps to keep. The text has to be the
-    same on all ranks. ``metrics`` is a frozenset of the names that the rule looks at.
+    ascending steps and the metrics of each, and returns the steps to keep. The text must be the
+    same on all ranks. ``metrics`` is a frozenset of the metrics' names that the rule uses.
+
+    Raises:
+        OptionError: an invalid count, metric or mode.
+
+    Example:
+        ``holdfast.Keep.latest(3) | holdfast.Keep.every(1000) | holdfast.Keep.best("loss", 2)``
     """
 
     _rules: tuple[_Rule, ...] = ()
@@ -29,7 +35,7 @@ class Keep:
     def __or__(self, other: "Keep") -> "Keep":
         """Keep what either policy keeps."""
         if not isinstance(other, Keep):
-            raise OptionError(f"a Keep is joined by | with {shown(other)}; expected another Keep")
+            raise OptionError(f"a Keep | {shown(other)} is invalid; expected Keep | Keep")
         if not self._rules or not other._rules:
             return Keep()
         text = f"{self._text} | {other._text}"
@@ -51,20 +57,22 @@ class Keep:
 
     @staticmethod
     def every(steps: int) -> "Keep":
-        """Keep the checkpoints of every ``steps``-th step."""
+        """Keep the checkpoints whose step is a multiple of ``steps``."""
         _positive("Keep.every", steps)
         rule = lambda known, _: {s for s in known if s % steps == 0}  # noqa: E731
         return Keep((rule,), f"Keep.every({steps})")
 
     @staticmethod
     def best(metric: str, count: int, *, mode: str = "min") -> "Keep":
-        """Keep the ``count`` checkpoints with the best value of a metric given to ``step``.
+        """Keep the ``count`` checkpoints with the best values of a metric.
 
-        Checkpoints saved without that metric, or with NaN, count as worst and are not kept for it;
-        of equal values the newer is better.
+        A checkpoint without this metric, or with NaN, is not kept by this policy. Of equal values
+        the newer is better.
 
         Args:
-            mode: "min" when smaller is better, "max" when larger is.
+            metric: name of a metric that is given to `Checkpointer.step`.
+            count: number of checkpoints.
+            mode: "min" if smaller is better, "max" if larger is.
         """
         _positive("Keep.best", count)
         if not isinstance(metric, str):
@@ -72,7 +80,7 @@ class Keep:
                 f'metric is {shown(metric)}; expected the name of a metric, such as "loss"'
             )
         if mode not in ("min", "max"):
-            raise OptionError(f"mode is {shown(mode)}; there are min and max")
+            raise OptionError(f"mode is {shown(mode)}; expected one of min, max")
         sign = 1 if mode == "min" else -1
 
         def rule(steps: Sequence[int], metrics: Metrics) -> set[int]:
@@ -85,16 +93,16 @@ class Keep:
 
     @property
     def metrics(self) -> frozenset[str]:
-        """Names of the metrics that the policy looks at."""
+        """Names of the metrics that the policy uses."""
         return self._metrics
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it keeps every checkpoint."""
+        """True if the policy keeps every checkpoint."""
         return not self._rules
 
     def kept(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
-        """Return which of ``steps`` (ascending) are kept."""
+        """Return which of ``steps`` (ascending) are kept, given the ``metrics`` of each."""
         if not self._rules or not steps:
             return set(steps)
         return {steps[-1]}.union(*(rule(steps, metrics) for rule in self._rules))
@@ -102,4 +110,4 @@ class Keep:
 
 def _positive(what: str, value: int) -> None:
     if type(value) is not int or value < 1:
-        raise OptionError(f"{what} takes an integer from 1, not {shown(value)}")
+        raise OptionError(f"{what} is given {shown(value)}; expected an integer from 1")

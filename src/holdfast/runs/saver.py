@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import AlreadyCommittedError, NoSpaceError, OptionError, StoreError
 from ..group.base import COORDINATOR, Phase
 from ..saving.handle import SaveHandle
-from ..saving.request import NoRoomError, Wanted
+from ..saving.request import NoRoomError, SaveRequest
 from ..saving.save import Records, save_now, start_save
 from .directory import Run
 from .schedule import Schedule
@@ -47,25 +47,25 @@ class Saver:
         saved_step: the step that was saved or restored last, or is being saved, while it is there.
     """
 
-    def __init__(self, run: Run, ranks: "Group", schedule: Schedule, wanted: Wanted) -> None:
-        """Prepare; ``wanted`` lacks the path, the step and the metrics of each save.
+    def __init__(self, run: Run, ranks: "Group", schedule: Schedule, request: SaveRequest) -> None:
+        """Prepare; ``request`` lacks the path, the step and the metrics of each save.
 
         Its ``stage`` may be "sync" too.
         """
         self.saved_step: int | None = None
         self._run, self._ranks, self._schedule = run, ranks, schedule
-        self._wanted = wanted
+        self._request = request
         self._flight: _Flight | None = None
         self._epoch = object()  # another from each `rest`: what was left before is not listened to
 
     def begin(self, step: int, state: State, metrics: Metrics) -> bool:
         """Start a save; raise what the one before failed with. False: this one was skipped."""
-        if self._wanted.stage == "sync":
+        if self._request.stage == "sync":
             self.rest()
             self._save_here(step, state, metrics)
             return True
         before = self._flight
-        if not self._start(step, state, metrics, self._wanted):
+        if not self._start(step, state, metrics, self._request):
             return False
         self._tell(before)
         return True
@@ -85,16 +85,16 @@ class Saver:
     def save_last(self, step: int, state: State, metrics: Metrics) -> None:
         """Do as `save`, but in the background, with a deadline at the end of the job."""
         metrics = self.completed(metrics)
-        if self._wanted.stage == "sync":
+        if self._request.stage == "sync":
             self.save(step, state, metrics)
             return
         self.rest()  # the time that is left is counted from here
         before = self._flight
         if self.saved_step != step:
             left_s = self._schedule.left_s
-            deadline_s = min(self._wanted.deadline_s, left_s if left_s > 0 else math.inf)
-            wanted = replace(self._wanted, stage="eager", busy="wait", deadline_s=deadline_s)
-            self._start(step, state, metrics, wanted)
+            deadline_s = min(self._request.deadline_s, left_s if left_s > 0 else math.inf)
+            request = replace(self._request, stage="eager", busy="wait", deadline_s=deadline_s)
+            self._start(step, state, metrics, request)
         self.wait()
         self._tell(before)
 
@@ -109,10 +109,10 @@ class Saver:
         self._replace_damaged(step, ranks)
         self._schedule.try_save()
         started = time.perf_counter()
-        wanted = self._for(step, metrics, self._wanted)
-        records = self._in_room(ranks, lambda: save_now(state, wanted, ranks))
+        request = self._for(step, metrics, self._request)
+        records = self._in_room(ranks, lambda: save_now(state, request, ranks))
         taken_s = time.perf_counter() - started
-        if self._wanted.stage == "sync":  # others say nothing about those that `begin` makes
+        if self._request.stage == "sync":  # others say nothing about those that `begin` makes
             self._schedule.begin_flight()
             self._schedule.end_flight(taken_s, taken_s)
         self._schedule.measure(taken_s)
@@ -155,7 +155,7 @@ class Saver:
         """Give metrics that the policy looks at and that are not known: a save may not wait."""
         return dict.fromkeys(self._run.keep.metrics, math.nan) | dict(metrics or {})
 
-    def _start(self, step: int, state: State, metrics: Metrics, wanted: Wanted) -> bool:
+    def _start(self, step: int, state: State, metrics: Metrics, request: SaveRequest) -> bool:
         took_s: list[float] = []
 
         def after(records: Records) -> None:
@@ -171,9 +171,9 @@ class Saver:
 
         self._replace_damaged(step, self._ranks)
         self._schedule.try_save()
-        wanted = self._for(step, metrics, wanted)
+        request = self._for(step, metrics, request)
         start: Callable[[], SaveHandle] = lambda: start_save(  # noqa: E731
-            state, wanted, self._ranks, after, begun
+            state, request, self._ranks, after, begun
         )
         return not self._in_room(self._ranks, start).skipped
 
@@ -190,21 +190,21 @@ class Saver:
                     raise
                 return save()
 
-    def _for(self, step: int, metrics: Metrics, wanted: Wanted) -> Wanted:
+    def _for(self, step: int, metrics: Metrics, request: SaveRequest) -> SaveRequest:
         def find_room() -> int | None:
             # Where all ranks learn of an error: of their metrics, only the coordinator's count.
             if lacking := self._run.keep.metrics - set(metrics or ()):
                 raise OptionError(
-                    f"{self._run.keep} looks at {', '.join(sorted(lacking))}, but metrics has "
-                    f"{', '.join(sorted(metrics or ())) or 'nothing'}; give it, as NaN if unknown"
+                    f"{self._run.keep} needs the metric {', '.join(sorted(lacking))}; found "
+                    f"{', '.join(sorted(metrics or ())) or 'none'}. Give its value, or NaN"
                 )
             spare = self._run.free_bytes()
             self._run.fence.hold()
             return spare
 
         path, check = self._run.path(step), self._run.fence.hold
-        wanted = replace(wanted, path=path, step=step, metrics=metrics, check_last=check)
-        return replace(wanted, free_bytes=find_room)
+        request = replace(request, path=path, step=step, metrics=metrics, check_last=check)
+        return replace(request, free_bytes=find_room)
 
     def _conclude(self, step: int, records: Records) -> None:
         """Do what follows a commit; of all ranks the coordinator has the records."""
@@ -241,12 +241,12 @@ class Saver:
         try:
             return self._run.advice()
         except StoreError as error:
-            return f"What the steps kept there take cannot be found: {error}"
+            return f"The size of the steps there cannot be read: {error}"
 
     def _tell(self, flight: _Flight | None) -> None:
         failure = flight.handle.failure if flight is not None else None
         if flight is not None and failure is not None:
-            failure.add_note(f"It is step {flight.step} whose save failed, in the background.")
+            failure.add_note(f"This is the error of the background save of step {flight.step}.")
             if isinstance(failure, NoSpaceError):
                 failure.add_note(self._run.room_advice())
             raise failure

@@ -71,7 +71,7 @@ class Schedule:
         """Begin to count; see `holdfast.Checkpointer` for what the arguments mean.
 
         Raises:
-            OptionError: an argument that cannot be.
+            OptionError: an invalid argument.
         """
         _check(every, overhead, mtbf_s, ends_in_s)
         self._every = every
@@ -198,8 +198,8 @@ def _check(every: object, overhead: object, mtbf_s: object, ends_in_s: object) -
         )
     if not is_positive(overhead):
         raise OptionError(
-            f"overhead is {shown(overhead)}; expected the share of training that saves may cost, "
-            "such as 0.03"
+            f"overhead is {shown(overhead)}; expected the share of training time that saves may "
+            "cost, such as 0.03"
         )
     for name, value in (("mtbf_s", mtbf_s), ("ends_in_s", ends_in_s)):
         if value is not None and not is_positive(value):
@@ -207,4 +207,4 @@ def _check(every: object, overhead: object, mtbf_s: object, ends_in_s: object) -
                 f"{name} is {shown(value)}; expected a number of seconds above 0, or None"
             )
     if mtbf_s is not None and every != "auto":
-        raise OptionError(f'mtbf_s is given, but every is {shown(every)}; only "auto" looks at it')
+        raise OptionError(f'mtbf_s is given, but every is {shown(every)}; it needs every="auto"')

@@ -9,7 +9,7 @@ from ..engine.registry import find_codec, show_codec
 from ..errors import OptionError, shown
 from ..group.base import COORDINATOR, Phase
 from ..group.replies import decode_replies, encode_reply
-from ..saving.request import Wanted
+from ..saving.request import SaveRequest
 from .retention import Keep
 from .schedule import Every
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 _CHOICES = {"stage": ("eager", "lazy", "sync"), "busy": ("wait", "skip")}
 
 
-def check_run(wanted: Wanted, keep: object, ranks: "Group", *, emergency: object) -> None:
+def check_run(request: SaveRequest, keep: object, ranks: "Group", *, emergency: object) -> None:
     """Check what a `holdfast.Checkpointer` is given.
 
     Raises:
-        OptionError: an argument that cannot be.
+        OptionError: an invalid argument.
     """
     if keep is not None and not isinstance(keep, Keep):
         raise OptionError(f"keep is {shown(keep)}; expected a Keep, such as Keep.latest(3)")
     for name, choices in _CHOICES.items():
-        if (value := getattr(wanted, name)) not in choices:
-            raise OptionError(f"{name} is {shown(value)}; there are {', '.join(choices)}")
-    if not is_positive(wanted.deadline_s):
+        if (value := getattr(request, name)) not in choices:
+            raise OptionError(f"{name} is {shown(value)}; expected one of {', '.join(choices)}")
+    if not is_positive(request.deadline_s):
         raise OptionError(
-            f"deadline_s is {shown(wanted.deadline_s)}; expected a number of seconds above 0"
+            f"deadline_s is {shown(request.deadline_s)}; expected a number of seconds above 0"
         )
-    find_codec(wanted.codec)
+    find_codec(request.codec)
     if not isinstance(emergency, bool):
         raise OptionError(f"emergency is {shown(emergency)}; expected True or False")
-    if (wanted.stage != "sync" or emergency) and not hasattr(ranks, "background"):
+    if (request.stage != "sync" or emergency) and not hasattr(ranks, "background"):
         raise OptionError(
-            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
-            'meet in the background; give stage="sync", and no emergency'
+            f"group is a {type(ranks).__name__} without a method background(), which saves in the "
+            'background need; give stage="sync" and emergency=False'
         )
 
 
@@ -56,7 +56,7 @@ class Alike:
         self,
         ranks: "Group",
         run: "Run",
-        wanted: Wanted,
+        request: SaveRequest,
         *,
         every: Every,
         given: Mapping[str, object],
@@ -73,9 +73,9 @@ class Alike:
             "keep": repr(run.keep),
             # Of a time, the coordinator's counts.
             "every": "a timedelta" if isinstance(every, timedelta) else every,
-            "codec": show_codec(find_codec(wanted.codec)),
-            "stage": wanted.stage,
-            "busy": wanted.busy,
+            "codec": show_codec(find_codec(request.codec)),
+            "stage": request.stage,
+            "busy": request.busy,
             **{name: "given" if value else "not given" for name, value in given.items()},
         }
 

@@ -29,7 +29,7 @@ class SignalWatch:
         """Prepare; nothing is watched yet.
 
         Raises:
-            OptionError: what is given are no signals, or such as cannot be caught.
+            OptionError: the values are no signals, or no process can catch them.
         """
         try:
             self._wanted = tuple(signal.Signals(number) for number in signals)
@@ -38,7 +38,8 @@ class SignalWatch:
                 f"signals is {shown(signals)}; expected signals, such as (signal.SIGTERM,), or ()"
             ) from error
         if uncatchable := _UNCATCHABLE.intersection(self._wanted):
-            raise OptionError(f"signals has {min(uncatchable).name}, which no process can catch")
+            name = min(uncatchable).name
+            raise OptionError(f"signals has {name}, which no process can catch; leave it out")
         self._before: dict[int, Any] = {}
         self._came: dict[int, float] = {}
         self._process = 0
@@ -61,13 +62,13 @@ class SignalWatch:
             return
         self._process = os.getpid()
         if threading.current_thread() is not threading.main_thread():
-            logger.info("signals are not watched for: step is not called in the main thread")
+            logger.info("signals are not watched: step() is not called in the main thread")
             self._watches = True
             return
         for number in self._wanted:
             before = signal.getsignal(number)
             if before is None:
-                logger.info("%s is not watched for: it is handled outside of Python", number.name)
+                logger.info("%s is not watched: code outside of Python handles it", number.name)
             elif before != self._note:
                 self._before[number] = before  # first: an interrupt may come between the two
                 signal.signal(number, self._note)

@@ -16,40 +16,41 @@ from ..engine.registry import make_codec
 from ..group.base import COORDINATOR, BriefPhase
 from ..group.replies import decode_replies
 from ..layout import Path, Tensor
-from ..plan import known
-from ..plan.requests import (
+from ..plan import cached_plans
+from ..plan.local_states import (
+    LocalState,
     Names,
-    Request,
     Values,
-    decode_requests,
+    decode_local_states,
     encode_boxes,
     encode_object,
 )
 from ..plan.save_plan import plan_save
-from ..plan.shard_table import ShardTable
 from ..state.tree import Leaves
 from ..stores.local import LocalStore
 from .request import check_room
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class Proposal:
     """What one rank holds.
 
     Attributes:
-        held: what a plan depends on.
+        key: what a plan depends on.
         before: the plan of an earlier save in which that was the same.
+        word: what the coordinator alone knows; empty on other ranks.
     """
 
     store: LocalStore
     leaves: Leaves
-    request: Request
-    held: known.Held
-    before: known.Known | None
+    local_state: LocalState
+    key: cached_plans.PlanKey
+    before: cached_plans.CachedPlan | None
+    word: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class Agreement:
     """What a rank does of the save that all have agreed on.
 
     Attributes:
@@ -62,7 +63,7 @@ class Agreed:
 
     store: LocalStore
     files: WriterPlan
-    made: known.Known
+    cached: cached_plans.CachedPlan
     codec: Codec
     objects: dict[Path, bytes]
     size_bytes: int
@@ -71,30 +72,25 @@ class Agreed:
     def writing(self, rank: int) -> Writing:
         """Return what there is to know of its base."""
         header = self.files.header
-        return Writing(self.store, header, self.shards, self.codec, self.base_save_id, rank)
-
-    @property
-    def shards(self) -> ShardTable:
-        """Those that this rank writes, in order."""
-        return self.made.shards
+        shards = self.cached.shards
+        return Writing(self.store, header, shards, self.codec, self.base_save_id, rank)
 
 
-def request_for(leaves: Leaves, *, compare: bool) -> Request:
+def local_state_for(leaves: Leaves, *, compare: bool) -> LocalState:
     """Put together what this rank holds.
 
     Args:
         compare: whether other ranks hold it too, and it has to be equal.
     """
-    digests = {
-        path: digest
-        for path, tensor in leaves.tensors.items()
-        if compare and (digest := tensor.digest()) is not None
-    }
+    digests, objects = dict[Path, bytes](), dict[Path, bytes]()
+    for path, tensor in leaves.tensors.items() if compare else ():
+        if (digest := tensor.digest()) is not None:
+            digests[path] = digest
     texts: dict[int, bytes] = {}  # parameters of one group share their options
-    objects = {
-        path: texts.get(id(value)) or texts.setdefault(id(value), encode_object(value, path))
-        for path, value in leaves.objects.items()
-    }
+    for path, value in leaves.objects.items():
+        if (text := texts.get(id(value))) is None:
+            text = texts[id(value)] = encode_object(value, path)
+        objects[path] = text
     values = Values(digests, objects, frozenset(leaves.exact & digests.keys()))
     tensors, counts, numbers = list[Tensor](), list[int](), list[int]()
     for leaf in leaves.tensors.values():
@@ -109,15 +105,17 @@ def request_for(leaves: Leaves, *, compare: bool) -> Request:
             numbers += box.offset
             numbers += box.shape
     names = Names(tuple(tensors), leaves.ties(), leaves.mesh)
-    return Request(names, encode_boxes(counts, numbers), values, socket.gethostname())
+    return LocalState(names, encode_boxes(counts, numbers), values, socket.gethostname())
 
 
 def arguments_of_all(told: BriefPhase) -> list[dict[str, Any]]:
-    """Return what each rank was called with; nothing where a plan made before, and numbers, did.
+    """Return what each rank was called with; nothing where a cached plan, and numbers, did.
 
     Raises:
         OptionError: the ranks ask for different saves.
     """
+    if not told.answers:
+        return []
     firsts = [decode_arguments(reply.get("arguments")) for reply in decode_replies(told.answers)]
     arguments = [first["settings"] | first["arguments"] for first in firsts]
     for given in arguments:
@@ -129,38 +127,50 @@ def arguments_of_all(told: BriefPhase) -> list[dict[str, Any]]:
     return firsts
 
 
-def agree(mine: Described, told: BriefPhase, rank: int) -> Agreed:
-    """Plan, on every rank alike, from what all ranks told; or take the plan made before.
+def agree(proposal: Proposal, told: BriefPhase, rank: int) -> Agreement:
+    """Plan, on every rank alike, from what all ranks told; or take the cached plan.
 
     Raises:
         StateError: the ranks disagree.
         NoSpaceError: the state cannot fit on the disk.
         OptionError: the pool of a rank is too small for its share.
     """
-    if told.sums is not None and mine.before is not None:
-        made, word, firsts = mine.before, known.decode_word(told.sums), []
-        codec = make_codec(made.settings["codec"])
+    if told.sums is not None and proposal.before is not None:
+        word = cached_plans.decode_word(told.sums) if told.sums else proposal.word
+        cached, firsts = proposal.before, []
+        codec = make_codec(cached.settings["codec"])
     else:
         replies = decode_replies(told.answers)
         firsts = [decode_arguments(reply["arguments"]) for reply in replies]
         word = firsts[COORDINATOR]["word"]
-        requests = decode_requests([reply["request"] for reply in replies])
+        local_states = decode_local_states([reply["local_state"] for reply in replies])
         chosen = firsts[COORDINATOR]["settings"]
         sizes = chosen["file_bytes"], chosen["chunk_elements"]
         codec = make_codec(chosen["codec"])
-        plan = plan_save(requests, *sizes, chosen["writers"], codec)
-        made = known.know(mine.held, plan, chosen, requests, rank, told.answers)
-    size_bytes = made.plan.size_bytes
-    header = made.header(word)
-    if codec.is_plain:  # what another codec leaves is known when it is written
-        check_room(mine.store.location, size_bytes, word.get("free_bytes"))
-    file_bytes = made.settings["file_bytes"]
+        plan = plan_save(local_states, *sizes, chosen["writers"], codec)
+        cached = cached_plans.cacheable(
+            proposal.key, plan, chosen, local_states, rank, told.answers
+        )
+    size_bytes = cached.plan.size_bytes
+    header = cached.header(word)
+    free_bytes = word.get("free_bytes")
+    if free_bytes is not None and codec.is_plain:  # what another leaves is known when written
+        check_room(proposal.store.location, size_bytes, free_bytes)
+    file_bytes = cached.settings["file_bytes"]
     for other, first in enumerate(firsts):
         if first["settings"]["pool_bytes"] is not None:
-            shards = made.plan.shards(other)
+            shards = cached.plan.shards(other)
             files = WriterPlan(header, other, 0, shards.size_bytes, file_bytes)
             needed = lay_out(files, shards).size_bytes
             check_pool(first["settings"]["pool_bytes"], needed, other)
-    files = WriterPlan(header, rank, 0, made.shards.size_bytes, file_bytes)
+    files = WriterPlan(header, rank, 0, cached.shards.size_bytes, file_bytes)
     save_id = word["base"]["save_id"] if word["base"] else ""
-    return Agreed(mine.store, files, made, codec, mine.request.values.objects, size_bytes, save_id)
+    return Agreement(
+        proposal.store,
+        files,
+        cached,
+        codec,
+        proposal.local_state.values.objects,
+        size_bytes,
+        save_id,
+    )

@@ -23,14 +23,21 @@ Made = TypeVar("Made")
 
 
 class SaveHandle:
-    """A save in flight, as `holdfast.save_async` returns it. Thread-safe.
+    """A save in flight, returned by `holdfast.save_async`. Thread-safe.
 
-    A failure is logged at once, raised by `result`, and by the next `save_async` when nobody asked.
+    A failure is logged at once. `result` raises it; if no call has raised it, the next
+    `save_async` does.
 
     Attributes:
         path: the checkpoint's directory.
-        step: as given.
-        skipped: whether nothing is saved, because another save was in flight (``busy="skip"``).
+        step: the step that was given, or None.
+        skipped: True if nothing is saved because another save was in flight (``busy="skip"``).
+
+    Example::
+
+        handle = holdfast.save_async(state, "runs/a/step-7")
+        train()
+        print(handle.progress().written_bytes, handle.result())
     """
 
     def __init__(self, path: str, step: int | None, ledger: Ledger, deadline_s: float) -> None:
@@ -53,10 +60,10 @@ class SaveHandle:
         return f"<SaveHandle of {self.path}: {self.ledger.state}>"
 
     def wait_staged(self) -> None:
-        """Wait until the sources may change: nothing done to them later reaches the checkpoint.
+        """Wait until the state is copied: later changes do not reach the checkpoint.
 
         Raises:
-            HoldfastError: staging failed.
+            HoldfastError: the copy failed.
         """
         self._wait(self._staged)
         self._let_change()
@@ -67,45 +74,45 @@ class SaveHandle:
         """Wait until the checkpoint is committed and durable on every rank; return its path.
 
         Raises:
-            HoldfastError: it failed, here or on another rank, or did not end by its deadline.
-            BusyError: it was skipped.
-            CancelledError: it was cancelled.
+            HoldfastError: the save failed on any rank, or did not end by its deadline.
+            BusyError: the save was skipped.
+            CancelledError: the save was cancelled.
         """
         self.wait_done()
         self._raise()
         return self.path
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return whether the save has ended, successfully or not."""
         self._check_process()
         return self._done.is_set()
 
     def progress(self) -> Progress:
-        """Return how far it is, on this rank."""
+        """Return how far the save is, on this rank."""
         self._check_process()
         return self.ledger.progress()
 
     def cancel(self) -> bool:
-        """Give the save up, on all ranks; return False when it is too late for that.
+        """Cancel the save on all ranks; return False if it is too late.
 
-        Every rank's `result` then raises: here a CancelledError, on the others a PeerError.
+        `result` then raises a CancelledError here, and a PeerError on the other ranks.
         """
         self._check_process()
         return not self._done.is_set() and self.ledger.cancel()
 
-    # What follows is for the corridor.
+    # What follows is for other modules of holdfast.
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it failed, once it has ended."""
+        """The error that ended the save, or None."""
         return self._failure
 
     def skip(self, busy_ranks: list[int], busy: str) -> "SaveHandle":
         """End before the beginning, as ``busy`` says."""
         ranks = ", ".join(map(str, busy_ranks[:8])) + " …" * (len(busy_ranks) > 8)
-        text = f"{self.path} was not saved: the save before is still in flight on rank {ranks}"
+        text = f"{self.path} was not saved: the previous save is still in flight on rank {ranks}"
         if busy == "fail":
-            raise BusyError(f'{text}, and busy="fail"')
+            raise BusyError(f'{text}, and busy="fail" was given; save less often, or busy="wait"')
         logger.info("%s", text)
         self.skipped, self._told, self._failure = True, True, BusyError(text)
         self.ledger.state = "skipped"
@@ -133,7 +140,7 @@ class SaveHandle:
         if (thread := worker.start(run, "holdfast-save")) is not None:
             self._thread = thread
             return
-        logger.warning("%s is saved before training goes on: no thread can be started", self.path)
+        logger.warning("saving %s in this thread, as no other can be started", self.path)
         self._run(work, after)
 
     def when_ended(self, call: Callable[[], object]) -> None:
@@ -190,16 +197,18 @@ class SaveHandle:
         self._told = True
         text = f"the save of {self.path} did not end by its deadline"
         if self.ledger.state == "committing":
-            cause = "the ranks' store does not answer"
-            raise PeerError(f"{text}: {cause}", rank=-1, cause=cause)
-        raise StoreError(f"{text}: the disk does not answer, or is much too slow")
+            cause = "the process group's store does not answer"
+            raise PeerError(f"{text}: {cause}; check rank 0 and the network", rank=-1, cause=cause)
+        raise StoreError(
+            f"{text}: the disk does not answer or is too slow; check it, or raise deadline_s"
+        )
 
     def _check_process(self) -> None:
         """Check that this is no forked child: the save goes on in the parent alone."""
         if os.getpid() != self._process:
             raise HoldfastError(
-                f"the save of {self.path} belongs to process {self._process}, and this is a child "
-                f"that was forked from it, {os.getpid()}; ask for it there"
+                f"the save of {self.path} runs in process {self._process}, and this is its forked "
+                f"child {os.getpid()}; use the handle in the process that made it"
             )
 
     def _raise(self) -> None:
@@ -270,8 +279,8 @@ def reserve(busy: str, deadline_s: float) -> Iterator[bool]:
             _turn.wait(worker.SLICE_S)
         if time.monotonic() > until:
             raise StoreError(
-                "another thread of this process has prepared a save until this one's deadline "
-                f"({deadline_s:g} s); give it more time (deadline_s), or save in one thread"
+                f"no save began within {deadline_s:g} s (deadline_s): another thread of this "
+                "process is still preparing one. Raise deadline_s, or save in one thread"
             )
     try:
         yield is_mine
@@ -288,9 +297,9 @@ def _claim(place: tuple[int, int]) -> bool:
     with _turn:
         if _owner is not None and _owner[0] == place[0] and _owner[1] < place[1]:
             raise HoldfastError(
-                "a save is being prepared in this thread already, and was interrupted by this one "
-                "(by a signal handler, or a hook of the state); let it end first, or set a flag "
-                "and save in the loop"
+                "this save interrupts another one that this thread is preparing (from a signal "
+                "handler, or a hook of the state). Let that one end first, or set a flag and save "
+                "in the training loop"
             )
         if _owner is not None or in_flight() is not None:
             return False
@@ -312,7 +321,7 @@ def raise_untold() -> None:
     """
     failure = _last.untold() if _last is not None else None
     if failure is not None and _last is not None:
-        failure.add_note(f"The save of {_last.path} failed in the background, and is told of late.")
+        failure.add_note(f"This is the error of the save of {_last.path}, in the background.")
         raise failure
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..codecs.base import Codec
-from ..engine.registry import find_codec, show_codec
+from ..engine.registry import describe_codec, show_codec
 from ..errors import NoSpaceError, OptionError, shown
 from ..options import Options
+from ..version import __version__
 
 if TYPE_CHECKING:
     from ..group.base import Group
@@ -23,7 +24,7 @@ class NoRoomError(NoSpaceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SaveRequest:
     """What a save was asked for; see `save` and `save_async`.
 
     Attributes:
@@ -44,26 +45,45 @@ class Wanted:
     free_bytes: Callable[[], int | None] | None = None
     check_last: Callable[[], None] = lambda: None
 
-    def arguments(self, place: str, *, background: bool) -> dict[str, Any]:
+    def arguments(self, place: str, codec: Codec, *, background: bool) -> dict[str, Any]:
         """Return what all ranks have to give alike, as values of JSON.
 
         Args:
             place: the absolute path.
+            codec: the one that was named.
         """
         call = "save_async" if background else "save"
-        codec = show_codec(find_codec(self.codec))
-        alike = {"call": call, "path": place, "step": self.step, "codec": codec}
+        alike = {"call": call, "path": place, "step": self.step, "codec": show_codec(codec)}
         return alike | ({"stage": self.stage, "busy": self.busy} if background else {})
 
+    def settings(self, codec: Codec, world_size: int, *, background: bool) -> dict[str, Any]:
+        """Return what a plan depends on besides the state, as values of JSON.
 
-def check_wanted(wanted: Wanted) -> None:
+        The same on all ranks, but for ``pool_bytes``; of ``writers`` the coordinator's count.
+
+        Args:
+            codec: the one that was named.
+        """
+        options = self.options
+        return {
+            "chunk_elements": options.chunk_elements,
+            "file_bytes": options.file_bytes,
+            "codec": describe_codec(codec),
+            "writers": options.writers,
+            "written_by": f"holdfast {__version__}",
+            "world_size": world_size,
+            "metrics": sorted(self.metrics or ()),
+            "pool_bytes": options.pool_bytes if background else None,
+        }
+
+
+def check_request(request: SaveRequest) -> None:
     """Check what every save is given.
 
     Raises:
-        OptionError: an argument that cannot be.
+        OptionError: an invalid argument.
     """
-    step, metrics, codec = wanted.step, wanted.metrics, wanted.codec
-    find_codec(codec)
+    step, metrics = request.step, request.metrics
     if metrics is not None and not isinstance(metrics, Mapping):
         raise OptionError(f"metrics is a {type(metrics).__name__}; expected a dict of numbers")
     for name, value in (metrics or {}).items():
@@ -85,29 +105,27 @@ def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:
     needed = size_bytes + size_bytes // 100  # names, shapes, checksums, blocks that are not full
     if free_bytes is not None and needed > free_bytes:
         error = NoRoomError(
-            f"{place} needs {needed / 1e9:.3f} GB, and {free_bytes / 1e9:.3f} GB are free there; "
-            "nothing was written"
+            f"not enough space to save {place}: it needs {needed / 1e9:.3f} GB, and "
+            f"{free_bytes / 1e9:.3f} GB are free there. Nothing was written"
         )
         error.errno = errno.ENOSPC
         raise error
 
 
-def check_background(wanted: Wanted, ranks: "Group") -> None:
+def check_background(request: SaveRequest, ranks: "Group") -> None:
     """Check what a save in the background is given besides.
 
     Raises:
-        OptionError: an argument that cannot be.
+        OptionError: an invalid argument.
     """
     for name, choices in _CHOICES.items():
-        if getattr(wanted, name) not in choices:
-            raise OptionError(
-                f"{name} is {shown(getattr(wanted, name))}; there are {', '.join(choices)}"
-            )
-    seconds = wanted.deadline_s
+        if (value := getattr(request, name)) not in choices:
+            raise OptionError(f"{name} is {shown(value)}; expected one of {', '.join(choices)}")
+    seconds = request.deadline_s
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise OptionError(f"deadline_s is {shown(seconds)}; expected a number of seconds above 0")
     if not hasattr(ranks, "background"):
         raise OptionError(
-            f"group is a {type(ranks).__name__} without a method background(), so its ranks cannot "
-            "meet in the background; use holdfast.save"
+            f"group is a {type(ranks).__name__} without a method background(), which a save in the "
+            "background needs; use holdfast.save"
         )

@@ -6,59 +6,56 @@ thread, which meets the other ranks without collectives.
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
 from ..arguments import check_order, check_state, encode_arguments
-from ..chains.base_choice import begin_link, choose_base, encode_losses, end_link, join_losses
+from ..chains.base_choice import begin_link, choose_base, end_link, join_losses, losses_of
 from ..engine.basis import Basis
 from ..engine.commit import REVOKED, Commit, check_absent, discard
 from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
 from ..engine.origin import LiveTensors
 from ..engine.pool import lease, staging
-from ..engine.registry import describe_codec, find_codec
+from ..engine.registry import find_codec
 from ..engine.staging import LazyCopies, copy_now, hold
 from ..engine.write_pipeline import write_shards
 from ..errors import StoreError
-from ..format.rows import Planned, encode_written
+from ..format.rows import Planned, written_in
 from ..format.table import Table
 from ..format.values import encode_value
 from ..group.base import COORDINATOR, BriefPhase, Outcome, Phase
 from ..group.find import find_group
-from ..group.replies import decode_replies, encode_reply
+from ..group.replies import encode_reply
 from ..options import Options, options_of
-from ..plan import known
-from ..plan.requests import encode_request
-from ..plan.save_plan import decode_objects, encode_objects
+from ..plan import cached_plans
+from ..plan.local_states import encode_local_state
+from ..plan.save_plan import join_objects, objects_from
 from ..state.steps import changed_by_steps, hold_steps
 from ..state.tree import Leaves, flatten
 from ..stores.url import open_store
-from ..version import __version__
-from .agreement import Agreed, Described, agree, arguments_of_all, request_for
+from .agreement import Agreement, Proposal, agree, arguments_of_all, local_state_for
 from .handle import SaveHandle, hold_step, raise_untold, reserve, take_flight
-from .request import Wanted, check_background, check_wanted
+from .request import SaveRequest, check_background, check_request
+from .share import Share, decode_shares, encode_share
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from ..codecs.base import Codec
     from ..group.base import Group
-
-    GroupLike = ProcessGroup | Group | Literal["alone"] | None
+    from ..group.torch import GroupLike
 
 logger = logging.getLogger("holdfast")
 
 _USAGE = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
-Written = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
+Files = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
 
 
 def save(
@@ -71,26 +68,26 @@ def save(
     group: "GroupLike" = None,
     options: Options | None = None,
 ) -> None:
-    """Save a state as one committed checkpoint, durable when this returns, on every rank.
+    """Save a state as one checkpoint, which is committed and durable when this returns.
 
     Host memory is bounded by the pool, not by the state. All ranks of the group call it with the
-    same arguments; each distinct piece is written once, by one of the ranks that hold it.
+    same arguments. Each distinct piece is written once, by one of the ranks that hold it.
 
     Args:
         state: a nested dict of tensors, DTensors, JSON-like values and anything with
             ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedulers, scalers.
-        path: directory of the checkpoint; made when needed. It must not hold one already. ``~`` is
-            expanded; what is relative is so to the working directory of this call. All ranks give
-            the same absolute path, also where it is mounted in several places.
-        step: recorded in the checkpoint.
-        metrics: numbers that judge the step, recorded too; the coordinator's count. Other ranks
-            give the same names, or none.
-        codec: how chunks are stored: "raw"; "lossless": every bit, in fewer bytes; "delta": the
-            same, and of weights only what has changed since the checkpoint before, in the same
-            directory; with loss "compact", "compact:tiny" to "compact:high", "excp". Or one of
-            `holdfast.codecs` with options. docs/codecs.md says what each loses.
+        path: directory of the new checkpoint. ``~`` is expanded; a relative path starts at the
+            working directory. All ranks give the same absolute path.
+        step: number of the step, recorded in the checkpoint.
+        metrics: numbers recorded in the checkpoint, for `Keep.best`; those of rank 0 count. Other
+            ranks give the same names, or none.
+        codec: "raw"; "lossless": exact, in fewer bytes; "delta": exact, and of weights only the
+            change since the previous checkpoint in the same directory; or lossy: "compact",
+            "compact:tiny" to "compact:high", "excp". Or one of `holdfast.codecs` with options. See
+            docs/codecs.md.
         group: ranks that save together; default: the default process group, or this process.
-            ``"alone"``: this process by itself, whatever process group there is.
+            ``"alone"``: this process by itself, even if there is a process group.
+        options: settings such as ``io`` and ``writers``.
 
     Raises:
         OptionError: an invalid argument, or the ranks gave different ones; the text says which
@@ -101,11 +98,11 @@ def save(
         PeerError: another rank failed; nothing was committed.
 
     Example:
-        ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/a/step-1000")``
+        ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/b/step-1000")``
     """
-    wanted = Wanted(path, step, metrics, codec, options_of(options))
+    request = SaveRequest(path, step, metrics, codec, options_of(options))
     ranks = find_group(group, writing=True)
-    worker.run(lambda: save_now(state, wanted, ranks))
+    worker.run(lambda: save_now(state, request, ranks))
 
 
 def save_async(
@@ -121,67 +118,67 @@ def save_async(
     group: "GroupLike" = None,
     options: Options | None = None,
 ) -> SaveHandle:
-    """Copy a state to host memory; save the copy, as `save` does, while training goes on.
+    """Copy a state to host memory; save the copy as `save` does, while training goes on.
 
     Each rank copies the share that it writes, into memory that is kept for the next save. All
     ranks of the group call it with the same path.
 
     Args:
-        state, path, step, metrics, codec, group: as `save` takes them.
-        stage: "eager": returns when the copy is made. "lazy": returns at once; parameters and
+        state, path, step, metrics, codec, group, options: as for `save`.
+        stage: "eager": returns once the state is copied. "lazy": returns at once; parameters and
             optimizer state are copied during forward and backward, and the next ``step()`` of the
-            state's optimizers waits for that. Everything else is copied before it returns. A
+            state's optimizers waits for the copy. Everything else is copied before it returns. A
             parameter that changes in another way before its copy fails the save. A change that
-            torch counts is always seen. One that it does not count (through ``.data`` or NumPy) is
-            looked for in samples of tensors in host memory; on CUDA devices it is not seen.
-            docs/saving.md says how likely samples meet a change.
-        busy: when the save before is still in flight, on any rank: "wait" for it, "skip" this one
-            (the handle says so), or "fail" with a BusyError.
-        deadline_s: seconds from here until a save that is not committed fails, on all ranks; the
-            smallest of any rank counts.
+            torch counts is always noticed. An uncounted one (through ``.data`` or NumPy) is found
+            by samples in host memory, and never on CUDA devices (docs/saving.md).
+        busy: if the previous save is still in flight on any rank: "wait" for it, "skip" this save
+            (the handle's ``skipped``), or "fail" with a BusyError.
+        deadline_s: seconds until a save that is not committed fails on all ranks; the smallest
+            value of any rank counts.
 
     Returns:
-        the save in flight: ``wait_staged()``, ``result()``, ``done()``, ``progress()``,
+        The save in flight: ``wait_staged()``, ``result()``, ``done()``, ``progress()``,
         ``cancel()``.
 
     Raises:
-        HoldfastError: as `save`; also the failure of the save before, when nobody has been told
-            of it: nothing of this one is saved then.
+        HoldfastError: as `save`; or the error of the previous save, if no call has raised it yet.
+            Nothing is saved by this call then.
 
     Example:
         ``handle = holdfast.save_async({"model": model, "optimizer": optimizer}, "runs/a/step-7")``
     """
-    wanted = Wanted(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
+    request = SaveRequest(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
     ranks = find_group(group, writing=True)
-    handle = worker.run(lambda: start_save(state, wanted, ranks), dropped=SaveHandle.cancel)
+    handle = worker.run(lambda: start_save(state, request, ranks), dropped=SaveHandle.cancel)
     handle.is_given = True  # by no call, before which an interrupt may come
     return handle
 
 
-def save_now(state: Mapping[Any, Any], wanted: Wanted, ranks: "Group") -> Records:
+def save_now(state: Mapping[Any, Any], request: SaveRequest, ranks: "Group") -> Records:
     """Walk all the way in this thread."""
-    ledger, options = Ledger(), wanted.options
-    with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
-        mine = _describe(told, state, wanted, ranks, ledger)
+    ledger, options = Ledger(), request.options
+    with BriefPhase(ranks, cached_plans.NUMBERS, cached_plans.settled) as told:
+        proposal = _propose(told, state, request, ranks)
     arguments_of_all(told)
-    agreed, store = _agree(mine, told, ranks, ledger), mine.store
+    agreement, store = agree(proposal, told, ranks.rank), proposal.store
+    ledger.planned(agreement.files.payload_bytes)
 
-    def write() -> Written:
-        files, shards, codec = agreed.files, agreed.shards, agreed.codec
-        basis = begin_link(agreed.writing(ranks.rank), options)
+    def write() -> Files:
+        files, shards, codec = agreement.files, agreement.cached.shards, agreement.codec
+        basis = begin_link(agreement.writing(ranks.rank), options) if codec.every > 1 else None
         with lease(store.vfs, store.location, options) as leased:
-            live = LiveTensors(shards, mine.leaves.tensors, files.header.chunk_elements)
+            live = LiveTensors(shards, proposal.leaves.tensors, files.header.chunk_elements)
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
 
-    records = _finish(agreed, ranks, write, ledger, wanted.check_last)
+    records = _finish(agreement, ranks, write, ledger, request.check_last)
     ledger.stall_s = time.perf_counter() - ledger.started
     return records
 
 
 def start_save(
     state: Mapping[Any, Any],
-    wanted: Wanted,
+    request: SaveRequest,
     ranks: "Group",
     after: Callable[[Records], None] = lambda _: None,
     begun: Callable[[SaveHandle], None] = lambda _: None,
@@ -194,109 +191,105 @@ def start_save(
     """
     called = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        with BriefPhase(ranks, known.NUMBERS, known.settled) as told:
-            check_background(wanted, ranks)
-            is_mine = stack.enter_context(reserve(wanted.busy, wanted.deadline_s))
+        with BriefPhase(ranks, cached_plans.NUMBERS, cached_plans.settled) as told:
+            check_background(request, ranks)
+            is_mine = stack.enter_context(reserve(request.busy, request.deadline_s))
             raise_untold()
             ledger = Ledger()
-            mine = _describe(told, state, wanted, ranks, ledger, is_mine=is_mine)
+            proposal = _propose(told, state, request, ranks, is_mine=is_mine)
             # A connection in use is not looked at: this save is not going to begin.
             meet = ranks.connect() if is_mine else ranks.background
         firsts = arguments_of_all(told)
-        deadline_s = min([wanted.deadline_s, *(first["deadline_s"] for first in firsts)])
-        handle = SaveHandle(mine.store.location, wanted.step, ledger, deadline_s)
+        deadline_s = min([request.deadline_s, *(first["deadline_s"] for first in firsts)])
+        handle = SaveHandle(proposal.store.location, request.step, ledger, deadline_s)
         if busy := [rank for rank, first in enumerate(firsts) if first["busy"]]:
-            return handle.skip(busy, wanted.busy)
-        agreed = _agree(mine, told, ranks, ledger)
-        background = meet(agreed.files.header.save_id, handle.deadline)
+            return handle.skip(busy, request.busy)
+        agreement = agree(proposal, told, ranks.rank)
+        ledger.planned(agreement.files.payload_bytes)
+        background = meet(agreement.files.header.save_id, handle.deadline)
         take_flight(handle)
         try:
-            write = _stage(agreed, ranks.rank, mine.leaves, handle, wanted)
+            write = _stage(agreement, ranks.rank, proposal.leaves, handle, request)
         except BaseException as error:
             # The others are on their way: they are told as they would be of any other failure.
             failure = error
             handle.staged()  # as far as it will be: no step has to wait for them
-            handle.start(lambda: _fail(agreed, background, failure, ledger))
+            handle.start(lambda: _finish(agreement, background, lambda: _raise(failure), ledger))
             raise
         ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
-        handle.start(lambda: _finish(agreed, background, write, ledger, wanted.check_last), after)
+        handle.start(
+            lambda: _finish(agreement, background, write, ledger, request.check_last), after
+        )
         begun(handle)
     return handle
 
 
-def _describe(
+def _propose(
     told: BriefPhase,
     state: Mapping[Any, Any],
-    wanted: Wanted,
+    request: SaveRequest,
     ranks: "Group",
-    ledger: Ledger,
     *,
     is_mine: bool | None = None,
-) -> Described:
+) -> Proposal:
     """Lay the state flat, and tell the others what this rank holds and how it is set.
 
     Args:
         is_mine: whether the process's one save in the background is this one; None: it is none.
     """
-    with ledger.timed("plan"):
-        check_order(wanted.path, state, _USAGE)
-        store = open_store(wanted.path)
-        check_wanted(wanted)
-        check_state(state)
-        busy = is_mine is False
-        word: dict[str, Any] = {}
-        if ranks.rank == COORDINATOR:
-            check_absent(store)
-            word["save_id"], word["step"] = secrets.token_hex(16), wanted.step
-            word["base"] = choose_base(store, find_codec(wanted.codec), ranks.rank)
-            word["metrics"] = encode_value(dict(wanted.metrics or {}), ("metrics",))
-            if wanted.free_bytes is not None:
-                word["free_bytes"] = wanted.free_bytes()
-        options, leaves = wanted.options, flatten(state)
-        settings = {
-            "chunk_elements": options.chunk_elements,
-            "file_bytes": options.file_bytes,
-            "codec": describe_codec(find_codec(wanted.codec)),
-            "writers": options.writers,
-            "written_by": f"holdfast {__version__}",
-            "world_size": ranks.world_size,
-            "metrics": sorted(wanted.metrics or ()),  # of their values the coordinator's count
-            # Of each rank itself; what is above has to be the same.
-            "pool_bytes": None if is_mine is None else options.pool_bytes,
-        }
-        request = request_for(leaves, compare=ranks.world_size > 1)
-        held = known.held_by(ranks.rank, settings, request)
-        before = known.find(held)
-        given = wanted.arguments(store.location, background=is_mine is not None)
-        what = f"the save of {store.location}"
-        asks = encode_arguments(what, given, deadline_s=wanted.deadline_s)  # the smallest counts
-        if before is not None:
-            told.numbers = known.numbers(before, request, asks, word, busy=busy)
-        more = {"deadline_s": wanted.deadline_s, "settings": settings, "word": word, "busy": busy}
-        told.tell = lambda: encode_reply(
-            arguments=encode_arguments(what, given, **more), request=encode_request(request)
-        )
-    return Described(store, leaves, request, held, before)
+    check_order(request.path, state, _USAGE)
+    store = open_store(request.path)
+    codec = find_codec(request.codec)
+    check_request(request)
+    check_state(state)
+    busy = is_mine is False
+    word: dict[str, Any] = {}
+    if ranks.rank == COORDINATOR:
+        check_absent(store)
+        word["save_id"], word["step"] = secrets.token_hex(16), request.step
+        word["base"] = choose_base(store, codec, ranks.rank) if codec.every > 1 else None
+        metrics = dict(request.metrics or {})
+        word["metrics"] = encode_value(metrics, ("metrics",)) if metrics else {}
+        if request.free_bytes is not None:
+            word["free_bytes"] = request.free_bytes()
+    leaves = flatten(state)
+    background = is_mine is not None
+    settings = request.settings(codec, ranks.world_size, background=background)
+    local_state = local_state_for(leaves, compare=ranks.world_size > 1)
+    key = cached_plans.plan_key(ranks.rank, settings, local_state)
+    before = cached_plans.find(key)
+    what = f"the save of {store.location}"
 
+    def arguments(**more: Any) -> bytes:
+        given = request.arguments(store.location, codec, background=background)
+        return encode_arguments(what, given, deadline_s=request.deadline_s, **more)
 
-def _agree(mine: Described, told: BriefPhase, ranks: "Group", ledger: Ledger) -> Agreed:
-    """Plan, on every rank alike."""
-    with ledger.timed("plan"):
-        agreed = agree(mine, told, ranks.rank)
-    ledger.total_bytes = agreed.files.payload_bytes
-    return agreed
+    if before is not None and ranks.world_size == 1 and not busy:
+        told.numbers = ()
+    elif before is not None:
+        told.numbers = cached_plans.numbers(before, local_state, arguments(), word, busy=busy)
+    more = {"settings": settings, "word": word, "busy": busy}
+    told.tell = lambda: encode_reply(
+        arguments=arguments(**more), local_state=encode_local_state(local_state)
+    )
+    return Proposal(store, leaves, local_state, key, before, word)
 
 
 def _stage(
-    agreed: Agreed, rank: int, leaves: Leaves, handle: SaveHandle, wanted: Wanted
-) -> Callable[[], Written]:
+    agreement: Agreement, rank: int, leaves: Leaves, handle: SaveHandle, request: SaveRequest
+) -> Callable[[], Files]:
     """Copy what has to be copied now; return what copies the rest, and writes."""
-    ledger, store, files, shards = handle.ledger, agreed.store, agreed.files, agreed.shards
+    ledger, store, files, shards = (
+        handle.ledger,
+        agreement.store,
+        agreement.files,
+        agreement.cached.shards,
+    )
     with ledger.timed("stage"):
         images = lay_out(files, shards)
-        lease = staging(store.vfs, store.location, wanted.options, images.size_bytes)
+        lease = staging(store.vfs, store.location, request.options, images.size_bytes)
         handle.when_ended(lease.give_back)
-        later = changed_by_steps(leaves) if wanted.stage == "lazy" else frozenset()
+        later = changed_by_steps(leaves) if request.stage == "lazy" else frozenset()
         now, rest = hold(files, shards, leaves.tensors, images, lease.memory, later)
         copy_now(now)
         copies = LazyCopies(rest) if rest else None
@@ -309,13 +302,14 @@ def _stage(
     else:
         handle.staged()
 
-    def write() -> Written:
+    def write() -> Files:
         if copies:
             copies.finish()
         ledger.staged_bytes = ledger.total_bytes
         handle.staged()
-        basis = begin_link(agreed.writing(rank), wanted.options)
-        tables = write_shards(store, lease, files, shards, images, agreed.codec, basis, ledger)
+        is_link = agreement.codec.every > 1
+        basis = begin_link(agreement.writing(rank), request.options) if is_link else None
+        tables = write_shards(store, lease, files, shards, images, agreement.codec, basis, ledger)
         if copies:
             copies.close()
         return tables, basis
@@ -324,55 +318,63 @@ def _stage(
 
 
 def _finish(
-    agreed: Agreed,
+    agreement: Agreement,
     ranks: "Group",
-    write: Callable[[], Written],
+    write: Callable[[], Files],
     ledger: Ledger,
     check_last: Callable[[], None] = lambda: None,
 ) -> Records:
     """Write this rank's share; commit when all ranks have written theirs."""
-    store, header = agreed.store, agreed.files.header
+    store, header = agreement.store, agreement.files.header
     written = Phase(ranks, gather=True)
     try:
         with written:
             tables, basis = write()
             ledger.close()
-            written.answer = encode_reply(
-                record=json.dumps({"rank": ranks.rank, **ledger.record()}).encode(),
-                objects=encode_objects(agreed.made.plan, ranks.rank, agreed.objects),
-                losses=encode_losses(basis, header),
-                written=encode_written(tables),
+            plan = agreement.cached.plan
+            share = Share(
+                {"rank": ranks.rank, **ledger.record()},
+                objects_from(plan, ranks.rank, agreement.objects) if plan.objects else [],
+                losses_of(basis, header) if basis else [],
+                written_in(tables),
             )
+            if ranks.world_size > 1:
+                written.answer = encode_share(share)
     except BaseException as error:
         discard(store, header.save_id, ranks.rank, written, error)
         if written.others is not None and getattr(error, "errno", 0) == errno.ENOENT:
             raise written.others from error  # who failed first has removed what was written here
         raise
     records: Records = []
-    with Outcome(ranks), ledger.timed("commit"):
+    with Outcome(ranks):
         if ranks.rank == COORDINATOR:
-            records = _commit(agreed, written.answers, ledger, check_last)
-    known.remember(agreed.made)
-    end_link(agreed.writing(ranks.rank), basis)
+            started = time.perf_counter()
+            shares = decode_shares(written.answers) if ranks.world_size > 1 else [share]
+            records = _commit(agreement, shares, ledger, check_last)
+            ledger.seconds["commit"] = time.perf_counter() - started
+    cached_plans.remember(agreement.cached)
+    if basis:
+        end_link(agreement.writing(ranks.rank), basis)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
         seconds, stall_s = time.perf_counter() - ledger.started, ledger.stall_s
         stalled = f", training held up for {stall_s:.3f} s" if stall_s else ""
-        gigabytes = agreed.size_bytes / 1e9
+        gigabytes = agreement.size_bytes / 1e9
         logger.info("saved %s: %.3f GB in %.2f s%s", store.location, gigabytes, seconds, stalled)
     return records
 
 
 def _commit(
-    agreed: Agreed, answers: list[bytes], ledger: Ledger, check_last: Callable[[], None]
+    agreement: Agreement, shares: list[Share], ledger: Ledger, check_last: Callable[[], None]
 ) -> Records:
     """Publish what all ranks wrote, on the coordinator; return what each has measured."""
-    replies = decode_replies(answers, "record", "objects", "losses", "written")
-    plan, store = agreed.made.plan, agreed.store
-    values = decode_objects(plan, [reply["objects"] for reply in replies])
+    plan, store = agreement.cached.plan, agreement.store
+    objects = [*map(attrgetter("objects"), shares)]
+    values = join_objects(plan, objects) if plan.objects else ()
     planned = Planned(plan.tensor, plan.boxes, plan.first)
-    lost = join_losses([reply["losses"] for reply in replies])
-    header = replace(agreed.files.header, objects=values, losses=lost)
+    losses = [*map(attrgetter("losses"), shares)]
+    lost = join_losses(losses) if any(losses) else ()
+    header = replace(agreement.files.header, objects=values, losses=lost)
 
     def look() -> None:
         check_last()  # on a slow disk it may take until the deadline
@@ -380,20 +382,16 @@ def _commit(
 
     try:
         with Commit(store, header.save_id) as made:
-            made.prepare(header, planned, [reply["written"] for reply in replies])
+            made.prepare(header, planned, [*map(attrgetter("written"), shares)])
             look()
             made.publish()
     except StoreError as error:
         if error.errno in REVOKED:
             look()  # the job that has taken this run over removes what was not published
         raise
-    return [json.loads(reply["record"]) for reply in replies]
+    return [*map(attrgetter("record"), shares)]
 
 
-def _fail(agreed: Agreed, ranks: "Group", error: BaseException, ledger: Ledger) -> None:
-    """Tell the other ranks that this one cannot do its part."""
-
-    def write() -> Written:
-        raise error
-
-    _finish(agreed, ranks, write, ledger)
+def _raise(error: BaseException) -> Files:
+    """Stand for writing where this rank cannot do its part: the others are told."""
+    raise error

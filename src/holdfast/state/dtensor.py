@@ -39,13 +39,14 @@ def local_part(value: DTensor, path: Path) -> tuple[torch.Tensor, tuple[Box, ...
     held, sizes = sum(box.elements for box in boxes), [box.shape for box in boxes]
     if held != data.numel() or sizes != [place.shape for place in places]:
         raise StateError(
-            f"{dotted(path)} is a DTensor whose local part of shape {list(data.shape)} is not what "
-            f"its placements say ({value.placements}); redistribute it first"
+            f"{dotted(path)} is a DTensor whose local part of shape {list(data.shape)} does not "
+            f"match its placements ({value.placements}); redistribute it first"
         )
     if len(boxes) > HELD_BOXES_MAX:
         raise StateError(
-            f"{dotted(path)} is a DTensor of which this rank has {len(boxes)} boxes "
-            f"({value.placements}), at most {HELD_BOXES_MAX}; redistribute it to Shard first"
+            f"{dotted(path)} is a DTensor with {len(boxes)} boxes on this rank "
+            f"({value.placements}); expected at most {HELD_BOXES_MAX}. Redistribute it to Shard "
+            "first"
         )
     return data, tuple(boxes), tuple(places)
 

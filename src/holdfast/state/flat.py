@@ -25,7 +25,7 @@ _FLAT = "_flat_param"  # what torch calls it in state_dict()
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FlatRun:
     """Elements of a parameter that follow each other in a 1-dimensional tensor too.
 
     Attributes:
@@ -49,7 +49,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class FlatParameter:
     """A parameter as one rank holds it.
 
     Attributes:
@@ -61,12 +61,12 @@ class Held:
 
     names: tuple[str, ...]
     owner: torch.Tensor
-    run: Run
+    run: FlatRun
     shard: Shard
 
 
 @ordinary_torch()
-def held_flat(module: nn.Module, path: Path) -> list[Held]:
+def held_flat(module: nn.Module, path: Path) -> list[FlatParameter]:
     """List the parameters that a module holds in flat ones; those of NO_SHARD need none of this.
 
     Raises:
@@ -80,7 +80,7 @@ def held_flat(module: nn.Module, path: Path) -> list[Held]:
     ]
 
 
-def _held_in(handle: Any, prefix: str, path: Path) -> Iterator[Held]:
+def _held_in(handle: Any, prefix: str, path: Path) -> Iterator[FlatParameter]:
     flat, own_views = handle.flat_param, handle._use_orig_params
     if own_views and not handle.uses_sharded_strategy:
         return  # whole parameters, under their own names
@@ -93,17 +93,17 @@ def _held_in(handle: Any, prefix: str, path: Path) -> Iterator[Held]:
     for index, (name, info) in enumerate(zip(flat._fqns, flat._shard_param_infos, strict=True)):
         if not flat._contiguities[index] or flat._param_extensions[index] is not None:
             raise StateError(
-                f"{dotted(path)} has {name} in FullyShardedDataParallel, which is itself a shard "
-                "(tensor parallel) or is not contiguous (channels_last); use "
+                f"{dotted(path)} has {name} in FullyShardedDataParallel; expected a contiguous "
+                "parameter (no channels_last) that is no shard itself (no tensor parallelism). Use "
                 "torch.distributed.fsdp.fully_shard"
             )
         shape, count = tuple(flat._shapes[index]), info.numel_in_shard or 0
         start, at = info.intra_param_start_idx or 0, info.offset_in_shard or 0
-        run = Run(shape, start, at, count, memory.numel())
+        run = FlatRun(shape, start, at, count, memory.numel())
         names = tuple(canonical_name(_joined(prefix, n)) for n in (name, *shared.get(name, ())))
         owner = flat._params[index] if own_views else flat
-        in_owner = Run(shape, start, 0, count, count) if own_views else run
-        yield Held(names, owner, in_owner, run.of(memory))
+        in_owner = FlatRun(shape, start, 0, count, count) if own_views else run
+        yield FlatParameter(names, owner, in_owner, run.of(memory))
 
 
 def _joined(prefix: str, name: str) -> str:

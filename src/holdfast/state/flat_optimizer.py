@@ -13,13 +13,13 @@ import torch
 from ..errors import MismatchError, StateError
 from ..format.names import dotted
 from ..layout import Key, Path, Tensor
-from .flat import Run
+from .flat import FlatRun
 from .optimizers import ParameterState
 from .source import Source
 from .tensors import LocalTensor, local_tensor
 
 
-def state_of_run(state: Mapping[Key, Any], run: Run, path: Path) -> dict[Key, Any]:
+def state_of_run(state: Mapping[Key, Any], run: FlatRun, path: Path) -> dict[Key, Any]:
     """Return what is a parameter's own of the state of the tensor that holds a run of it.
 
     A rank that holds no element has nothing: its counters may stand still.
@@ -30,26 +30,26 @@ def state_of_run(state: Mapping[Key, Any], run: Run, path: Path) -> dict[Key, An
     return {key: _own(value, run, (*path, key)) for key, value in state.items() if run.elements}
 
 
-def _own(value: Any, run: Run, path: Path) -> Any:
+def _own(value: Any, run: FlatRun, path: Path) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.shape == (run.length,):
         return run.of(value)
     if value.ndim:
         raise StateError(
-            f"{dotted(path)} is of shape {list(value.shape)}, and its parameter a run of "
-            f"{run.length} elements in FullyShardedDataParallel; such state belongs to no "
-            "parameter alone: use torch.distributed.fsdp.fully_shard"
+            f"{dotted(path)} has shape {list(value.shape)}; expected [{run.length}] or one number, "
+            "because FullyShardedDataParallel flattens its parameters. Use "
+            "torch.distributed.fsdp.fully_shard"
         )
     # A copy for each name: the numbers are those of several parameters, which need not stay equal.
     return value.detach().clone() if run.elements < run.length else value
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FlatPiece:
     """One of the parameters in a tensor that is optimized; where its state is in a checkpoint."""
 
-    run: Run
+    run: FlatRun
     path: Path
     form: ParameterState
 
@@ -83,14 +83,14 @@ class FlatState:
                 if not _same(value, other):
                     raise MismatchError(
                         f"{dotted(first)} is {value} in the checkpoint, {dotted(path)} is {other}, "
-                        "and a flat parameter has one for both; wrap with use_orig_params=True. "
-                        "The tensors are loaded, this optimizer is not"
+                        "and a flat parameter has one value for both; wrap the module with "
+                        "use_orig_params=True. The tensors are loaded, this optimizer is not"
                     )
             result[key] = value
         return result
 
 
-def bind_flat(pieces: Sequence[Wanted], source: Source, current: Mapping[Key, Any]) -> FlatState:
+def bind_flat(pieces: Sequence[FlatPiece], source: Source, current: Mapping[Key, Any]) -> FlatState:
     """Match the parameters in one tensor of an optimizer with what a checkpoint offers."""
     result, keys = FlatState(), set[tuple[Key, ...]]()
     for piece in pieces:
@@ -109,20 +109,20 @@ def bind_flat(pieces: Sequence[Wanted], source: Source, current: Mapping[Key, An
     if len(keys) > 1:
         names = ", ".join(dotted(piece.path) for piece in pieces)
         result.conflicts.append(
-            f"{names:.200} differ in what they hold, and one flat parameter has them all here; "
-            "wrap with use_orig_params=True"
+            f"{names:.200} have different optimizer state, but are one flat parameter in the "
+            "target; wrap the module with use_orig_params=True"
         )
     return result
 
 
 def _bind_tensor(
-    result: FlatState, piece: Wanted, path: Path, wanted: Tensor, current: Mapping[Key, Any]
+    result: FlatState, piece: FlatPiece, path: Path, wanted: Tensor, current: Mapping[Key, Any]
 ) -> None:
     key, run = path[-1], piece.run
     if wanted.shape != run.shape and wanted.shape:
         result.conflicts.append(
-            f"{dotted(path)} is of shape {list(wanted.shape)} there, and its parameter a run of "
-            f"one of {list(run.shape)} here"
+            f"{dotted(path)} has shape {list(wanted.shape)} in the checkpoint, and its parameter "
+            f"{list(run.shape)} in the target"
         )
         return
     if wanted.shape != run.shape or (not run.shape and key == "step"):

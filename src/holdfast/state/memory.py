@@ -31,7 +31,7 @@ def check_dense(value: torch.Tensor, path: Path) -> None:
     elif value.is_meta:
         fault = "is on the meta device and has no elements; materialize it first"
     elif value.ndim > DIMENSIONS_MAX:
-        fault = f"has {value.ndim} dimensions; at most {DIMENSIONS_MAX}"
+        fault = f"has {value.ndim} dimensions; expected at most {DIMENSIONS_MAX}"
     if fault:
         raise StateError(f"{dotted(path)} {fault}")
 
@@ -82,7 +82,7 @@ def _no_memory(value: torch.Tensor) -> str:
 def _unknown(value: torch.Tensor) -> str:
     return (
         f"is a {type(value).__name__} without memory of its own; expected a tensor with elements. "
-        "Call holdfast with the tensors that it is made of"
+        "Save the tensors that it wraps instead"
     )
 
 
@@ -98,7 +98,7 @@ def _check_storage(data: torch.Tensor, path: Path) -> None:
     if held < needed:
         raise StateError(
             f"{dotted(path)} needs {needed} bytes of its storage, which holds {held}: its memory "
-            "was freed (resize_(0)); give it back before the checkpoint, or leave the tensor out"
+            "was freed (resize_(0)). Allocate it again before this call, or leave the tensor out"
         )
 
 

@@ -21,7 +21,7 @@ from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path
 from .ambient import has_modes, ordinary_torch
-from .flat import Run, finish_flat, held_flat, local_state
+from .flat import FlatRun, finish_flat, held_flat, local_state
 from .wrappers import canonical_name, flat_wrappers, show_shards, unwrap
 
 # Those of torch that copy every value in place, and look only at what is missing.
@@ -37,7 +37,7 @@ class Named:
     """The canonical name of a parameter; and which run of it, where a flat one holds it."""
 
     name: str
-    run: Run | None = None
+    run: FlatRun | None = None
 
 
 ParameterNames = dict[int, tuple[Named, ...]]  # by the id of what an optimizer has
@@ -57,7 +57,7 @@ class Listed:
     tensor: torch.Tensor
     name: str | int
     group: int
-    run: Run | None
+    run: FlatRun | None
     origin: Path | None
 
 
@@ -77,7 +77,10 @@ def module_state(module: nn.Module, path: Path) -> dict[str, tuple[str, Any]]:
     for key, value in state.items():
         name = canonical_name(key)
         if name in result:
-            raise StateError(f"{dotted(path)} has both {result[name][0]!r} and {key!r}")
+            raise StateError(
+                f"{dotted(path)} has the keys {result[name][0]!r} and {key!r}, which are both "
+                f"saved as {name!r}; rename one"
+            )
         result[name] = (key, value)
     for held in held_flat(inner, path):
         result |= {name: (name, held.shard) for name in held.names}
@@ -137,8 +140,8 @@ def optimizer_names(optimizer: Optimizer, names: dict[Path, ParameterNames]) -> 
         if not found:
             if getattr(tensor, "_is_flat_param", False):
                 raise StateError(
-                    "an optimizer of the state has flat parameters of FullyShardedDataParallel; "
-                    "put the module into the state too, which knows what they are made of"
+                    "an optimizer in the state has flat parameters of FullyShardedDataParallel, "
+                    "and their module is missing in the state; add it"
                 )
             result.append(Listed(tensor, position, group, None, None))
             continue

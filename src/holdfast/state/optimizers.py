@@ -85,8 +85,8 @@ def own_state(value: Any, path: Path) -> Any:
         if strays:
             shapes = ", ".join(str(list(stray.shape)) for stray in strays)
             raise StateError(
-                f"{dotted(path)} holds state of tensors that are in none of its groups (of shape "
-                f"{shapes:.80}); delete it from optimizer.state"
+                f"{dotted(path)} holds state of tensors that are in none of its param_groups (of "
+                f"shape {shapes:.80}); delete it from optimizer.state"
             )
     return worker.call_in_caller(value.state_dict)
 
@@ -114,8 +114,8 @@ def other_kind(here: Mapping[str, Any], saved: Mapping[str, Any], path: Path) ->
     if not (own and others):
         return None
     return (
-        f"{dotted(path)} was saved with {', '.join(sorted(others))} and has "
-        f"{', '.join(sorted(own))} here: another kind of optimizer"
+        f"{dotted(path)} was saved with {', '.join(sorted(others))}, and has "
+        f"{', '.join(sorted(own))} in the target: another kind of optimizer"
     )
 
 
@@ -170,8 +170,8 @@ class ParameterState:
         if isinstance(current, torch.Tensor) and tuple(current.shape) == wanted.shape:
             return None
         return (
-            f"{dotted(leaf)} is of shape {list(wanted.shape)} there, and its parameter of "
-            f"{list(shape)} here"
+            f"{dotted(leaf)} has shape {list(wanted.shape)} in the checkpoint, and its parameter "
+            f"{list(shape)} in the target"
         )
 
     def dtype_of(self, leaf: Path, wanted: Tensor) -> torch.dtype:
@@ -226,9 +226,9 @@ def new_numbered(optimizer: Optimizer, leaf: Path, rest: Path, wanted: Tensor) -
         (p.device_mesh, p.placements) != (alike[0].device_mesh, alike[0].placements) for p in alike
     ):
         raise StateError(
-            f"{dotted(leaf)} has the shape {list(wanted.shape)} of parameters that are sharded in "
-            "several ways, and its name does not tell which it belongs to; take one step before "
-            "the load, so that the optimizer has this state, or name it by parameter"
+            f"{dotted(leaf)} has shape {list(wanted.shape)}, like several parameters with "
+            "different shardings, and its name does not tell which is meant. Take one optimizer "
+            "step before the load, or name this state by parameter"
         )
     return _empty_like(alike[0], dtype)
 

@@ -53,7 +53,7 @@ def find_overlaps(targets: Mapping[Path, LocalTensor]) -> list[str]:
             if not data.is_contiguous():
                 elements, kind = spread(data)
                 size = elements * data.element_size()
-                faults += [f"{dotted(path)} is {kind} here, which cannot be filled"] if kind else []
+                faults += [f"{dotted(path)} is {kind}, and cannot be filled"] if kind else []
             if (views := devices.get(data.device)) is None:
                 views = devices[data.device] = _Views()
             views.paths.append(path)
@@ -63,8 +63,8 @@ def find_overlaps(targets: Mapping[Path, LocalTensor]) -> list[str]:
     pairs = (pair for views in devices.values() for pair in _overlapping(views, targets))
     for one, other in islice(pairs, PAIRS_MAX):
         faults.append(
-            f"{dotted(one)} and {dotted(other)} overlap in memory here, and one load cannot fill "
-            "both: give each its own memory, or load only one of them"
+            f"{dotted(one)} and {dotted(other)} overlap in memory, and one load cannot fill both: "
+            "give each its own memory, or load only one of them"
         )
     return faults
 

@@ -1,4 +1,4 @@
-"""`Shard`: what a rank holds of a global tensor, told by whoever knows it. Knows no other ranks."""
+"""`Shard`: a rank's part of a global tensor, as the user describes it. Knows no other ranks."""
 
 import functools
 import operator
@@ -20,32 +20,31 @@ ELEMENTS_LIMIT = 1 << 59  # of 16 bytes each: docs/format.md has tensors below 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """What this rank holds of a global tensor: a leaf of a state, in place of the tensor.
+    """This rank's part of a global tensor: a leaf of a state, in place of the tensor.
 
-    Either one box of it, or a run of its elements in row-major order, as ZeRO and FSDP1 cut
-    parameters that they have flattened; or a run of the elements of a box, where what was flattened
-    was a part already. A run is cut into boxes, each a view of ``data``, by this rank alone. The
-    shards of all ranks have to tile the tensor; the same box, or the same run, may be held by
-    several of them, and is then taken to be equal. `load` fills ``data`` in place.
+    The part is a box (``offset``), or a range of consecutive elements in row-major order
+    (``start``), as ZeRO and FSDP1 cut flattened parameters. With ``within``, the range lies in a
+    box of the tensor. The shards of all ranks must tile the tensor. Several ranks may hold the same
+    box or range; their elements must then be equal. `load` fills ``data`` in place.
 
     Attributes:
-        data: the elements, in any strides, on any device: of the shape of the box, or
-            1-dimensional. It may be empty.
-        shape: that of the global tensor, in elements.
-        offset: where the box begins in each dimension, in elements.
-        start: where the run begins: how many elements of the tensor come before it, or of the box
-            that ``within`` gives.
-        within: (offset, shape) of the box of which this is a run: tensor parallel under ZeRO, as
-            Megatron's distributed optimizer. Default: the whole tensor.
+        data: the elements, in any strides, on any device. Its shape is that of the box, or
+            1-dimensional for a range. It may be empty.
+        shape: shape of the global tensor, in elements.
+        offset: start of the box in each dimension, in elements.
+        start: number of elements of the tensor before the range, or of the box ``within``.
+        within: (offset, shape) of the box that holds the range, as in Megatron's distributed
+            optimizer: tensor parallelism under ZeRO. Default: the whole tensor.
 
-    Example:
-        Of a tensor of 8 x 6, the rows from 4 on, and the elements from 13 to 33::
+    Raises:
+        StateError: an invalid shard, raised on every rank by the call that is given the state.
 
-            holdfast.Shard(rows, (8, 6), offset=(4, 0))  # rows.shape == (4, 6)
-            holdfast.Shard(run, (8, 6), start=13)  # run.shape == (20,)
-            holdfast.Shard(run, (8, 6), start=2, within=((0, 3), (8, 3)))  # of the right half
+    Example::
 
-        What cannot be is a StateError of the verb that is given it, on every rank.
+        rows, part = torch.zeros(4, 6), torch.zeros(20)
+        holdfast.Shard(rows, (8, 6), offset=(4, 0))  # of an 8 x 6 tensor, the rows 4 to 7
+        holdfast.Shard(part, (8, 6), start=13)  # the elements 13 to 32
+        holdfast.Shard(part, (8, 6), start=2, within=((0, 3), (8, 3)))  # 2 to 21 of the right half
     """
 
     data: torch.Tensor
@@ -71,12 +70,12 @@ def check_shard(shard: Shard, path: Path) -> None:
     if (shard.offset is None) == (shard.start is None):
         raise StateError(
             f"{where} is a Shard with {'neither' if shard.start is None else 'both'} offset= and "
-            "start=; give offset= for a box, or start= for a run of elements"
+            "start=; give offset= for a box, or start= for a range of elements"
         )
     if shard.within is not None and (shard.start is None or len(shard.within) != 2):
         raise StateError(
             f"{where} is a Shard with within={shard.within}; expected (offset, shape) of a box, "
-            "and start= for a run of its elements"
+            "and start= for a range of its elements"
         )
     inner = shard.within or ((), ())
     numbers = [*shard.shape, *(shard.offset or ()), shard.start or 0, *inner[0], *inner[1]]
@@ -95,8 +94,8 @@ def check_shard(shard: Shard, path: Path) -> None:
         ndim = len(shape) if shard.start is None else 1
         raise StateError(
             f"{where} is a Shard with data of shape {list(shard.data.shape)} at {_place(shard)}, "
-            f"which leaves its tensor of shape {list(shape)}; expected {ndim}-dimensional data "
-            "within it"
+            f"which does not fit its tensor of shape {list(shape)}; expected {ndim}-dimensional "
+            "data within it"
         )
 
 

@@ -19,7 +19,7 @@ from ..format.values import encode_value
 from ..layout import Path, Tensor
 from .ambient import computes_nothing, fake_load, ordinary_torch
 from .filled import Target, Waiting
-from .flat_optimizer import Wanted, bind_flat
+from .flat_optimizer import FlatPiece, bind_flat
 from .memory import ORDINARY
 from .modules import (
     ParameterNames,
@@ -160,7 +160,8 @@ class _Bind:
         other, known = self._claim(local, path, wanted)
         if known is not wanted:
             self.target.conflicts.append(
-                f"{dotted(other)} and {dotted(path)} are one memory here, and two tensors there"
+                f"{dotted(other)} and {dotted(path)} share memory in the target, and are two "
+                "tensors in the checkpoint"
             )
         self.target.tensors[path] = local
 
@@ -236,8 +237,8 @@ class _Bind:
             rests = [leaf[len(path) :] for leaf in found]
             if is_named(rests) and isinstance(current.get("param_groups"), list):
                 self.target.conflicts.append(
-                    f"{dotted(path)} was saved by its parameters' names, which the hooks or the "
-                    "state_dict() of the optimizer here do not know"
+                    f"{dotted(path)} was saved by its parameters' names, and the target's hooks or "
+                    "state_dict() use numbers: load it with an optimizer without them"
                 )
         filled = self._filled(found, path, current, make)
         self.target.actions.append(
@@ -301,7 +302,7 @@ class _Bind:
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
         listed = optimizer_names(optimizer, self.names)
         groups: dict[int, dict[str, Any]] = {}
-        flat: dict[int, list[Wanted]] = {}
+        flat: dict[int, list[FlatPiece]] = {}
         owned = owned_by(optimizer)
         for entry in listed:
             name, group = entry.name, entry.group
@@ -336,7 +337,7 @@ class _Bind:
             if entry.run is None:
                 self._parameter_state(optimizer, form, (*path, "state", name))
             else:
-                wanted = Wanted(entry.run, (*path, "state", name), form)
+                wanted = FlatPiece(entry.run, (*path, "state", name), form)
                 flat.setdefault(id(entry.tensor), []).append(wanted)
         for pieces in flat.values():
             self.later.append(partial(self._flat_state, optimizer, pieces))
@@ -367,7 +368,7 @@ class _Bind:
 
         self.target.actions.append(put)
 
-    def _flat_state(self, optimizer: Optimizer, pieces: list[Wanted]) -> None:
+    def _flat_state(self, optimizer: Optimizer, pieces: list[FlatPiece]) -> None:
         """Bind the state of a tensor that holds runs of parameters."""
         state, parameter = holder(optimizer).state, pieces[0].form.parameter
         flat = bind_flat(pieces, self.source, state.get(parameter, {}))

@@ -210,8 +210,8 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
         parts.append((data, Box(tuple(shard.metadata.shard_offsets), tuple(data.shape))))
     if len(parts) > HELD_BOXES_MAX:
         raise StateError(
-            f"{dotted(path)} is a ShardedTensor of which this rank has {len(parts)} shards, at "
-            f"most {HELD_BOXES_MAX}; give it fewer, larger ones"
+            f"{dotted(path)} is a ShardedTensor with {len(parts)} shards on this rank; expected at "
+            f"most {HELD_BOXES_MAX}. Use fewer, larger shards"
         )
     keys = tuple(_tie_key(data, tensor, box) for data, box in parts)
     tie = keys if keys and None not in keys else None
@@ -246,7 +246,7 @@ def mesh_of(value: object) -> dict[str, list[int] | list[str]] | None:
 def _dtype_name(dtype: torch.dtype, path: Path) -> str:
     if dtype not in DTYPE_NAMES:
         raise StateError(
-            f"{dotted(path)} has dtype {dtype}; a checkpoint holds "
+            f"{dotted(path)} has dtype {dtype}; expected one of "
             f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPE_NAMES)}"
         )
     return DTYPE_NAMES[dtype]

@@ -70,13 +70,16 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
         StateError: a leaf that cannot be saved; the text names its path.
     """
     leaves = Leaves()
-    walk = _Walk(leaves, parameter_names(dict(find_modules(state))))
+    modules = dict(find_modules(state))
+    walk = _Walk(leaves, parameter_names(modules) if modules else {})
     walk.visit(state, ())
     leaves.objects.pop((), None)  # an empty state is a state
     with ordinary_torch():
         leaves.tensors = local_tensors(walk.found)
-    first = next((value for value in walk.found.values() if isinstance(value, DTensor)), None)
-    leaves.mesh = mesh_of(first)
+    for value in walk.found.values():
+        if isinstance(value, DTensor):
+            leaves.mesh = mesh_of(value)
+            break
     return leaves
 
 
@@ -129,7 +132,8 @@ def open_node(value: Any, path: Path) -> Node:
     Raises:
         StateError: a dict that holds tensors has a key that is neither text nor an integer.
     """
-    check_depth(len(path), path)
+    if len(path) > DEPTH_MAX:
+        check_depth(len(path), path)
     if isinstance(value, TENSORS):
         return _TENSOR
     if isinstance(value, nn.Module):
@@ -144,7 +148,7 @@ def open_node(value: Any, path: Path) -> Node:
         if holds_tensors(value):
             where = dotted(path) or "the state"
             odd = next(key for key in value if not _is_key(key))
-            raise StateError(f"{where} holds tensors and the key {odd!r}; use text or integers")
+            raise StateError(f"{where} holds tensors and the key {odd!r}; expected str or int keys")
     if isinstance(value, (list, tuple)) and holds_tensors(value):
         return Node("container", tuple(items_of(value)))
     return _LEAF
@@ -164,7 +168,10 @@ def check_depth(depth: int, path: Path) -> None:
         StateError: it is deeper than any state is meant to be.
     """
     if depth > DEPTH_MAX:
-        raise StateError(f"{dotted(path)[:80]}… is nested deeper than {DEPTH_MAX}: a cycle?")
+        raise StateError(
+            f"{dotted(path)[:80]}… is nested deeper than {DEPTH_MAX} levels; if it contains "
+            "itself, remove that reference"
+        )
 
 
 def _is_stateful(value: object) -> bool:
@@ -203,7 +210,8 @@ class _Walk:
 
     def visit(self, value: Any, path: Path) -> None:
         self.depth += 1
-        check_depth(self.depth, path)  # an object may save itself as an object that saves itself …
+        if self.depth > DEPTH_MAX:  # an object may save itself as an object that saves itself …
+            check_depth(self.depth, path)
         node = open_node(value, path)
         if node.kind == "tensor":
             self._tensor(value, path)
@@ -250,7 +258,7 @@ class _Walk:
 
     def _claim(self, path: Path) -> None:
         if path in self.found or path in self.leaves.objects:
-            raise StateError(f"two leaves of the state have the path {dotted(path)}")
+            raise StateError(f"two leaves of the state have the path {dotted(path)}; rename one")
 
     def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
         listed = optimizer_names(optimizer, self.names)
@@ -288,7 +296,10 @@ def rebuild(leaves: Mapping[Path, Any], like: object = None) -> Any:
         return _typed(leaves[()], like)
     if len({_kind_at(path) for path in leaves}) > 1:
         where = ", ".join(sorted(dotted(path) for path in leaves))
-        raise StateError(f"no state has all of these in one place: {where:.200}")
+        raise StateError(
+            f"these names need containers of different kinds in one place: {where:.200}; read them "
+            "one by one, by tensor() and objects()"
+        )
     below: dict[Key, dict[Path, Any]] = {}
     for path, value in leaves.items():
         below.setdefault(path[0], {})[path[1:]] = value

@@ -212,7 +212,7 @@ class LocalStore:
                 if error.errno != errno.EEXIST:
                     raise
             self.remove(name)
-        cause = OSError(errno.EEXIST, f"others make it anew, {BAR_ATTEMPTS} times")
+        cause = OSError(errno.EEXIST, f"other processes created it again, {BAR_ATTEMPTS} times")
         raise self._failure("bar", name, cause)
 
     def link(self, name: str, second: str) -> None:
@@ -305,7 +305,7 @@ class LocalStore:
         """
         path = os.path.join(self.location, name) if name else self.location
         if not path.isascii() and path != writable(path):
-            error = StoreError(f"{path} is not named in UTF-8; rename or remove it")
+            error = StoreError(f"the name of {path} is not UTF-8; rename or remove it")
             error.errno = errno.EILSEQ
             raise error
         return path
@@ -335,13 +335,15 @@ class LocalStore:
 
     def _make_directories(self, path: str) -> None:
         """Make a directory and those above it; `sync_made` makes them durable."""
-        if os.path.isdir(path):
-            return
-        parent = os.path.dirname(path)
-        if parent != path:
-            self._make_directories(parent)
-        if self.vfs.make_directory(path):
-            self._made.add(parent)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            if (parent := os.path.dirname(path)) == path:
+                break
+            path = parent
+        for directory in reversed(missing):
+            if self.vfs.make_directory(directory):
+                self._made.add(os.path.dirname(directory))
 
 
 def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:

@@ -42,8 +42,8 @@ def absolute(
         raise OptionError(f"{named} is {shown(path)}; expected {expected}")
     if match := _SCHEME.match(name):
         raise OptionError(
-            f"{named} {shown(name)} is a URL; this holdfast has no store for {match[1]:.20}://, "
-            "only for paths of directories"
+            f"{named} {shown(name)} is a URL; expected the path of a directory. This holdfast has "
+            f"no store for {match[1]:.20}://"
         )
     expanded = _with_home(name, named) if name.startswith("~") else name
     try:

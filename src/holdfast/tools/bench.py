@@ -82,7 +82,7 @@ def _directory(path: str | os.PathLike[str]) -> Path:
     directory = Path(open_store(path).location)
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
-        raise OptionError(f"{directory} {what}; bench takes a directory on the disk to measure")
+        raise OptionError(f"{directory} {what}; expected a directory on the disk to measure")
     return directory
 
 

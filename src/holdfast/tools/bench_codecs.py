@@ -8,7 +8,7 @@ from .. import try_codecs
 from ..errors import OptionError
 from ..layout import ROLES
 from .progress import Progress
-from .run import elements_bytes
+from .run_listing import elements_bytes
 from .text import columns, printable, screen_size, show_bytes
 
 Document = dict[str, Any]
@@ -18,7 +18,7 @@ def bench_codecs(path: str, base: str | None, *, gib: float) -> Document:
     """Try all codecs on a sample of a checkpoint.
 
     Args:
-        base: the checkpoint that links are made from; default: that of ``path``, or the step
+        base: the checkpoint that deltas are of; default: that of ``path``, or the step
             before it.
         gib: size of the sample.
 
@@ -44,7 +44,7 @@ def render(document: Document) -> list[str]:
         f"{printable(document['path'])}: {show_bytes(document['size_bytes'])}; "
         f"{show_bytes(tried)} were tried, by one thread"
     ]
-    named = f"links are made from {printable(base)}" if base else ""
+    named = f"deltas are of {printable(base)}" if base else ""
     lines.append(named or "there is no step before it: codecs that make links were left out")
     roles = [role for role in (*ROLES, "") if any(role in trial["roles"] for trial in trials)]
     heads = [role or "other" for role in roles]

@@ -41,8 +41,8 @@ def check_room(directory: Path, size_bytes: int, *, free_bytes: int, memory_byte
     ):
         if found < needed:
             raise OptionError(
-                f"there are {show_bytes(found)} {what}; a state of {show_bytes(size_bytes)} takes "
-                f"{show_bytes(needed)}; choose a smaller --gib"
+                f"found {show_bytes(found)} {what}; expected {show_bytes(needed)}, for a state of "
+                f"{show_bytes(size_bytes)}. Choose a smaller --gib"
             )
 
 

@@ -23,17 +23,19 @@ from ..errors import HoldfastError, OptionError
 from ..stores.url import absolute
 from .demo_check import compare, flip_one_bit, measure, try_open
 from .demo_picture import draw
-from .demo_report import align, earlier, finding, notes, tables, verdict, write_markdown
+from .demo_report import align, brief, earlier, finding, save_times, verdict, write_markdown
 from .demo_results import Results, Timing, judge, same_bits
-from .demo_run import Kill, Run, finish, kill_in_save, launch, wait
+from .demo_run import DemoRun, Kill, finish, kill_in_save, launch, wait
 from .demo_show import Screen
 from .text import show_bytes
 
 GOOD, FAILED = 0, 1
-STEPS, QUICK_STEPS = 49, 13
+STEPS, QUICK_STEPS = 37, 13
 STEPS_MIN = 13  # six checkpoints at least two steps apart, and one step more
 ROUNDS, QUICK_ROUNDS = 7, 3
 ATTEMPTS = 3  # a save can be over before the signal arrives
+TAKES = {"small": "about three minutes", "tiny": "one to two minutes"}  # by size, on two cores
+ERROR_LINES = 3  # of an error on the terminal; report.md has all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,19 @@ class Plan:
     every: int
     rounds: int
 
-    def run(self, name: str, processes: int, root: str, *, saves: bool = True) -> Run:
+    def run(self, name: str, processes: int, root: str, *, saves: bool = True) -> DemoRun:
         """Describe a start of the training script."""
         every = self.every if saves else None
-        return Run(name, processes, self.scratch / root, self.size, self.steps, every)
+        return DemoRun(name, processes, self.scratch / root, self.size, self.steps, every)
 
     def path(self, root: str, step: int) -> str:
         """Return the directory of a step of one of the runs."""
         with Checkpointer(self.scratch / root) as checkpointer:
             return checkpointer.path(step)
+
+    def brief(self, text: str) -> str:
+        """Shorten the paths in a text."""
+        return brief(text, self.scratch)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,10 +75,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo; return 0 when every claim holds, 1 when one does not.
+    """DemoRun the demo; return 0 when every claim holds, 1 when one does not.
 
     Raises:
-        OptionError: an argument that cannot be.
+        OptionError: an invalid argument.
     """
     try:
         plan = _plan(arguments)
@@ -80,6 +86,7 @@ def main(arguments: list[str]) -> int:
         return int(stop.code or 0)
     screen = Screen()
     results = Results(plan.size, plan.steps, plan.every, _machine())
+    _announce(plan, screen)
     started = time.perf_counter()
     try:
         _tell(plan, results, screen)
@@ -96,14 +103,20 @@ def main(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> Plan:
-    parser = _Parser(prog="holdfast demo", description=(__doc__ or "").split(": ", 1)[1])
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="default: demo-out")
-    parser.add_argument("--steps", type=int, help=f"of training, at least {STEPS_MIN}")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
+    parser = _Parser(
+        prog="holdfast demo",
+        description=(__doc__ or "").split(": ", 1)[1],
+        epilog="Example: holdfast demo --quick",
+    )
+    results = "directory for the results; default: demo-out"
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help=results)
+    steps_min = f"number of training steps, at least {STEPS_MIN}"
+    parser.add_argument("--steps", type=int, help=steps_min)
+    parser.add_argument("--quick", action="store_true", help="use a tiny model and few steps")
     chosen = parser.parse_args(arguments)
     steps = chosen.steps or (QUICK_STEPS if chosen.quick else STEPS)
     if steps < STEPS_MIN:
-        raise OptionError(f"--steps is {steps}; the demo needs at least {STEPS_MIN}")
+        raise OptionError(f"--steps is {steps}; expected at least {STEPS_MIN}")
     out = Path(absolute(chosen.out, "--out"))
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -118,6 +131,14 @@ def _machine() -> str:
     return (
         f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, "
         f"torch {torch.__version__}"
+    )
+
+
+def _announce(plan: Plan, screen: Screen) -> None:
+    screen.say(
+        "holdfast demo: train a small GPT on 2 processes, kill it in the middle of a save, start "
+        "it again and compare every bit. Then load on 1 and 3 processes, flip a bit, and time "
+        f"saves. On 2 cores this takes {TAKES[plan.size]}."
     )
 
 
@@ -136,8 +157,8 @@ def _tell(plan: Plan, results: Results, screen: Screen) -> None:
 def _train_unbroken(plan: Plan, results: Results, screen: Screen) -> None:
     screen.heading("1. A run without interruption")
     screen.say(
-        f"A byte-level GPT learns Python's standard library on 2 processes (torchrun, gloo, FSDP2, "
-        f"AdamW): {plan.steps} steps, a checkpoint every {plan.every}."
+        f"{plan.steps} steps on Python's standard library with FSDP2; a checkpoint every "
+        f"{plan.every}."
     )
     run = plan.run("unbroken", 2, "unbroken")
     finish(run, screen.progress)
@@ -147,26 +168,22 @@ def _train_unbroken(plan: Plan, results: Results, screen: Screen) -> None:
     path = plan.path("unbroken", results.final_step)
     results.parameters, results.state_bytes = measure(path)
     screen.say(
-        f"{results.parameters:,} parameters, {show_bytes(results.state_bytes)} with the optimizer. "
-        f"Loss {results.unbroken[1]:.3f} at step 1, {results.unbroken[plan.steps]:.3f} at step "
-        f"{plan.steps}."
+        f"{results.parameters:,} parameters, {show_bytes(results.state_bytes)} of state. Loss "
+        f"{results.unbroken[1]:.3f}, after {plan.steps} steps {results.unbroken[plan.steps]:.3f}."
     )
 
 
 def _kill(plan: Plan, results: Results, screen: Screen) -> None:
     screen.heading("2. The same run, killed in the middle of a save")
     step = 4 * plan.every
-    screen.say(
-        f"As soon as data of step {step} is seen in its directory, and no MANIFEST, every process "
-        "of the run gets SIGKILL."
-    )
+    screen.say(f"SIGKILL to every process when data of step {step} is on the disk, no MANIFEST.")
     run = plan.run("killed", 2, "killed")
     for _ in range(ATTEMPTS):
         results.kill = kill_in_save(run, step, screen.progress)
         screen.clear()
         if results.kill is None or not results.kill.committed:
             break
-        screen.say(f"Step {results.kill.step} was committed before the signal arrived; once more.")
+        screen.progress(f"step {results.kill.step} was committed first; once more")
     results.killed = run.losses()
     if results.kill is None:
         screen.say("The run came to its end before a save could be hit.")
@@ -174,17 +191,17 @@ def _kill(plan: Plan, results: Results, screen: Screen) -> None:
     with Checkpointer(run.root) as checkpointer:
         results.kept = checkpointer.steps()
     results.refusal = try_open(plan.path("killed", results.kill.step))
-    _show_kill(results, results.kill, screen)
+    _show_kill(plan, results, results.kill, screen)
 
 
-def _show_kill(results: Results, kill: Kill, screen: Screen) -> None:
+def _show_kill(plan: Plan, results: Results, kill: Kill, screen: Screen) -> None:
     screen.say(
         f"Killed {kill.processes} processes {kill.after_s:.3f} s into the save of step "
-        f"{kill.step}{earlier(kill)}. Left in its directory:"
+        f"{kill.step}{earlier(kill)}. Left:"
     )
-    screen.lines([f"  {size:>13,} bytes  {name}" for name, size in kill.files.items()])
-    screen.lines([f"  {'yes' if kill.committed else 'none':>13}        MANIFEST"])
-    screen.say(f"Opening it: {results.refusal or 'it opens'}")
+    screen.lines([f"{size:>13,} bytes  {plan.brief(name)}" for name, size in kill.files.items()])
+    screen.lines([f"{'yes' if kill.committed else 'none':>13}        MANIFEST"])
+    screen.say(f"Opening it: {plan.brief(results.refusal or 'it opens')}", lines_max=ERROR_LINES)
     screen.say(f"Committed steps: {', '.join(map(str, results.kept)) or 'none'}.")
 
 
@@ -198,19 +215,16 @@ def _resume(plan: Plan, results: Results, screen: Screen) -> None:
     results.equal_tensors, results.tensors = compare(*paths)
     same = same_bits(results.resumed, results.unbroken)
     screen.say(
-        f"It restored step {results.restored} and trained to step {plan.steps}. {same} of "
-        f"{len(results.resumed)} losses equal those of the unbroken run bit for bit, and so do "
-        f"{results.equal_tensors} of {results.tensors} tensors of the checkpoints of step "
-        f"{results.final_step}."
+        f"It restored step {results.restored} and trained to step {plan.steps}. Equal to the "
+        f"unbroken run's bit for bit: {same} of {len(results.resumed)} losses, and "
+        f"{results.equal_tensors} of {results.tensors} tensors at step {results.final_step}."
     )
 
 
 def _reshard(plan: Plan, results: Results, screen: Screen) -> None:
     screen.heading("4. The same checkpoint on other numbers of processes")
     step = results.final_step + 1
-    screen.say(
-        f"Each loads step {results.final_step}, which 2 processes wrote. Loss of step {step}:"
-    )
+    screen.say(f"Each loads step {results.final_step}. Loss of step {step}:")
     rows = [("2 processes, FSDP2", results.unbroken[step])]
     # Started with 0 processes: a plain one, without torchrun, torch.distributed and FSDP2.
     for processes, how in ((0, "1 process, plain"), (3, "3 processes, FSDP2")):
@@ -220,7 +234,7 @@ def _reshard(plan: Plan, results: Results, screen: Screen) -> None:
         screen.clear()
         results.next_losses[processes or 1] = run.losses()[step]
         rows.append((how, run.losses()[step]))
-    screen.lines([f"  {how:20}{loss:.8f}" for how, loss in rows])
+    screen.lines([f"{how:20}{loss:.8f}" for how, loss in rows])
 
 
 def _flip(plan: Plan, results: Results, screen: Screen) -> None:
@@ -229,16 +243,14 @@ def _flip(plan: Plan, results: Results, screen: Screen) -> None:
     copy = plan.scratch / "flipped"
     flip = results.flip = flip_one_bit(source, copy, plan.size)
     shutil.rmtree(copy)
-    screen.say(f"Bit {flip.bit} of byte {flip.byte:,} of {flip.file}. load:")
-    screen.say(flip.load_error or "nothing: it was loaded", indent=2)
-    screen.say("verify:")
-    for fault in flip.faults or ["nothing: it found no fault"]:
-        screen.say(fault, indent=2)
+    screen.say(f"Bit {flip.bit} of byte {flip.byte:,} of {plan.brief(flip.file)}.")
+    said = plan.brief(flip.load_error or "it was loaded")
+    screen.say(f"load: {said}", lines_max=ERROR_LINES)
+    screen.say(f"verify: {plan.brief('; '.join(flip.faults)) or 'no fault'}", lines_max=1)
 
 
 def _time(plan: Plan, results: Results, screen: Screen) -> None:
-    screen.heading("6. How long a durable save takes")
-    screen.say("The same state on 2 processes, saved by turns with holdfast, torch.save and DCP.")
+    screen.heading("6. The same state saved durably, by turns")
     record, scratch = plan.scratch / "timings.json", plan.scratch / "timings"
     scratch.mkdir()
     words = ["--root", str(plan.scratch / "killed"), "--size", plan.size]
@@ -247,6 +259,7 @@ def _time(plan: Plan, results: Results, screen: Screen) -> None:
     wait(launch("demo_timing", 2, words, log), log, lambda: screen.progress("saving"))
     screen.clear()
     results.timings = [Timing(**row) for row in json.loads(record.read_text())]
+    screen.lines(align(save_times(results)))
 
 
 def _conclude(plan: Plan, results: Results, screen: Screen) -> int:
@@ -263,17 +276,15 @@ def _conclude(plan: Plan, results: Results, screen: Screen) -> int:
     document["claims"] = [dataclasses.asdict(claim) for claim in claims]
     (plan.out / "report.md").write_text(report)
     (plan.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    for name, table in tables(results).items():
-        screen.heading(name)
-        screen.lines(align(table))
     screen.heading("Claims")
     for line in verdict(claims):
         screen.say(line, hanging=4)
-    screen.lines([""])
-    for note in notes(results):
-        screen.say(note)
+    screen.heading("Results")
+    screen.say(f"{results.machine}; {results.seconds:.0f} s.")
     left = "report.md, results.json" + (", demo.png" if drawn else "")
-    screen.say(f"Left in {plan.out}: {left}.")
+    here = Path.cwd()
+    shown = plan.out.relative_to(here) if plan.out.is_relative_to(here) else plan.out
+    screen.say(f"{shown}: {left}.")
     if results.timings and not drawn:
         screen.say("No picture: matplotlib is not installed.")
     if not good:

@@ -1,12 +1,15 @@
 """The demo's results as text, for the terminal and for report.md. Pure: results in, lines out."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from .demo_results import LOSS_TOLERANCE, Claim, Results, Timing, difference
 from .demo_run import Kill
 from .text import show_bytes
 
 Table = Sequence[Sequence[str]]  # the first row is the header
+_SAVE = re.compile(r"(?<=data/)[0-9a-f]{32}(?=/)")  # each save has a directory of its own
 
 
 def finding(results: Results) -> str:
@@ -16,6 +19,14 @@ def finding(results: Results) -> str:
         f"Killed while saving step {step}, resumed from step {results.restored}: "
         f"the loss is the same, bit for bit"
     )
+
+
+def brief(text: str, scratch: Path) -> str:
+    """Shorten the paths in a text: what leads to the scratch directory, and the names of saves.
+
+    ``"/a/runs-x1/killed/step-8 has no MANIFEST"`` → ``"killed/step-8 has no MANIFEST"``
+    """
+    return _SAVE.sub("…", text.replace(f"{scratch}/", ""))
 
 
 def earlier(kill: Kill) -> str:
@@ -81,6 +92,11 @@ def _saves(results: Results) -> Table:
     return rows
 
 
+def save_times(results: Results) -> Table:
+    """Return the table of saves without what follows from the rest of it."""
+    return [row[:-1] for row in _saves(results)]
+
+
 def _sizes(results: Results) -> Table:
     rows = [["What", "Bytes", "Beside the state"]]
     rows.append(["tensors of the state", f"{results.state_bytes:,}", ""])
@@ -101,8 +117,12 @@ def align(table: Table) -> list[str]:
 
 
 def verdict(claims: Sequence[Claim]) -> list[str]:
-    """List the claims, each with what was seen."""
-    return [f"{'yes' if claim.holds else 'NO'}: {claim.text} ({claim.seen})" for claim in claims]
+    """List the claims; one that does not hold with what was seen."""
+    return [f"yes: {claim.text}" if claim.holds else _with_seen(claim) for claim in claims]
+
+
+def _with_seen(claim: Claim) -> str:
+    return f"{'yes' if claim.holds else 'NO'}: {claim.text} ({claim.seen})"
 
 
 def notes(results: Results) -> list[str]:
@@ -127,7 +147,7 @@ def write_markdown(results: Results, claims: Sequence[Claim], *, picture: str | 
     for title, table in tables(results).items():
         lines += [f"## {title}", "", *align(table), ""]
     lines += ["## One flipped bit", "", *_flip_lines(results), ""]
-    lines += ["## Claims", "", *(f"- {line}" for line in verdict(claims)), ""]
+    lines += ["## Claims", "", *(f"- {_with_seen(claim)}" for claim in claims), ""]
     lines += ["## Notes", "", *(f"- {note}" for note in notes(results))]
     return "\n".join(lines) + "\n"
 

@@ -99,7 +99,7 @@ def judge(results: Results) -> list[Claim]:
 
 def _killed_in_save(results: Results) -> Claim:
     kill = results.kill
-    text = "SIGKILL hit in the middle of a save: data files are there, MANIFEST is not"
+    text = "SIGKILL hit in the middle of a save: data files, but no MANIFEST"
     if kill is None:
         return Claim(text, False, "the run ended before a save could be hit")
     data_files = sum(name.startswith("data/") for name in kill.files)
@@ -152,7 +152,7 @@ def difference(results: Results) -> float:
 def _resharded(results: Results) -> Claim:
     counts = sorted(results.next_losses)
     return Claim(
-        "1 and 3 processes load what 2 wrote; their next loss agrees to float tolerance",
+        f"1 and 3 processes load what 2 wrote; the next loss agrees within {LOSS_TOLERANCE:.0e}",
         counts == [1, 3] and difference(results) <= LOSS_TOLERANCE,
         f"largest difference {difference(results):.1e}, tolerance {LOSS_TOLERANCE:.0e}",
     )

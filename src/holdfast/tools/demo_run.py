@@ -28,7 +28,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DemoRun:
     """One start of `demo_train`.
 
     Attributes:
@@ -136,12 +136,12 @@ def wait(process: "subprocess.Popen[bytes]", log: Path, tick: Callable[[], None]
         raise PeerError(text, rank=-1, cause=tail)
 
 
-def finish(run: Run, progress: Progress) -> None:
+def finish(run: DemoRun, progress: Progress) -> None:
     """Start a run and wait for its end."""
     wait(run.start(), run.record.with_suffix(".log"), lambda: progress(_position(run)))
 
 
-def kill_in_save(run: Run, step: int, progress: Progress) -> Kill | None:
+def kill_in_save(run: DemoRun, step: int, progress: Progress) -> Kill | None:
     """Start a run, and kill it in the middle of a save of this step or a later one.
 
     Returns:
@@ -257,7 +257,7 @@ def _written_bytes(path: Path) -> int:
     return int(pages.any(axis=1).sum()) * PAGE_BYTES
 
 
-def _position(run: Run) -> str:
+def _position(run: DemoRun) -> str:
     losses = run.losses()
     step = max(losses, default=0)
     return f"step {step} of {run.steps}, loss {losses[step]:.3f}" if losses else "starting"

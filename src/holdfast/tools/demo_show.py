@@ -8,6 +8,7 @@ from typing import TextIO
 from .text import screen_size, write
 
 WIDTH_MAX = 100  # longer lines are hard to read
+SECTION_INDENT = 3  # of what stands under a heading
 
 
 class Screen:
@@ -17,26 +18,33 @@ class Screen:
         self._stream = stream or sys.stdout
         self._width = min(screen_size()[0], WIDTH_MAX)
         self._moving = self._stream.isatty()
+        self._indent = ""
 
     def heading(self, text: str) -> None:
         """Begin a section."""
-        write(self._stream, f"\n{text}\n{'-' * len(text)}\n")
+        write(self._stream, f"\n{text}\n")
+        self._indent = " " * SECTION_INDENT
 
-    def say(self, text: str, indent: int = 0, hanging: int = 0) -> None:
-        """Write a sentence, wrapped, with paths left whole; later lines may hang further in."""
+    def say(self, text: str, hanging: int = 0, lines_max: int | None = None) -> None:
+        """Write a sentence, wrapped, with paths left whole; later lines may hang further in.
+
+        Args:
+            lines_max: what does not fit into so many lines is left out, and shown as "…".
+        """
         lines = textwrap.wrap(
             text,
-            self._width,
-            initial_indent=" " * indent,
-            subsequent_indent=" " * (indent + hanging),
+            self._width - len(self._indent),
+            subsequent_indent=" " * hanging,
             break_on_hyphens=False,
             break_long_words=False,
+            max_lines=lines_max,
+            placeholder=" …",
         )
         self.lines(lines)
 
     def lines(self, lines: Sequence[str]) -> None:
-        """Write lines as they are."""
-        write(self._stream, "".join(f"{line}\n" for line in lines))
+        """Write lines as they are, under their heading."""
+        write(self._stream, "".join(f"{self._indent}{line}".rstrip() + "\n" for line in lines))
 
     def progress(self, text: str) -> None:
         """Show how far it is, in place of what was shown last."""

@@ -14,7 +14,7 @@ from ..format.names import misnamed
 from ..format.values import decode_value, encode_value
 from ..stores.base import Store
 from ..stores.url import open_store
-from .run import Run, Step, find_run
+from .run_listing import RunListing, Step, find_run
 from .text import columns, cut, printable, screen_size, show_bytes, show_count
 from .tree import Leaf, Node, Row, grow, rows_of
 
@@ -153,7 +153,7 @@ def _heading(document: Document, width: int) -> list[str]:
         f"by {cut(printable(document['written_by']), FIGURE_WIDTH)}",
     ]
     if document["base"] is not None:
-        parts.append(f"made from {cut(printable(document['base']), FIGURE_WIDTH)}")
+        parts.append(f"a delta of {cut(printable(document['base']), FIGURE_WIDTH)}")
     lines = [printable(document["path"]), *_wrapped(parts, width)]
     if document["metrics"]:
         lines += _wrapped(list(_metrics(document["metrics"])), width)[:3]
@@ -267,7 +267,7 @@ def _ratio(document: Document) -> str:
     return f" ({totals['size_bytes'] / totals['stored_bytes']:.2f}x smaller, {', '.join(codecs)})"
 
 
-def _describe_run(run: Run) -> Document:
+def _describe_run(run: RunListing) -> Document:
     return {
         "kind": "run",
         "path": run.location,
@@ -276,7 +276,7 @@ def _describe_run(run: Run) -> Document:
     }
 
 
-def _with_bases(run: Run, steps: list[Document]) -> list[Document]:
+def _with_bases(run: RunListing, steps: list[Document]) -> list[Document]:
     """Say of each link what it lacks below it."""
     known = {step["name"]: step for step in steps if step["state"] != "uncommitted"}
     return [step | {"lacks": _lacking(step, known, open_store(run.location))} for step in steps]
@@ -287,7 +287,7 @@ def _lacking(step: Document, known: Mapping[str, Document], store: Store) -> Doc
     seen = {step["name"]}
     while (base := step["base"]) is not None:
         if base in seen:
-            return {"name": base, "fault": "stands below itself"}
+            return {"name": base, "fault": "is its own base"}
         seen.add(base)
         if base not in known:
             there = not base.startswith("step-") and store.exists(f"{base}/{spec.MANIFEST_NAME}")
@@ -381,7 +381,7 @@ def _step_cells(step: Document) -> tuple[str, str, str]:
         parts.append(f"{codecs} on {base}")
         if (lacks := step["lacks"]) is not None:
             name, fault = printable(lacks["name"]), lacks["fault"]
-            below = f" on {name}, which" if name == base else f"; {name} below it"
+            below = f" on {name}, which" if name == base else f"; its base {name}"
             parts = [f"{codecs}{below} {fault}"]
     elif codecs:
         parts.append(codecs)

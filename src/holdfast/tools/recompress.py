@@ -11,7 +11,7 @@ from ..errors import AlreadyCommittedError, CorruptError, NotCommittedError, Opt
 from ..format import spec
 from ..stores.url import open_store
 from .progress import Progress
-from .run import elements_bytes, find_run
+from .run_listing import elements_bytes, find_run
 from .text import printable, show_bytes
 
 Document = dict[str, Any]
@@ -38,10 +38,10 @@ def recompress_all(source: str, target: str, codec: str) -> Document:
             recompress(source, target, codec=codec, report=progress.advance)
         return _recompressed(codec, [(source, target)], [], [])
     if not run.committed:
-        raise NotCommittedError(f"{run.location} has no committed step; there is nothing to do")
+        raise NotCommittedError(f"{run.location} has no committed step; give a run with steps")
     target = open_store(target, "target").location
     if os.path.realpath(run.location) == os.path.realpath(target):
-        raise OptionError(f"{target} is the run itself; recompress to another directory")
+        raise OptionError(f"{target} is the run itself; expected a new directory")
     places = [(step.location, os.path.join(target, step.name)) for step in run.committed]
     done, kept, damaged = list[Place](), list[Place](), list[Document]()
     with Progress("recompress", sum(step.disk_bytes for step in run.committed)) as progress:
@@ -69,8 +69,8 @@ def _is_there(here: str, there: str) -> bool:
         same = old.step == new.step and old.names() == new.names()
         if not same or any(_form(old, name) != _form(new, name) for name in old.names()):
             raise AlreadyCommittedError(
-                f"{new.location} holds a committed checkpoint that was not made from {here}; "
-                "recompress to another directory, or remove it first"
+                f"{new.location} holds a committed checkpoint with other contents than {here}; "
+                "recompress to another directory, or delete it first"
             )
     return True
 
@@ -99,7 +99,7 @@ def _recompressed(
 
 
 def rebase_one(path: str) -> Document:
-    """Make a link need no other checkpoint."""
+    """Turn a delta checkpoint into a full one."""
     before, store = _files(path), open_store(path)
     signed = store.exists(spec.SIGNATURE_NAME)
     with Progress("rebase", elements_bytes(path)) as progress:
@@ -134,13 +134,13 @@ def render_rebase(document: Document) -> list[str]:
     """Say what was done."""
     where = printable(document["path"])
     if not document["changed"]:
-        return [f"{where} needs no other checkpoint; nothing was changed"]
+        return [f"{where} is a full checkpoint already; nothing was changed"]
     sizes = f"{show_bytes(document['from_bytes'])} → {show_bytes(document['to_bytes'])}"
-    lines = [f"{where} needs no other checkpoint now: {sizes}"]
+    lines = [f"{where} is a full checkpoint now: {sizes}"]
     if document["signature_removed"]:
         lines.append(
-            "SIGNATURE is of what it was before, and was removed: sign it again, and what was made "
-            "from it"
+            "its SIGNATURE no longer matched, and was deleted: sign this checkpoint again, and its "
+            "deltas"
         )
     return lines
 

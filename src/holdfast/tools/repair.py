@@ -7,7 +7,7 @@ from .. import repair as repair_one
 from ..errors import HoldfastError, NotCommittedError, OptionError
 from ..stores.url import open_store
 from .progress import Progress
-from .run import Step, disk_bytes, find_run
+from .run_listing import Step, disk_bytes, find_run
 from .text import printable, show_count
 from .verify import describe_damage, describe_lost, render_damage, render_lost
 
@@ -38,15 +38,15 @@ def repair(path: str | os.PathLike[str], *, to: str | None = None, write: bool =
         return _document(store.location, [found], is_run=False)
     if to is not None or write:
         raise OptionError(
-            f"{run.location} is a run, and only one checkpoint is written at a time; give one of "
-            f"its steps, such as {run.steps[-1].location}"
+            f"{run.location} is a run; expected one checkpoint with --to or --write, such as "
+            f"{run.steps[-1].location}"
         )
     known: dict[str, Any] = {}
     with Progress("repair", sum(step.disk_bytes for step in run.steps)) as progress:
         steps = [_look_at(step, progress, known) for step in run.steps]
     found_steps = [step for step in steps if step is not None]
     if not found_steps:
-        raise NotCommittedError(f"{run.location} has no step with anything in it")
+        raise NotCommittedError(f"{run.location} has no step with files; give a run with steps")
     return _document(run.location, found_steps, is_run=True)
 
 
@@ -139,7 +139,7 @@ def _render_one(found: Document) -> list[str]:
         return [f"good {where}: {tensors}, all whole", *refused]
     if found["state"] == "repaired":
         tensors = show_count(len(found["whole"]), "tensor")
-        lost = "'inspect --all' says what was lost"
+        lost = "'inspect --all' lists the lost tensors"
         return [f"repaired {where}: {tensors}, all whole; {lost}", *refused]
     lines = [f"{found['state']} {where}: {show_count(len(found['damage']), 'fault')}"]
     lines += [render_damage(damage)[0] for damage in found["damage"]]
@@ -161,10 +161,10 @@ def _advice(found: Document, refused: list[str]) -> list[str]:
         kept = f"; the damaged one is {printable(found['kept'])}" if found["kept"] else ""
         return [f"  MANIFEST was rebuilt in its place{kept}"]
     if found["written"]:
-        return [f"  what is whole was written to {printable(found['written'])}"]
+        return [f"  all whole tensors were written to {printable(found['written'])}"]
     lines = [*refused]
     if found["state"] == "rebuildable":
         lines.append(f"  'holdfast repair {where} --write' rebuilds MANIFEST in its place")
     if found["whole"]:
-        lines.append(f"  'holdfast repair {where} --to NEW' writes what is whole to NEW")
+        lines.append(f"  'holdfast repair {where} --to NEW' writes all whole tensors to NEW")
     return lines

@@ -10,7 +10,7 @@ from typing import Any
 from .. import scrub as scrub_run
 from ..errors import OptionError, what_is_left
 from .progress import Progress
-from .run import find_run
+from .run_listing import find_run
 from .text import printable, show_bytes, show_count, write
 from .verify import describe_damage, render_damage
 

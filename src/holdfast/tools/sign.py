@@ -7,14 +7,14 @@ from .. import sign as sign_checkpoint
 from .. import signer
 from ..stores.url import open_store
 from .progress import Progress
-from .run import disk_bytes
+from .run_listing import disk_bytes
 from .text import printable, show_count
 
 Document = dict[str, Any]
 
 
 def sign(path: str | os.PathLike[str], key: str | os.PathLike[str]) -> Document:
-    """Check and sign a checkpoint, with what it was made from.
+    """Check and sign a checkpoint and its bases.
 
     Raises:
         NotCommittedError: there is none.
@@ -30,5 +30,5 @@ def sign(path: str | os.PathLike[str], key: str | os.PathLike[str]) -> Document:
 def render(document: Document) -> list[str]:
     """Show what was signed as lines for the terminal."""
     below = len(document["signed"]) - 1
-    more = f", and {show_count(below, 'checkpoint')} below it" if below else ""
+    more = f", and {show_count(below, 'base')}" if below else ""
     return [f"signed {printable(document['path'])}{more}, with {document['signer']}"]

@@ -10,7 +10,7 @@ from ..errors import CorruptError, HoldfastError, NotCommittedError, TrustError,
 from ..format import spec
 from ..stores.url import open_store
 from .progress import Progress
-from .run import Run, disk_bytes, find_run
+from .run_listing import RunListing, disk_bytes, find_run
 from .text import printable, show_bytes, show_count
 
 Document = dict[str, Any]
@@ -48,12 +48,12 @@ def verify(
     if not (run.committed or found):
         raise NotCommittedError(
             f"{run.location} has {show_count(len(run.steps), 'step')}, none of them committed; "
-            "there is nothing to verify"
+            "give a run with checkpoints"
         )
     return _document(run.location, found, deep=deep)
 
 
-def _verify_steps(run: Run, *, deep: bool, keys: Signers) -> list[Document]:
+def _verify_steps(run: RunListing, *, deep: bool, keys: Signers) -> list[Document]:
     """Verify every step that stays while others are verified."""
     found, known = [], dict[str, Any]()
     with Progress("verify", sum(step.disk_bytes for step in run.committed)) as progress:
@@ -88,12 +88,12 @@ def render(document: Document) -> list[str]:
         else:
             size = f"{show_bytes(found['file_bytes'])} in {show_count(found['files'], 'file')}"
             count = found["below"]
-            below = f", and of the {show_count(count, 'checkpoint')} below it" if count else ""
+            below = f", and of its {show_count(count, 'base')}" if count else ""
             decoded = "; all decoded" if document["deep"] else ""
             signer = f"; signed by {found['signer']}" if found["signer"] else ""
             lines.append(f"good {where}: {size}, every byte checked{below}{decoded}{signer}")
             lines += [
-                f"     below it, where this needs nothing of it: {printable(damage['what'])}"
+                f"     damaged in a base, but not used here: {printable(damage['what'])}"
                 for damage in found["spared"]
             ]
     if any(found["damage"] for found in document["checkpoints"]):

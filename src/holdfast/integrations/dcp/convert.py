@@ -103,7 +103,7 @@ def plan_conversion(
         )
     raise NotCommittedError(
         f"{here.location} holds neither {MANIFEST_NAME} nor {METADATA_NAME}; expected the "
-        "directory of a checkpoint, ours or DCP's"
+        "directory of a checkpoint of holdfast or DCP"
     )
 
 

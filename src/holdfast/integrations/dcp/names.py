@@ -111,7 +111,9 @@ def dtype_of(dtype: torch.dtype, fqn: str) -> str:
         StateError: there is none.
     """
     if dtype not in DTYPE_NAMES:
-        raise StateError(f"{fqn} has the dtype {dtype}, which a checkpoint cannot hold")
+        raise StateError(
+            f"{fqn} has the dtype {dtype}, which holdfast cannot save; convert it, or leave it out"
+        )
     return DTYPE_NAMES[dtype]
 
 

@@ -11,27 +11,27 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from ...boxes import unflatten
 from ...errors import StateError
 from ...format.header import Header
-from ...format.rows import Planned
+from ...format.rows import Planned, Written
 from ...layout import Box, Path, Shard, Tensor
 from ...plan.balance import cut_shard
-from ...plan.requests import decode_object
+from ...plan.local_states import decode_object
 from .names import dtype_of, joined, natural, path_of
 from .word import Word
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WrittenShare:
     """What one rank has written.
 
     Attributes:
         shards: in the order in which they were written.
-        written: the `encode_written` of their files.
+        written: their files.
         objects: JSON text of each value.
     """
 
     rank: int
     shards: tuple[Shard, ...]
-    written: bytes
+    written: Written
     objects: dict[Path, bytes]
 
 
@@ -77,7 +77,7 @@ def header_of(
     )
 
 
-def join(word: Word, metadata: Metadata, shares: Sequence[Share]) -> tuple[Header, Planned]:
+def join(word: Word, metadata: Metadata, shares: Sequence[WrittenShare]) -> tuple[Header, Planned]:
     """Put together what all ranks wrote, and check that it is what was planned.
 
     Raises:
@@ -92,14 +92,18 @@ def join(word: Word, metadata: Metadata, shares: Sequence[Share]) -> tuple[Heade
     index = {tensor: number for number, tensor in enumerate(tensors)}
     missing = len(metadata.state_dict_metadata) - len(tensors) - len(values)
     if missing:
-        raise StateError(f"{missing} values were planned, and no rank has written them")
+        raise StateError(
+            f"{missing} planned values were written by no rank; check that all ranks use the same "
+            "planner"
+        )
     shards = [shard for share in shares for shard in share.shards]
     for shard in shards:
         if shard.tensor not in index:
             tensor = shard.tensor
             raise StateError(
                 f"a rank wrote {'.'.join(map(str, tensor.path))} as {tensor.dtype} "
-                f"{list(tensor.shape)}, which was planned otherwise; do the ranks disagree?"
+                f"{list(tensor.shape)}, but the plan has another dtype or shape; check that all "
+                "ranks have the same state"
             )
     ndim = np.array([len(shard.box.shape) for shard in shards], np.int64)
     flat = np.array([n for s in shards for n in (*s.box.offset, *s.box.shape)], np.int64)

@@ -56,7 +56,7 @@ class _Reader(pickle.Unpickler):
         if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
         raise CorruptError(
-            f"it names {module}.{name}, which no metadata of DCP needs; nothing was run"
+            f"it names {module}.{name}, which no metadata of DCP needs; no code of it was run"
         )
 
 
@@ -151,8 +151,8 @@ class Files(DefaultSavePlanner):
         info = self._metadata.storage_data.get(index)
         if info is None:
             raise CorruptError(
-                f"{self._directory} lists {index.fqn}, but has no data for it: the save that wrote "
-                "it has lost a part, and said nothing. Use another checkpoint"
+                f"{self._directory} lists {index.fqn}, but has no data for it: its save lost a "
+                "part without an error. Use another checkpoint"
             )
         name = os.path.normpath(info.relative_path)
         if os.path.isabs(name) or name.startswith("..") or "\0" in name:
@@ -202,7 +202,7 @@ def _tensor_of(where: str, data: bytes) -> torch.Tensor:
     except Exception as error:  # of damaged bytes there is hardly one it cannot be
         raise CorruptError(f"{where} cannot be read: {error}") from error
     if not isinstance(found, torch.Tensor):
-        raise CorruptError(f"{where} is no tensor. Use another checkpoint")
+        raise CorruptError(f"{where} is not a tensor. Use another checkpoint")
     return found
 
 
@@ -216,7 +216,7 @@ def _check_crc(where: str, data: bytes) -> None:
         with zipfile.ZipFile(io.BytesIO(data)) as parts:
             damaged = parts.testzip()
     except Exception as error:  # of damaged bytes there is hardly one it cannot be
-        raise CorruptError(f"{where} is not what torch.save writes: {error}") from error
+        raise CorruptError(f"{where} is not a file of torch.save: {error}") from error
     if damaged is not None:
         raise CorruptError(
             f"{where} is damaged: the CRC of {damaged} is wrong (or it was saved with none, under "

@@ -67,8 +67,8 @@ def hear(store: LocalStore, rank: int, given: Word | None = None) -> Word:
             raise
         cause = f"{store.location}/{NAME} is not there"
         raise PeerError(
-            f"{cause}: another rank has failed, or this one does not see what the coordinator "
-            "writes. Do all ranks save to one directory of a shared disk?",
+            f"{cause}: another rank failed, or this one does not see the files of rank 0. Let all "
+            "ranks save to one directory of a shared disk",
             rank=-1,
             cause=cause,
         ) from error
@@ -102,4 +102,4 @@ def end(store: LocalStore, word: Word) -> None:
 
 def _another_save(store: LocalStore) -> PeerError:
     cause = f"another save has begun at {store.location}"
-    return PeerError(f"{cause}; two at once cannot be told apart", rank=-1, cause=cause)
+    return PeerError(f"{cause}; run one save at a time for each path", rank=-1, cause=cause)

@@ -31,10 +31,10 @@ from ...engine.pool import lease
 from ...engine.registry import RAW
 from ...engine.write_pipeline import write_shards
 from ...errors import OptionError, StateError
-from ...format.rows import encode_written
+from ...format.rows import written_in
 from ...layout import Box, Path, Shard, size_of
 from ...options import Options, options_of
-from ...plan.requests import encode_object
+from ...plan.local_states import encode_object
 from ...plan.shard_table import table_of
 from ...state.ambient import ordinary_torch
 from ...state.tensors import local_tensor
@@ -43,7 +43,7 @@ from ...stores.url import open_store
 from .copy import copy_state
 from .names import PICKLED, path_of
 from .place import Call, Placed
-from .plan import Share, header_of, join, pieces_of
+from .plan import WrittenShare, header_of, join, pieces_of
 from .word import Word, check_stands, end, give, hear, take_back
 
 logger = logging.getLogger("holdfast")
@@ -197,7 +197,9 @@ class HoldfastWriter(Placed, StorageWriter):
     def close(self) -> None:
         """Do nothing: nothing is held between saves."""
 
-    def _write(self, store: LocalStore, word: Word, plan: SavePlan, planner: SavePlanner) -> Share:
+    def _write(
+        self, store: LocalStore, word: Word, plan: SavePlan, planner: SavePlanner
+    ) -> WrittenShare:
         """Describe what the plan gives to this rank, and write it."""
         pieces, rank = pieces_of(plan, word), self._call.rank
         objects = self._encode_values(plan, planner)
@@ -212,7 +214,7 @@ class HoldfastWriter(Placed, StorageWriter):
         with lease(store.vfs, store.location, self._options) as leased:
             asked = OnDemand(table, source, header.chunk_elements)
             tables = write_shards(store, leased, files, table, asked, RAW, None, Ledger())
-        return Share(rank, shards, encode_written(tables), objects)
+        return WrittenShare(rank, shards, written_in(tables), objects)
 
     def _encode_values(self, plan: SavePlan, planner: SavePlanner) -> dict[Path, bytes]:
         """Write the values that this rank is to save as JSON texts.

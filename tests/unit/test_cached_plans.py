@@ -14,8 +14,8 @@ import holdfast.saving.save
 from format.simulated_ranks import run_ranks
 from holdfast.errors import PeerError, StateError
 from holdfast.options import Options
-from holdfast.plan import known
-from holdfast.plan.requests import Request, Values, encode_object, request_of
+from holdfast.plan import cached_plans
+from holdfast.plan.local_states import LocalState, Values, encode_object, local_state_of
 from holdfast.plan.save_plan import plan_save
 
 from .training import same
@@ -25,9 +25,9 @@ NewPath = Callable[[], Path]
 
 @pytest.fixture(autouse=True)
 def _nothing_known() -> Iterator[None]:
-    known.forget_all()
+    cached_plans.forget_all()
     yield
-    known.forget_all()
+    cached_plans.forget_all()
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     plan_anew = holdfast.saving.agreement.plan_save
 
-    def plan(requests: list[Request], *settings: Any) -> Any:
-        made.append(len(requests))
-        return plan_anew(requests, *settings)
+    def plan(local_states: list[LocalState], *settings: Any) -> Any:
+        made.append(len(local_states))
+        return plan_anew(local_states, *settings)
 
     monkeypatch.setattr(holdfast.saving.agreement, "plan_save", plan)
     return made
@@ -154,7 +154,7 @@ def test_what_a_plan_depends_on_makes_a_new_one(new_path: NewPath, planned: list
 def test_all_plan_when_one_has_to(new_path: NewPath, planned: list[int]) -> None:
     states = {r: state(r, 1.0) for r in range(2)}
     save_all(new_path(), states)
-    known._known[:] = [kept for kept in known._known if kept.held[0] != 1]
+    cached_plans._cached[:] = [kept for kept in cached_plans._cached if kept.key[0] != 1]
     path = new_path()
     save_all(path, states)
     assert planned == [2] * 4
@@ -205,8 +205,8 @@ def test_proofs_add_up_only_where_all_ranks_hold_the_same() -> None:
         ranks = chance.randint(2, 6)
         values = {(f"v{i}",): i for i in range(chance.randint(1, 8))}
         holders = {p: chance.sample(range(ranks), chance.randint(1, ranks)) for p in values}
-        requests = [
-            request_of(
+        local_states = [
+            local_state_of(
                 [],
                 {},
                 None,
@@ -218,26 +218,31 @@ def test_proofs_add_up_only_where_all_ranks_hold_the_same() -> None:
             )
             for rank in range(ranks)
         ]
-        plan = plan_save(requests, 9, 9, "rank")
-        made = [known.know((), plan, {}, requests, rank, [b"all"]) for rank in range(ranks)]
-        assert known.settled(sums(made, requests))
+        plan = plan_save(local_states, 9, 9, "rank")
+        made = [
+            cached_plans.cacheable((), plan, {}, local_states, rank, [b"all"])
+            for rank in range(ranks)
+        ]
+        assert cached_plans.settled(sums(made, local_states))
         said = [chance.randbytes(9)] * (ranks - 1)
-        assert known.settled(sums(made, requests, [*said, said[0]]))
-        assert not known.settled(sums(made, requests, [*said, b"another"]))
+        assert cached_plans.settled(sums(made, local_states, [*said, said[0]]))
+        assert not cached_plans.settled(sums(made, local_states, [*said, b"another"]))
         path = chance.choice(list(values))
         rank = chance.choice(holders[path])
-        requests[rank].values.objects[path] = b'"another"'
-        assert known.settled(sums(made, requests)) == (len(holders[path]) == 1)
-        other = known.know((), plan, {}, requests, 0, [b"others"])
-        assert not known.settled(sums([other, *made[1:]], requests))
+        local_states[rank].values.objects[path] = b'"another"'
+        assert cached_plans.settled(sums(made, local_states)) == (len(holders[path]) == 1)
+        other = cached_plans.cacheable((), plan, {}, local_states, 0, [b"others"])
+        assert not cached_plans.settled(sums([other, *made[1:]], local_states))
 
 
 def sums(
-    made: list[known.Known], requests: list[Request], arguments: Sequence[bytes] = ()
+    made: list[cached_plans.CachedPlan],
+    local_states: list[LocalState],
+    arguments: Sequence[bytes] = (),
 ) -> list[int]:
     given = arguments or [b""] * len(made)
     said = [
-        known.numbers(k, r, a, {}, busy=False)
-        for k, r, a in zip(made, requests, given, strict=True)
+        cached_plans.numbers(k, r, a, {}, busy=False)
+        for k, r, a in zip(made, local_states, given, strict=True)
     ]
     return [sum(column) for column in zip(*(numbers or [] for numbers in said), strict=True)]

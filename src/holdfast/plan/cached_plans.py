@@ -23,21 +23,21 @@ from ..format.header import Header
 from ..format.links import Base
 from ..format.values import decode_value, parse_json, path_text, write_json
 from ..layout import Path
-from .requests import Request, distinct
+from .local_states import LocalState, distinct
 from .save_plan import SavePlan
 from .shard_table import ShardTable
 
-KNOWN_MAX = 8  # plans: of the whole state, of the weights alone, …
+CACHED_MAX = 8  # plans: of the whole state, of the weights alone, …
 PROOFS, PROOF_BITS = 2, 48  # the sum over 2^15 ranks stays below 2^63
 WORD_BYTES, PART_BYTES = 448, 7  # in so many bytes for each number
 NUMBERS = 1 + PROOFS + WORD_BYTES // PART_BYTES  # whether busy, the proof, the coordinator's word
 
 U64 = npt.NDArray[np.uint64]
-Held = tuple[Any, ...]  # all that a plan depends on, on one rank; compared by value
+PlanKey = tuple[Any, ...]  # all that a plan depends on, on one rank; compared by value
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CachedPlan:
     """A plan, and what this rank held when it was made.
 
     Attributes:
@@ -50,7 +50,7 @@ class Known:
         keys: for each of those, two odd numbers.
     """
 
-    held: Held
+    key: PlanKey
     plan: SavePlan
     shards: ShardTable
     settings: dict[str, Any]
@@ -71,7 +71,7 @@ class Known:
             step=word["step"],
             world_size=self.settings["world_size"],
             mesh=self.plan.mesh,
-            metrics=decode_value(word["metrics"]),
+            metrics=decode_value(word["metrics"]) if word["metrics"] else {},
             written_by=self.settings["written_by"],
             chunk_elements=self.settings["chunk_elements"],
             tensors=self.plan.tensors,
@@ -82,68 +82,85 @@ class Known:
         )
 
 
-def held_by(rank: int, settings: dict[str, Any], request: Request) -> Held:
+def plan_key(rank: int, settings: dict[str, Any], local_state: LocalState) -> PlanKey:
     """Return all that a plan depends on, on one rank: what it holds, but no values."""
-    values = tuple(request.values.digests), tuple(request.values.objects), request.values.exact
-    return (rank, settings, request.names, request.boxes, values, request.node)
+    values = (
+        tuple(local_state.values.digests),
+        tuple(local_state.values.objects),
+        local_state.values.exact,
+    )
+    return (rank, settings, local_state.names, local_state.boxes, values, local_state.node)
 
 
-def find(held: Held) -> Known | None:
+def find(key: PlanKey) -> CachedPlan | None:
     """Return the plan that was made when this rank held just this."""
-    return next((known for known in reversed(_known) if known.held == held), None)
+    for cached in reversed(_cached):
+        if cached.key == key:
+            return cached
+    return None
 
 
-def remember(known: Known) -> None:
+def remember(cached: CachedPlan) -> None:
     """Keep a plan that a save was committed with."""
-    _known[:] = [*(other for other in _known if other.held != known.held), known][-KNOWN_MAX:]
+    if _cached and _cached[-1] is cached:
+        return
+    if (before := find(cached.key)) is not None:
+        _cached[:] = [other for other in _cached if other is not before]
+    _cached.append(cached)
+    del _cached[:-CACHED_MAX]
 
 
 def forget_all() -> None:
     """Let the next saves plan anew."""
-    _known.clear()
+    _cached.clear()
 
 
-_known: list[Known] = []
+_cached: list[CachedPlan] = []
 
 
-def know(
-    held: Held,
+def cacheable(
+    key: PlanKey,
     plan: SavePlan,
     settings: dict[str, Any],
-    requests: Sequence[Request],
+    local_states: Sequence[LocalState],
     rank: int,
     answers: Sequence[bytes],
-) -> Known:
+) -> CachedPlan:
     """Prepare what shows, in a later save, that all ranks hold what they did.
 
     Args:
-        requests: of all ranks.
+        local_states: of all ranks.
         answers: what all ranks answered.
     """
     first: dict[Path, int] = {}
     count: dict[Path, int] = {}
-    for values, ranks in distinct([request.values for request in requests]):
+    for values, ranks in distinct([local_state.values for local_state in local_states]):
         for path in (*values.digests, *values.objects):
             first.setdefault(path, ranks[0])
             count[path] = count.get(path, 0) + len(ranks)
-    mine = requests[rank].values
+    mine = local_states[rank].values
     shared = tuple(
         path
         for path in (*mine.digests, *mine.objects)
         if count[path] > 1 and path not in plan.forced
     )
     factors = [_factor(first[path] == rank, count[path]) for path in shared]
-    factors += [_factor(rank == 0, len(requests))] * 2
+    factors += [_factor(rank == 0, len(local_states))] * 2
     names = [path_text(path).encode() for path in shared]
     names += [b"answers", b"arguments"]
     keys = _numbers([xxh3_128(name) for name in names]) | np.uint64(1)
     digest = xxh3_128(b"".join(map(xxh3_128, answers)))
     counts = np.array(factors, np.uint64)
-    return Known(held, plan, plan.shards(rank), settings, digest, shared, counts, keys)
+    return CachedPlan(key, plan, plan.shards(rank), settings, digest, shared, counts, keys)
 
 
 def numbers(
-    known: Known, request: Request, arguments: bytes, word: Mapping[str, Any], *, busy: bool
+    cached: CachedPlan,
+    local_state: LocalState,
+    arguments: bytes,
+    word: Mapping[str, Any],
+    *,
+    busy: bool,
 ) -> list[int] | None:
     """Return what this rank has to say, when it is short enough to be added up.
 
@@ -157,7 +174,7 @@ def numbers(
     padded = text.ljust(WORD_BYTES) if word else bytes(WORD_BYTES)
     parts = [padded[at : at + PART_BYTES] for at in range(0, WORD_BYTES, PART_BYTES)]
     said = [int.from_bytes(part, "little") for part in parts]
-    return [int(busy), *_prove(known, request, arguments), *said]
+    return [int(busy), *_prove(cached, local_state, arguments), *said]
 
 
 def settled(sums: Sequence[int]) -> bool:
@@ -173,11 +190,11 @@ def decode_word(sums: Sequence[int]) -> dict[str, Any]:
     return word
 
 
-def _prove(known: Known, request: Request, arguments: bytes) -> list[int]:
-    found, texts = request.values.digests, request.values.objects
-    digests = [found[path] if path in found else xxh3_128(texts[path]) for path in known.shared]
-    values = _numbers([*digests, known.answers, xxh3_128(arguments)])
-    proof = (values * known.keys * known.factors[:, None]).sum(axis=0, dtype=np.uint64)
+def _prove(cached: CachedPlan, local_state: LocalState, arguments: bytes) -> list[int]:
+    found, texts = local_state.values.digests, local_state.values.objects
+    digests = [found[path] if path in found else xxh3_128(texts[path]) for path in cached.shared]
+    values = _numbers([*digests, cached.answers, xxh3_128(arguments)])
+    proof = (values * cached.keys * cached.factors[:, None]).sum(axis=0, dtype=np.uint64)
     return [int(number) for number in proof & np.uint64((1 << PROOF_BITS) - 1)]
 
 

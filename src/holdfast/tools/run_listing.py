@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunListing:
     """A directory of steps; ``latest`` is what its LATEST says, or None without one."""
 
     location: str
@@ -49,7 +49,7 @@ class Run:
         return [step for step in self.steps if step.committed or step.name == self.latest]
 
 
-def find_run(path: str | os.PathLike[str]) -> Run | None:
+def find_run(path: str | os.PathLike[str]) -> RunListing | None:
     """Return the run at ``path``, or None when there are no steps or it is a checkpoint itself.
 
     Raises:
@@ -66,7 +66,7 @@ def find_run(path: str | os.PathLike[str]) -> Run | None:
     if not names:
         return None
     steps = tuple(_step(store, name) for name in sorted(names, key=_order))
-    return Run(store.location, steps, _latest(store))
+    return RunListing(store.location, steps, _latest(store))
 
 
 def disk_bytes(store: Store, name: str) -> int:

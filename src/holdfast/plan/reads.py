@@ -75,7 +75,7 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class ReadRun:
     """Consecutive 4 KiB-aligned bytes of one file: whole chunks and the gaps before them.
 
     What a chunk refers to stands before it.
@@ -90,7 +90,7 @@ class Run:
         return self.reads.chunks()
 
 
-def coalesce(manifest: Manifest, reads: Reads, run_bytes_max: int) -> tuple[Run, ...]:
+def coalesce(manifest: Manifest, reads: Reads, run_bytes_max: int) -> tuple[ReadRun, ...]:
     """Join neighbours, given in file order, into runs of at most ``run_bytes_max``.
 
     What a chunk refers to is in its run, added where it is not wanted for itself.
@@ -106,13 +106,13 @@ def coalesce(manifest: Manifest, reads: Reads, run_bytes_max: int) -> tuple[Run,
     place = file << _FILE_BITS  # so that what is in another file is far away
     joined = _Joined(first + place, last + place, run_bytes_max)
     bounds, firsts, lasts = [*begins.tolist(), len(rows)], first.tolist(), last.tolist()
-    files, at, runs = file.tolist(), 0, list[Run]()
+    files, at, runs = file.tolist(), 0, list[ReadRun]()
     while at < len(files):
         # Behind one that makes the run long enough nothing is added.
         is_long = lasts[at] - firsts[at] >= RUN_BYTES_MIN
         end = at + 1 if is_long else joined.end(at)
         extent = Extent(files[at], firsts[at], max(lasts[at:end]) - firsts[at])
-        runs.append(Run(extent, reads[bounds[at] : bounds[end]]))
+        runs.append(ReadRun(extent, reads[bounds[at] : bounds[end]]))
         at = end
     return tuple(runs)
 

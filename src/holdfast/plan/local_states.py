@@ -59,7 +59,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LocalState:
     """What one rank holds.
 
     Attributes:
@@ -86,13 +86,13 @@ class Request:
         return np.frombuffer(self.boxes, "<i8", offset=-(-len(self.names.tensors) // 8) * 8)
 
 
-def request_of(
+def local_state_of(
     held: Iterable[tuple[Tensor, Sequence[Box]]],
     ties: dict[Path, Path],
     mesh: dict[str, Any] | None,
     values: Values,
     node: str,
-) -> Request:
+) -> LocalState:
     """Put together what a rank holds.
 
     Args:
@@ -102,11 +102,11 @@ def request_of(
     held = tuple(held)
     numbers = [n for _, boxes in held for box in boxes for n in (*box.offset, *box.shape)]
     names = Names(tuple(tensor for tensor, _ in held), ties, mesh)
-    return Request(names, encode_boxes([len(boxes) for _, boxes in held], numbers), values, node)
+    return LocalState(names, encode_boxes([len(boxes) for _, boxes in held], numbers), values, node)
 
 
 def encode_boxes(counts: Sequence[int], numbers: Sequence[int]) -> bytes:
-    """Write the boxes that a rank holds, as `Request` has them.
+    """Write the boxes that a rank holds, as `LocalState` has them.
 
     Args:
         counts: of the boxes of each tensor.
@@ -116,9 +116,9 @@ def encode_boxes(counts: Sequence[int], numbers: Sequence[int]) -> bytes:
     return rows.ljust(-(-len(rows) // 8) * 8, b"\0") + np.array(numbers, "<i8").tobytes()
 
 
-def encode_request(request: Request) -> bytes:
-    """Write a request as bytes for the other ranks."""
-    names, values = request.names, request.values
+def encode_local_state(local_state: LocalState) -> bytes:
+    """Write a local_state as bytes for the other ranks."""
+    names, values = local_state.names, local_state.values
     ties = [f"[{path_text(path)},{path_text(target)}]" for path, target in names.ties.items()]
     digests = [f'[{path_text(path)},"{found.hex()}"]' for path, found in values.digests.items()]
     objects = [
@@ -133,16 +133,16 @@ def encode_request(request: Request) -> bytes:
     valued = f'{{"digests":[{",".join(digests)}],"objects":[{",".join(objects)}]'
     valued += f',"exact":[{",".join(exact)}]}}'
     parts = [part.encode() for part in (named, valued)]
-    lengths = _LENGTHS.pack(*map(len, parts), len(request.boxes))
-    return b"".join([lengths, *parts, request.boxes, request.node.encode()])
+    lengths = _LENGTHS.pack(*map(len, parts), len(local_state.boxes))
+    return b"".join([lengths, *parts, local_state.boxes, local_state.node.encode()])
 
 
-def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
-    """Read the requests of all ranks."""
+def decode_local_states(encoded: Sequence[bytes]) -> list[LocalState]:
+    """Read the local_states of all ranks."""
     names: dict[bytes, Names] = {}
     values: dict[bytes, Values] = {}
     boxes: dict[bytes, bytes] = {}
-    requests = []
+    local_states = []
     for data in encoded:
         ends = np.cumsum([_LENGTHS.size, *_LENGTHS.unpack_from(data)]).tolist()
         named, valued, numbers = (data[a:b] for a, b in pairwise(ends))
@@ -151,8 +151,10 @@ def decode_requests(encoded: Sequence[bytes]) -> list[Request]:
         if valued not in values:
             values[valued] = _decode_values(valued)
         numbers = boxes.setdefault(numbers, numbers)
-        requests.append(Request(names[named], numbers, values[valued], data[ends[3] :].decode()))
-    return requests
+        local_states.append(
+            LocalState(names[named], numbers, values[valued], data[ends[3] :].decode())
+        )
+    return local_states
 
 
 def _decode_names(data: bytes) -> Names:

@@ -1,0 +1,171 @@
+"""The docstrings of the public API name each argument, result and error; their examples run."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+
+from .blocks import Block
+from .run import run_blocks
+
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
+HEADING = re.compile(rf"^({'|'.join(SECTIONS)})(?:::?)$", re.MULTILINE)
+# What the reference shows of a handle; the rest is for other modules of holdfast.
+OF_A_HANDLE = ("wait_staged", "result", "done", "progress", "cancel")
+# Results, which a call returns: nothing raises them.
+RESULTS = ("LoadReport", "Progress", "Trial", "Trials", "SaveHandle")
+
+# What examples take for granted; each runs in a directory of its own.
+BEFORE = """
+import itertools, os, pathlib
+import torch, holdfast
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch.utils.data import DataLoader
+from holdfast import Keep
+numbers = itertools.count()
+def run(code, where):
+    here = pathlib.Path(f"example-{next(numbers)}").absolute()
+    here.mkdir()
+    os.chdir(here)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    def train():
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+    train()
+    state = {"model": model, "optimizer": optimizer}
+    for step in (1000, 2000):
+        holdfast.save(state, f"runs/a/step-{step}", step=step)
+    key = Ed25519PrivateKey.generate()
+    pem = (form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    pathlib.Path("release.pem").write_bytes(key.private_bytes(*pem))
+    names = {"torch": torch, "holdfast": holdfast, "DataLoader": DataLoader, "Keep": Keep}
+    names |= {"model": model, "optimizer": optimizer, "state": state, "train": train}
+    exec(compile(code, where, "exec"), names | {"dataset": list(range(16)), "steps": 2})
+    os.chdir(here.parent)
+"""
+
+
+def public() -> dict[str, Any]:
+    """Return every public function and class, by its name below holdfast."""
+    named = {name: getattr(holdfast, name) for name in [*holdfast.__all__, "open"]}
+    named |= {f"codecs.{name}": getattr(holdfast.codecs, name) for name in holdfast.codecs.__all__}
+    kinds = vars(holdfast.errors).items()
+    named |= {f"errors.{name}": kind for name, kind in kinds if isinstance(kind, type)}
+    return {name: thing for name, thing in named.items() if callable(thing)}
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    """Return the public methods of the public classes; those of codecs are the engine's."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, kind in public().items():
+        if not isinstance(kind, type) or "." in name:
+            continue
+        for key, value in vars(kind).items():
+            method = getattr(value, "__func__", value)  # a static one
+            is_shown = name != "SaveHandle" or key in OF_A_HANDLE
+            if inspect.isfunction(method) and not key.startswith("_") and is_shown:
+                found[f"{name}.{key}"] = method
+    return found
+
+
+THINGS = public()
+CALLED = THINGS | methods()
+ERRORS = [name for name in THINGS if name.startswith("errors.")]
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """Return the sections of a docstring by their heading; "" is what stands before them."""
+    parts = HEADING.split(inspect.cleandoc(text))
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def parameters_of(thing: Callable[..., Any]) -> list[str]:
+    """Return the public parameters of a call; none of a class that users do not make."""
+    own = vars(thing).get("__init__") if isinstance(thing, type) else thing
+    if own is None or thing is holdfast.SaveHandle:  # which `save_async` makes
+        return []
+    names = [name for name in inspect.signature(own).parameters if not name.startswith("_")]
+    return [name for name in names if name != "self"]
+
+
+def arguments_in(sections: dict[str, str]) -> set[str]:
+    """Return the names that the docstring says something of."""
+    told = "\n".join(sections.get(name, "") for name in ("Args", "Attributes"))
+    rows = re.findall(r"^    (\w+(?:, \w+)*): \S", told, re.MULTILINE)
+    marked = re.findall(r"``(\w+)``", sections[""])
+    return {name for row in rows for name in row.split(", ")} | set(marked)
+
+
+def faults_of(name: str, thing: Callable[..., Any]) -> Iterator[str]:
+    """Yield what a docstring lacks."""
+    if not thing.__doc__:
+        yield "no docstring"
+        return
+    sections = sections_of(thing.__doc__)
+    lacking = set(parameters_of(thing)) - arguments_in(sections)
+    yield from (f"the argument {argument} is not described" for argument in sorted(lacking))
+    is_called = not isinstance(thing, type)
+    result = inspect.signature(thing).return_annotation if is_called else None
+    says = re.match(r"[^.]*\b([Rr]eturns?|Yield|List|Read|Keep)\b", sections[""])
+    if result not in (None, "None") and "Returns" not in sections and not says:
+        yield "what it returns is not said"
+    needs_more = name in THINGS and name not in ERRORS
+    if needs_more and name not in (*RESULTS, "Checkpoint") and "Raises" not in sections:
+        yield "what it raises is not said"
+    if needs_more and "Example" not in sections:
+        yield "no example"
+
+
+def example_of(text: str) -> str:
+    """Return the code of a docstring's example; "" if there is none."""
+    example = sections_of(text).get("Example", "")
+    inline = re.search(r"``(.+?)``", example, re.DOTALL)
+    is_block = re.search(r"^Example::$", inspect.cleandoc(text), re.MULTILINE)
+    return textwrap.dedent(example) if is_block else inline[1] if inline else ""
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_docstring_names_arguments_results_errors_and_an_example(name: str) -> None:
+    assert [*faults_of(name, CALLED[name])] == []
+
+
+def test_a_docstring_that_lacks_something_is_found() -> None:
+    def bare(path: str, codec: str) -> int:
+        """Do it.
+
+        Args:
+            path: directory.
+        """
+        return len(path + codec)
+
+    assert [*faults_of("save", bare)] == [
+        "the argument codec is not described",
+        "what it returns is not said",
+        "what it raises is not said",
+        "no example",
+    ]
+    bare.__doc__ = None
+    assert [*faults_of("save", bare)] == ["no docstring"]
+
+
+def test_the_examples_of_docstrings_run(tmp_path: Path) -> None:
+    found = {name: example_of(thing.__doc__ or "") for name, thing in THINGS.items()}
+    codes = {name: code for name, code in found.items() if code}
+    assert codes.keys() >= THINGS.keys() - set(ERRORS)
+    blocks = [Block(name, 1, "python", f"run({c!r}, {name!r})") for name, c in codes.items()]
+    run_blocks(tmp_path, blocks, before=BEFORE)
+
+
+def test_an_example_that_fails_is_found(tmp_path: Path) -> None:
+    code = example_of("Do it.\n\nExample:\n    ``holdfast.load('nowhere', into=state)``\n")
+    with pytest.raises(AssertionError, match="NotCommittedError"):
+        block = Block("load", 1, "python", f"run({code!r}, 'load')")
+        run_blocks(tmp_path, [block], before=BEFORE)
