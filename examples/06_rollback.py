@@ -1,6 +1,6 @@
 """After a loss spike: go back to an earlier step, leave out the data that made it, train on.
 
-python examples/rollback.py runs/rollback
+python examples/06_rollback.py runs/rollback
 """
 
 import sys

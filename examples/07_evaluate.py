@@ -1,6 +1,6 @@
 """Evaluate the newest checkpoint of a run, its weights alone, while training writes the run.
 
-python examples/evaluate.py runs/rollback
+python examples/07_evaluate.py runs/rollback
 """
 
 import sys
