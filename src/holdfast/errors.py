@@ -38,7 +38,7 @@ class HoldfastError(Exception):
     Example::
 
         try:
-            holdfast.save(state, "runs/a/step-1000")
+            holdfast.save(state, "runs/a/step-00001000")
         except holdfast.errors.HoldfastError as error:
             print(f"training goes on without this checkpoint: {error}")
     """

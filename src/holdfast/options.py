@@ -37,7 +37,7 @@ class Options:
         OptionError: an invalid option.
 
     Example:
-        ``holdfast.load("runs/a/step-1000", into=state, options=holdfast.Options(io="direct"))``
+        ``holdfast.load("runs/a/step-00001000", into=state, options=holdfast.Options(io="direct"))``
     """
 
     chunk_elements: int = 1 << 20

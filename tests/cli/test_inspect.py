@@ -154,7 +154,7 @@ def test_a_run_lists_its_steps(new_path: NewPath, holdfast_command: Command) -> 
     lines = answer.out.splitlines()
     assert answer.code == 0
     assert "2 committed, 1 uncommitted" in lines[1]
-    assert lines[1].endswith("LATEST says step-00001000")
+    assert lines[1].endswith("LATEST names step-00001000")
     assert lines[2].split()[0] == "step-00000005" and lines[2].endswith(
         "1 tensor   1 rank   loss 0.2"
     )
@@ -181,7 +181,7 @@ def test_a_run_sorts_steps_by_number_and_says_when_latest_is_wrong(
         holdfast.save({"w": torch.zeros(1)}, root / f"step-{step}", step=step)
     (root / "LATEST").write_text("step-1100\n")
     lines = holdfast_command("inspect", root).out.splitlines()
-    assert lines[1].endswith("LATEST says step-1100, which is no committed step")
+    assert lines[1].endswith("LATEST names step-1100, which is no committed step")
     assert [line.split()[0] for line in lines[2:]] == ["step-900", "step-1000"]
     (root / "LATEST").unlink()
     assert holdfast_command("inspect", root).out.splitlines()[1].endswith("no LATEST")

@@ -3,7 +3,7 @@
 Marks are comments of HTML, which no reader sees:
 
 - ``<!-- not run: why -->``: the tests leave the block out.
-- ``<!-- ranks: 2 -->``: a program that so many processes run together.
+- ``<!-- ranks: 2 -->``: a program that so many processes run together; "2, 3": first 2, then 3.
 - ``<!-- exit: 1 -->``: its commands may exit with 1, which is a verdict: damaged, or different.
 """
 

@@ -85,7 +85,8 @@ def _run(block: Block, names: dict[str, Any]) -> None:
         for command in block.commands:
             _run_command(command, may_differ=block.mark == "exit")
     elif block.mark == "ranks":
-        _run_ranks(int(block.value), block)
+        for count in block.value.split(","):
+            _run_ranks(int(count), block)
     else:
         # Lines of a traceback are then those of the page.
         code = "\n" * block.line + block.code

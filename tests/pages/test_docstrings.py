@@ -42,7 +42,7 @@ def run(code, where):
     train()
     state = {"model": model, "optimizer": optimizer}
     for step in (1000, 2000):
-        holdfast.save(state, f"runs/a/step-{step}", step=step)
+        holdfast.save(state, f"runs/a/step-{step:08d}", step=step)
     key = Ed25519PrivateKey.generate()
     pem = (form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     pathlib.Path("release.pem").write_bytes(key.private_bytes(*pem))

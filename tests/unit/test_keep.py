@@ -53,3 +53,10 @@ def test_a_count_that_cannot_be_is_refused(count: int) -> None:
             make(count)
     with pytest.raises(OptionError, match="expected one of min, max"):
         Keep.best("loss", 1, mode="lowest")
+
+
+def test_policies_that_are_joined_otherwise_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"expected Keep \| Keep"):
+        Keep.latest(1) & Keep.every(2)
+    with pytest.raises(OptionError, match=r"expected Keep \| Keep"):
+        Keep.latest(1) | 3  # type: ignore[operator]

@@ -332,6 +332,7 @@ def test_what_is_no_checkpoint_is_named_for_what_it_is(new_path: NewPath) -> Non
             checkpointer.save(step, {"t": WEIGHT})
     cases = [
         (nowhere, "does not exist; expected the directory of a checkpoint"),
+        (run / "step-10", "does not exist; expected .+ run has step-00000005, step-00000010"),
         (file, "is not a directory; expected the directory of a checkpoint"),
         (empty, "has no MANIFEST: it is not a checkpoint"),
         (dying, "has data files but no MANIFEST: it is being written, or a save died"),

@@ -67,7 +67,7 @@ def recompress(
         CorruptError: the source, or one of its bases, fails a check.
 
     Example:
-        ``holdfast.recompress("runs/a/step-1000", "small/step-1000", codec="lossless")``
+        ``holdfast.recompress("runs/a/step-00001000", "small/step-00001000", codec="lossless")``
     """
     there = open_store(target, "target")
     chain = open_chain(open_store(source, "source"), trust=options_of(options).trust)
@@ -113,7 +113,7 @@ def rebase(
         CorruptError: the checkpoint, or one of its bases, fails a check; nothing was changed.
 
     Example:
-        ``holdfast.rebase("runs/a/step-2000")``
+        ``holdfast.rebase("runs/a/step-00002000")``
     """
     store = open_store(path)
     chain = open_chain(store, trust=options_of(options).trust)

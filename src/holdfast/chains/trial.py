@@ -53,7 +53,7 @@ class Trial:
 
     Example::
 
-        for trial in holdfast.try_codecs("runs/a/step-1000").trials:
+        for trial in holdfast.try_codecs("runs/a/step-00001000").trials:
             print(trial.codec, trial.stored_bytes / trial.size_bytes)
     """
 
@@ -92,7 +92,7 @@ class Trials:
 
     Example::
 
-        trials = holdfast.try_codecs("runs/a/step-1000", codecs=["lossless"])
+        trials = holdfast.try_codecs("runs/a/step-00001000", codecs=["lossless"])
         print(trials.size_bytes, trials.trials[0].stored_bytes)
     """
 
@@ -132,7 +132,7 @@ def try_codecs(
         CorruptError: one of them, or one of their bases, fails a check.
 
     Example:
-        ``print(holdfast.try_codecs("runs/a/step-1000", codecs=["lossless", "delta"]))``
+        ``print(holdfast.try_codecs("runs/a/step-00001000", codecs=["lossless", "delta"]))``
     """
     if not is_positive(sample_bytes):
         raise OptionError(

@@ -51,7 +51,7 @@ class Delta:
         OptionError: an invalid option.
 
     Example:
-        ``holdfast.save(state, "runs/a/step-3000", codec=holdfast.codecs.Delta(every=8))``
+        ``holdfast.save(state, "runs/a/step-00003000", codec=holdfast.codecs.Delta(every=8))``
     """
 
     every: int = 16

@@ -27,13 +27,14 @@ from ..format.contents import check_tiling
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header
 from ..format.manifest import Manifest, decode_manifest
-from ..format.names import LATEST_BYTES_MAX, LATEST_NAME
+from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_of
 from ..format.signature import Statement
 from ..format.table import Table, decode_table
 from ..stores.base import NOT_A_FILE, Entry, Store
 from .read import open_data_file, still_there
 from .trust import Check, read_signature
 
+NAMED_STEPS = 5  # in the error of one that is missing
 MANIFEST_TRIES = 2  # one that is published between the look and the next one is read by that
 
 
@@ -93,7 +94,8 @@ def _get_manifest(store: Store) -> bytes:
 def _why_not_committed(store: Store) -> str:
     place = store.location
     if not store.exists(""):
-        return f"{place} does not exist; expected the directory of a checkpoint"
+        here = _steps_beside(store)
+        return f"{place} does not exist; expected the directory of a checkpoint{here}"
     try:
         names = [entry.name for entry in store.list()]
     except StoreError:
@@ -111,6 +113,19 @@ def _why_not_committed(store: Store) -> str:
     if ".metadata" in names:
         return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' converts it"
     return f"{place} has no MANIFEST: it is not a checkpoint; expected the directory of one"
+
+
+def _steps_beside(store: Store) -> str:
+    """Name the steps of the run, for someone who asks for another one."""
+    try:
+        names = [entry.name for entry in store.sibling(".").list()]
+    except StoreError:
+        return ""
+    steps = sorted(name for name in names if step_of(name) is not None)
+    if not steps:
+        return ""
+    older = f" and {len(steps) - NAMED_STEPS:,} older" if len(steps) > NAMED_STEPS else ""
+    return f". Its run has {', '.join(steps[-NAMED_STEPS:])}{older}"
 
 
 def lost_manifest(store: Store) -> str | None:

@@ -29,7 +29,7 @@ class Progress:
 
     Example::
 
-        progress = holdfast.save_async(state, "runs/a/step-8").progress()
+        progress = holdfast.save_async(state, "runs/a/step-00000008").progress()
         print(progress.state, progress.written_bytes, "of", progress.total_bytes)
     """
 

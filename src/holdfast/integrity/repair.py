@@ -129,7 +129,7 @@ def repair(
         OptionError: both ``to`` and ``write`` are given.
 
     Example:
-        ``print(holdfast.repair("runs/a/step-1000").whole)``
+        ``print(holdfast.repair("runs/a/step-00001000").whole)``
     """
     if write and to is not None:
         raise OptionError(

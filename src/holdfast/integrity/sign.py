@@ -51,7 +51,7 @@ def sign(
         OptionError: the key is invalid, or ``holdfast-checkpoint[sign]`` is not installed.
 
     Example:
-        ``holdfast.sign("runs/a/step-1000", key="release.pem")``
+        ``holdfast.sign("runs/a/step-00001000", key="release.pem")``
     """
     private = read_private_key(key)
     public = private.public_key().public_bytes_raw()
@@ -86,7 +86,7 @@ def signer(path: "str | os.PathLike[str]") -> str | None:
         CorruptError: the SIGNATURE is damaged.
 
     Example:
-        ``print(holdfast.signer("runs/a/step-1000") or "unsigned")``
+        ``print(holdfast.signer("runs/a/step-00001000") or "unsigned")``
     """
     found = read_signature(open_store(path))
     return show_key(found.key) if found else None

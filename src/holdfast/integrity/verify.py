@@ -76,7 +76,7 @@ def verify(
         StoreError: the disk or the network failed; the checkpoint may be whole.
 
     Example:
-        ``print([fault.what for fault in holdfast.verify("runs/a/step-1000").damage])``
+        ``print([fault.what for fault in holdfast.verify("runs/a/step-00001000").damage])``
     """
     store, known = open_store(path), {} if known is None else known
     location = store.location

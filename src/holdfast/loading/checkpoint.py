@@ -66,7 +66,7 @@ class Checkpoint:
 
     Example::
 
-        checkpoint = holdfast.open("runs/a/step-1000")
+        checkpoint = holdfast.open("runs/a/step-00001000")
         for name in checkpoint.names():
             print(checkpoint.info(name).shape, name)
     """
@@ -370,6 +370,6 @@ def open(path: "str | os.PathLike[str]", *, options: Options | None = None) -> C
         VersionError: a newer holdfast wrote it.
 
     Example:
-        ``weight = holdfast.open("runs/a/step-1000").tensor("model.weight")``
+        ``weight = holdfast.open("runs/a/step-00001000").tensor("model.weight")``
     """
     return Checkpoint(path, options)

@@ -72,7 +72,7 @@ class LoadReport:
 
     Example::
 
-        report = holdfast.load("runs/a/step-1000", into=state, strict=False)
+        report = holdfast.load("runs/a/step-00001000", into=state, strict=False)
         print(report.tensors, report.missing)
     """
 
@@ -131,7 +131,7 @@ def load(
         PeerError: another rank failed.
 
     Example:
-        ``holdfast.load("runs/a/step-1000", into={"model": model, "optimizer": optimizer})``
+        ``holdfast.load("runs/a/step-00001000", into={"model": model, "optimizer": optimizer})``
     """
     started = time.perf_counter()
     ranks, chosen = find_group(group), options_of(options)

@@ -41,6 +41,9 @@ class Keep:
         text = f"{self._text} | {other._text}"
         return Keep(self._rules + other._rules, text, self._metrics | other._metrics)
 
+    def __and__(self, other: object) -> "Keep":
+        raise OptionError("Keep & Keep is invalid; expected Keep | Keep: what either keeps is kept")
+
     def __repr__(self) -> str:
         return self._text
 
@@ -67,7 +70,8 @@ class Keep:
         """Keep the ``count`` checkpoints with the best values of a metric.
 
         A checkpoint without this metric, or with NaN, is not kept by this policy. Of equal values
-        the newer is better.
+        the newer is better. A call that saves and is not given the metric raises an OptionError.
+        Saves for a signal or an exception record NaN.
 
         Args:
             metric: name of a metric that is given to `Checkpointer.step`.

@@ -35,7 +35,7 @@ class SaveHandle:
 
     Example::
 
-        handle = holdfast.save_async(state, "runs/a/step-7")
+        handle = holdfast.save_async(state, "runs/a/step-00000007")
         train()
         print(handle.progress().written_bytes, handle.result())
     """

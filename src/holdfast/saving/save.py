@@ -98,7 +98,7 @@ def save(
         PeerError: another rank failed; nothing was committed.
 
     Example:
-        ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/b/step-1000")``
+        ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/b/step-00001000")``
     """
     request = SaveRequest(path, step, metrics, codec, options_of(options))
     ranks = find_group(group, writing=True)
@@ -145,7 +145,7 @@ def save_async(
             Nothing is saved by this call then.
 
     Example:
-        ``handle = holdfast.save_async({"model": model, "optimizer": optimizer}, "runs/a/step-7")``
+        ``handle = holdfast.save_async({"model": model}, "runs/a/step-00000007")``
     """
     request = SaveRequest(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
     ranks = find_group(group, writing=True)

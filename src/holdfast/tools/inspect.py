@@ -364,7 +364,7 @@ def _latest_text(document: Document) -> str:
         return "no LATEST"
     committed = {step["name"] for step in document["steps"] if step["state"] == "committed"}
     doubt = "" if latest in committed else ", which is no committed step"
-    return f"LATEST says {cut(printable(latest), FIGURE_WIDTH)}{doubt}"
+    return f"LATEST names {cut(printable(latest), FIGURE_WIDTH)}{doubt}"
 
 
 def _step_cells(step: Document) -> tuple[str, str, str]:
