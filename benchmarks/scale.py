@@ -43,7 +43,7 @@ from holdfast.format import spec
 from holdfast.format.contents import check_tiling
 from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.rows import Planned, Written, digest_boxes, join_written
+from holdfast.format.rows import Written, digest_boxes, join_written
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.load_plan import plan_load
 from holdfast.plan.local_states import (
@@ -140,10 +140,9 @@ def measure(job: Job, rounds: int) -> dict[str, Any]:
         "ab" * 16, 7, len(encoded), None, {}, "holdfast", CHUNK_ELEMENTS, plan.tensors, (), ()
     )
     written = [written_by(plan, rank) for rank in range(len(encoded))]
-    planned = Planned(plan.tensor, plan.boxes, plan.first)
 
     def build() -> bytes:
-        return encode_manifest(join_written(header, planned, written))
+        return encode_manifest(join_written(header, plan.planned, written))
 
     data, build_s = timed(build, rounds)
     manifest, parse_s = timed(lambda: decode_manifest(data, "MANIFEST"), rounds)

@@ -18,7 +18,6 @@ import numpy as np
 
 from format.file_rows import FileRows
 from holdfast.arguments import decode_arguments
-from holdfast.boxes import unflatten
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
 from holdfast.codecs.base import Codec
@@ -40,6 +39,7 @@ from holdfast.format.table import Table
 from holdfast.group.replies import decode_replies
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.loading import load as load_module
+from holdfast.plan.shard_table import ShardTable, table_of
 from holdfast.runs import directory as directory_module
 from holdfast.runs import restore as restore_module
 from holdfast.saving import save as save_module
@@ -67,15 +67,21 @@ def value_in(content: bytes) -> int:
 def planned_of(world_size: int) -> Planned:
     """Return the plan of all ranks: of one tensor, a piece each."""
     numbers = np.array([n for r in range(world_size) for n in (r * ELEMENTS, ELEMENTS)], np.int64)
-    ranks = np.arange(world_size + 1, dtype=np.int64)
-    boxes = unflatten(numbers, ranks[:-1] * 2, np.ones(world_size, np.int64))
-    return Planned(np.zeros(world_size, np.int64), boxes, ranks)
+    ranks, each = np.arange(world_size + 1, dtype=np.int64), np.ones(world_size, np.int64)
+    return Planned(np.zeros(world_size, np.int64), numbers, each, ranks, 2 * ranks)
 
 
 @functools.cache
 def shard_of(rank: int, world_size: int) -> Shard:
     """Return the piece of a rank."""
     return Shard(Tensor(("t",), "f64", (ELEMENTS * world_size,)), Box((rank * ELEMENTS,), (4,)))
+
+
+@functools.cache
+def shards_of(rank: int, world_size: int) -> ShardTable:
+    """Return all that a rank writes."""
+    shard = shard_of(rank, world_size)
+    return table_of([shard], [shard.tensor])
 
 
 @functools.cache
@@ -152,7 +158,7 @@ class TinyAgreed:
 
     store: Any
     files: WriterPlan
-    shards: tuple[Shard, ...]
+    shards: ShardTable
     value: int
     cached: Any
     codec: Codec
@@ -173,9 +179,8 @@ def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
     links = Base(base["name"], base["digest"], base["links"]) if base else None
     header = header_of(word["save_id"], word["step"], world_size, links)
     files = WriterPlan(header, ranks_rank, 0, FILE_BYTES, 1 << 20)
-    shards = (shard_of(ranks_rank, world_size),)
-    of_all = planned_of(world_size)
-    plan = SimpleNamespace(tensor=of_all.tensor, boxes=of_all.boxes, first=of_all.first, objects=())
+    shards = shards_of(ranks_rank, world_size)
+    plan = SimpleNamespace(planned=planned_of(world_size), objects=())
     cached = SimpleNamespace(plan=plan, shards=shards)
     codec: Any = LINKED if settings["codec"]["name"] == "delta" else RAW
     return TinyAgreed(mine.store, files, shards, mine.leaves.value, cached, codec)
@@ -243,7 +248,8 @@ def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
     parts: Any = writing.store, LEASE, plan, writing.shards, value
     tables: Any = write_pipeline.write_shards(*parts, RAW, None, ledger.Ledger())
     world_size = len(writing.shards)
-    planned = replace(planned_of(world_size), first=np.array([0, world_size], np.int64))
+    first = np.array([0, world_size], np.int64)
+    planned = replace(planned_of(world_size), first=first, first_number=2 * first)
     return SimpleNamespace(told=(planned, [tables[0]]), basis=None)
 
 

@@ -105,7 +105,10 @@ class _CommitWithoutOne(commits.Commit):
         if header.world_size > 1:
             first = planned.first[:-1]
             some = np.arange(int(first[-1]))
-            planned = Planned(planned.tensor[some], planned.boxes[some], first)
+            first_number = planned.first_number[:-1]
+            numbers = planned.numbers[: int(first_number[-1])]
+            kept = planned.tensor[some], numbers, planned.chunks[some]
+            planned = Planned(*kept, first, first_number)
             written = written[:-1]
         super().prepare(header, planned, written, content)
 
@@ -145,8 +148,8 @@ PLANTS: dict[str, Plant] = {
     "no fsync of the pending manifest": [(LocalStore, "_write_durably", _write_carelessly)],
     "fsync again after a failed one": [(DataFileWriter, "_sync", _sync_again)],
     "acknowledged before the link is durable": [(LocalStore, "publish", _publish_without_sync)],
-    "link before the last check": [(save_module, "Commit", _LinkBeforeTheLastLook)],
-    "last check before the manifest is synced": [(save_module, "Commit", _LastLookBeforeTheSync)],
+    "link before the last check": [(commits, "Commit", _LinkBeforeTheLastLook)],
+    "last check before the manifest is synced": [(commits, "Commit", _LastLookBeforeTheSync)],
     "no look at the deadline": [(ledger.Ledger, "check_deadline", _nothing)],
     "no look at the epoch": [(fence_module.Fence, "hold", _hold_without_a_look)],
     "pending manifests are not revoked": [(fence_module.Fence, "_revoke", _nothing)],
@@ -171,7 +174,7 @@ PLANTS: dict[str, Plant] = {
     "retention leaves no mark": [(directory_module, "leaving", contextlib.nullcontext)],
     "retention lets the newest go": [(directory_module.Run, "_with_bases", _keep_but_one)],
     "commit without one rank": [
-        (save_module, "Commit", _CommitWithoutOne),
+        (commits, "Commit", _CommitWithoutOne),
         (commits, "check_tiling", _nothing),
     ],
     "files removed though published": [

@@ -143,8 +143,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
     cached_plans = SimpleNamespace(
         NUMBERS=1,
         settled=lambda sums: False,
-        plan_key=lambda *held: (),
-        find=lambda key: None,
+        find=lambda *held: ((), None),
         remember=lambda made: None,
     )
     return [

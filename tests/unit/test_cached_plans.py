@@ -174,7 +174,7 @@ def test_the_plan_of_a_save_that_failed_is_not_used_again(
     new_path: NewPath, planned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(holdfast.saving.save.Commit, "publish", lambda _: 1 / 0)
+        patch.setattr(holdfast.engine.commit.Commit, "publish", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save_all(new_path(), {r: state(r, 1.0) for r in range(2)})
     save_all(new_path(), {r: state(r, 1.0) for r in range(2)})

@@ -16,7 +16,7 @@ from holdfast.format.contents import check_tiling
 from holdfast.format.data_file import align_payload
 from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.rows import Planned, join_written, written_in
+from holdfast.format.rows import join_written, planned_of, written_in
 from holdfast.format.table import Table
 from holdfast.layout import (
     Box,
@@ -52,7 +52,8 @@ def joined(header: Header, shards: list[Shard], tables: list[Table]) -> Table:
     numbers = [n for shard in shards for n in (*shard.box.offset, *shard.box.shape)]
     boxes = unflatten(np.array(numbers, np.int64), np.cumsum(2 * ndim) - 2 * ndim, ndim)
     tensor = np.array([header.tensors.index(shard.tensor) for shard in shards], np.int64)
-    planned = Planned(tensor, boxes, np.array([0, len(shards)]))
+    first = np.array([0, len(shards)])
+    planned = planned_of(header.tensors, header.chunk_elements, tensor, boxes, first)
     return join_written(header, planned, [written_in(tables)])
 
 

@@ -27,7 +27,7 @@ from ..format.coding import Coding
 from ..format.contents import content_digest
 from ..format.header import Header
 from ..format.links import Base
-from ..format.rows import Planned, Written, written_in
+from ..format.rows import Planned, Written, planned_of, written_in
 from ..layout import Box, Shard, batches
 from ..options import SLOT_BYTES, STREAM_BYTES, Options, options_of
 from ..plan.shard_table import table_of
@@ -181,7 +181,8 @@ def write_again(chain: Chain, writing: Writing, options: Options, report: Report
         tables = write_shards(store, leased, files, shards, asked, writing.codec, basis, Ledger())
     # Of the first rank alone: the header may name four thousand million of them.
     first = np.array([0, len(shards)], np.int64)
-    planned = Planned(shards.tensor, shards.boxes, first)
+    elements = header.chunk_elements
+    planned = planned_of(header.tensors, elements, shards.tensor, shards.boxes, first)
     return Rewritten((planned, [written_in(tables)]), basis)
 
 

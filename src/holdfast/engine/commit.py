@@ -20,9 +20,8 @@ Invariants:
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
 
 from ..errors import (
     AlreadyCommittedError,
@@ -48,7 +47,7 @@ from .retire import is_leaving
 REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
 
 
-class Commit:
+class Commit(contextlib.AbstractContextManager["Commit"]):
     """One commit, as a context manager: `prepare`, a last look, `publish` (or `replace`).
 
     Run by the coordinator alone. When no manifest names them in the end, every file of this save is
@@ -60,9 +59,6 @@ class Commit:
         self._pending = f"{spec.PENDING_MANIFEST_PREFIX}{save_id}"
         self._data = b""
         self._may_be_there = False  # MANIFEST, whatever is said
-
-    def __enter__(self) -> Self:
-        return self
 
     def prepare(
         self, header: Header, planned: Planned, written: Sequence[Written], content: str = ""
@@ -130,10 +126,21 @@ class Commit:
             error.add_note("another job may have taken this save for dead, or deleted its base")
 
 
-def commit(store: Store, header: Header, planned: Planned, written: Sequence[Written]) -> None:
-    """Publish what was written, where nobody has to look again before that."""
+def commit(
+    store: Store,
+    header: Header,
+    planned: Planned,
+    written: Sequence[Written],
+    look: Callable[[], object] = lambda: None,
+) -> None:
+    """Publish what was written.
+
+    Args:
+        look: called when all is durable; raises when it may not be published after all.
+    """
     with Commit(store, header.save_id) as made:
         made.prepare(header, planned, written)
+        look()
         made.publish()
 
 

@@ -8,7 +8,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 import numpy as np
@@ -28,7 +28,7 @@ from .pool import Lease
 from .trust import digest
 
 
-class DataFileReader:
+class DataFileReader(AbstractContextManager["DataFileReader"]):
     """Reads runs of a checkpoint's data files. Use it in one thread, as a context manager."""
 
     def __init__(
@@ -42,9 +42,6 @@ class DataFileReader:
         self._cached_bytes = cached_bytes
         self._store, self._lease, self._manifest = store, lease, manifest
         self._descriptors: dict[int, int] = {}
-
-    def __enter__(self) -> "DataFileReader":
-        return self
 
     def __exit__(
         self,

@@ -105,7 +105,7 @@ class _Filling:
     ) -> None:
         self._reader, self._lease, self._manifest = reader, lease, manifest
         self._targets, self._bases = targets, bases
-        self.is_raw = manifest.is_raw
+        self.is_raw = manifest.table.header.is_raw
         self._filled: list[Reads] = []  # in the order in which they were placed
 
     def place(self, run: ReadRun, slot: int) -> None:

@@ -38,7 +38,7 @@ def write_shards(
         codec: of all of them.
         basis: what is known of the base; it becomes what is known of these.
     """
-    if not len(shards):
+    if not shards.tensor.size:
         return []
     images = None
     if isinstance(origin, Images):

@@ -17,16 +17,21 @@ def entries(values: dict[str, Any], *names: str) -> list[list[dict[str, Any]]]:
     return found
 
 
-def numbers(values: dict[str, Any]) -> tuple[int | None, int, int]:
-    """Check the step, which may be missing, the world size, and the elements of a chunk."""
+def scalars(values: dict[str, Any]) -> dict[str, Any]:
+    """Check what is one number or text: of a header; the step may be missing."""
     step = values["step"]
     chunk_elements = count(values["chunk_elements"], 1, "chunk_elements")
     if chunk_elements > CHUNK_ELEMENTS_MAX:
         raise CorruptError(
             f"chunk_elements is {chunk_elements}; expected at most {CHUNK_ELEMENTS_MAX}"
         )
-    world_size = count(values["world_size"], 1, "world_size", 1 << 32)
-    return None if step is None else count(step, 0, "step", 1 << 53), world_size, chunk_elements
+    return {
+        "save_id": hex_digits(values["save_id"], "save_id"),
+        "step": None if step is None else count(step, 0, "step", 1 << 53),
+        "world_size": count(values["world_size"], 1, "world_size", 1 << 32),
+        "written_by": text(values["written_by"], "written_by"),
+        "chunk_elements": chunk_elements,
+    }
 
 
 def keys(entry: dict[str, Any], wanted: set[str], what: str) -> None:

@@ -14,7 +14,7 @@ from ..errors import CorruptError, VersionError
 from ..layout import ITEM_BYTES, Path, Shape, Tensor
 from . import spec
 from .coding import RAW, Coding, decode_coding, encode_coding, renumbered
-from .fields import count, entries, hex_digits, keys, numbers, text
+from .fields import count, entries, keys, scalars, text
 from .links import Base, TensorLoss, decode_base, decode_losses
 from .values import (
     decode_path,
@@ -225,15 +225,10 @@ def _decode_header(values: Any) -> Header:
     tensors, codec_of = _decode_tensors(listed, values["codecs"])
     ties = tuple(map(partial(_decode_tie, len(tensors)), tied))
     objects = tuple(map(_decode_object, valued))
-    step, world_size, chunk_elements = numbers(values)
     header = Header(
-        save_id=hex_digits(values["save_id"], "save_id"),
-        step=step,
-        world_size=world_size,
+        **scalars(values),
         mesh=_mesh(values["mesh"]),
         metrics=_metrics(values["metrics"]),
-        written_by=text(values["written_by"], "written_by"),
-        chunk_elements=chunk_elements,
         tensors=tensors,
         ties=ties,
         objects=objects,

@@ -77,11 +77,6 @@ class Manifest:
     digest: str = ""
     signed: Statement | None = None
 
-    @property
-    def is_raw(self) -> bool:
-        """Whether every payload is the elements themselves."""
-        return self.table.header.is_raw
-
     def shards_of(self, tensor: int) -> I64:
         """Return the indices of a tensor's shards, ascending."""
         return self.tensor_order[self.tensor_first[tensor] : self.tensor_first[tensor + 1]]

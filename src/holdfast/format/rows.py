@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .._core import xxh3_128
 from ..boxes import I64, U64, Boxes, chunk_steps, flatten
 from ..errors import CorruptError
-from ..layout import ITEM_BYTES
+from ..layout import ITEM_BYTES, Tensor
 from . import spec
 from .header import Header
 from .table import Table
@@ -70,16 +70,38 @@ def file_table(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """What all ranks were to write, as columns: the boxes of each behind those of the one before.
+    """The shards that all ranks were to write: those of each rank behind those of the one before.
 
     Attributes:
-        tensor: index of each box's tensor.
-        first: where the boxes of each rank begin, and the end of the last.
+        tensor: index of each shard's tensor.
+        numbers: all offsets and shapes, flat, as `Table.shard_box` has them.
+        chunks: of each shard.
+        first, first_number: where shards and numbers of each rank begin, and the end of the last.
     """
 
     tensor: I64
-    boxes: Boxes
+    numbers: I64
+    chunks: I64
     first: I64
+    first_number: I64
+
+
+def planned_of(
+    tensors: Sequence[Tensor], chunk_elements: int, tensor: I64, boxes: Boxes, first: I64
+) -> Planned:
+    """Return the shards that all ranks are to write, as columns of a table.
+
+    Args:
+        tensors: those of the header.
+        tensor: index of each shard's tensor.
+        first: where the shards of each rank begin, and the end of the last.
+    """
+    shapes, dtypes = map(attrgetter("shape"), tensors), map(attrgetter("dtype"), tensors)
+    ndim = np.fromiter(map(len, shapes), np.int64, len(tensors))[tensor]
+    item_bytes = np.fromiter(map(ITEM_BYTES.__getitem__, dtypes), np.int64, len(tensors))
+    step = chunk_steps(item_bytes, chunk_elements)[tensor]
+    ends = np.concatenate([[0], np.cumsum(2 * ndim)])
+    return Planned(tensor, flatten(boxes, ndim), -(-boxes.elements // step), first, ends[first])
 
 
 # What a rank tells of its data files: (field, dtype, which count). Names and boxes are known.
@@ -152,22 +174,15 @@ def join_written(header: Header, planned: Planned, written: Sequence[Written]) -
     Raises:
         CorruptError: a rank wrote other boxes than were planned.
     """
-    shapes = map(attrgetter("shape"), header.tensors)
-    ndim = np.fromiter(map(len, shapes), np.int64, len(header.tensors))[planned.tensor]
-    ends = np.concatenate([[0], np.cumsum(2 * ndim)])[planned.first]
-    numbers = flatten(planned.boxes, ndim)
+    ends, chunks = planned.first_number, planned.chunks
     for rank, told in enumerate(written):
-        expected = digest_boxes([numbers[ends[rank] : ends[rank + 1]]])
+        expected = digest_boxes([planned.numbers[ends[rank] : ends[rank + 1]]])
         count = planned.first[rank + 1] - planned.first[rank]
         if told.boxes != expected or told.columns["file_shards"].sum() != count:
             raise CorruptError(f"rank {rank} wrote other boxes than were planned")
     column, of_rank = {}, [*map(attrgetter("columns"), written)]
     for name, _, _ in _TOLD:
         column[name] = np.concatenate([*map(itemgetter(name), of_rank)])
-    sizes = map(ITEM_BYTES.__getitem__, map(attrgetter("dtype"), header.tensors))
-    item_bytes = np.fromiter(sizes, np.int64, len(header.tensors))
-    step = chunk_steps(item_bytes, header.chunk_elements)[planned.tensor]
-    chunks = -(-planned.boxes.elements // step)
     files = np.repeat(np.arange(len(column["file_shards"])), column["file_shards"])
     file_first = np.cumsum(column["file_chunks"], dtype=np.int64) - column["file_chunks"]
     counts = [*map(len, map(itemgetter("file_bytes"), of_rank))]
@@ -179,7 +194,7 @@ def join_written(header: Header, planned: Planned, written: Sequence[Written]) -
         file_number=column["file_number"],
         file_chunks=column["file_chunks"],
         shard_digest=column["shard_digest"],
-        shard_box=numbers,
+        shard_box=planned.numbers,
         shard_tensor=planned.tensor.astype("<u4"),
         shard_file=files.astype("<u4"),
         shard_first_chunk=(np.cumsum(chunks) - chunks - file_first[files]).astype("<u4"),

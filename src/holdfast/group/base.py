@@ -4,8 +4,9 @@ Knows bytes, not what they mean.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol, Self, TypeGuard
+from typing import Protocol, TypeGuard
 
 from ..errors import HoldfastError, PeerError
 
@@ -110,7 +111,7 @@ class SingleGroup:
         return list(values)
 
 
-class Phase:
+class Phase(AbstractContextManager["Phase"]):
     """One step that all ranks take together, or none: used by every rank, as a context manager.
 
     Inside the block a rank does its part and sets ``answer``; at its end all answers are exchanged.
@@ -131,9 +132,6 @@ class Phase:
         self.answers: list[bytes] = []
         self.promised = False
         self.others: HoldfastError | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,

@@ -249,8 +249,9 @@ def _open_alike(
     found: list[str] = []
     for _ in range(OPENINGS):
         with Phase(ranks) as prepared:
-            check_order(path, into, _USAGE)
-            check_state(into, "into")
+            if not isinstance(into, Mapping):
+                check_order(path, into, _USAGE)
+                check_state(into, "into")
             store = open_store(path)
             manifest = _read_manifest(store, options, step)
             alone = (Link(store, manifest),)

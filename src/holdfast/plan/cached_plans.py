@@ -92,8 +92,15 @@ def plan_key(rank: int, settings: dict[str, Any], local_state: LocalState) -> Pl
     return (rank, settings, local_state.names, local_state.boxes, values, local_state.node)
 
 
-def find(key: PlanKey) -> CachedPlan | None:
-    """Return the plan that was made when this rank held just this."""
+def find(
+    rank: int, settings: dict[str, Any], local_state: LocalState
+) -> tuple[PlanKey, CachedPlan | None]:
+    """Return the key of a plan, and the plan that was made when this rank held just this."""
+    key = plan_key(rank, settings, local_state)
+    return key, _find(key)
+
+
+def _find(key: PlanKey) -> CachedPlan | None:
     for cached in reversed(_cached):
         if cached.key == key:
             return cached
@@ -104,7 +111,7 @@ def remember(cached: CachedPlan) -> None:
     """Keep a plan that a save was committed with."""
     if _cached and _cached[-1] is cached:
         return
-    if (before := find(cached.key)) is not None:
+    if (before := _find(cached.key)) is not None:
         _cached[:] = [other for other in _cached if other is not before]
     _cached.append(cached)
     del _cached[:-CACHED_MAX]

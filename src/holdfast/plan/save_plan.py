@@ -6,6 +6,7 @@ Each rank describes what it holds (`LocalState`); `plan_save` merges those of al
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from operator import attrgetter, itemgetter, mul
 from typing import Any
@@ -18,6 +19,7 @@ from ..codecs.raw import Raw
 from ..errors import StateError
 from ..format.coding import RAW, Coding
 from ..format.names import display_names, dotted
+from ..format.rows import Planned, planned_of
 from ..layout import ITEM_BYTES, Path, Tensor
 from .balance import assign, chosen_writers, cut_share
 from .dedup import merge_objects, merge_tensors, merge_ties
@@ -31,7 +33,7 @@ STATISTICS_BYTES_MAX = 64 << 10
 _RAW = Raw()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SavePlan:
     """Who does what, as every rank sees it.
 
@@ -41,7 +43,8 @@ class SavePlan:
         forced: tensors of which the replicas differ, and one is kept.
         tensor, boxes: what is written: that of each rank behind that of the rank before, in order.
         first: where the boxes of each rank begin, and the end of the last.
-        coding: of all tensors.
+        chunk_elements: as in `Options`.
+        codec, coding: of all tensors.
     """
 
     mesh: dict[str, Any] | None
@@ -52,9 +55,17 @@ class SavePlan:
     tensor: I64
     boxes: Boxes
     first: I64
+    chunk_elements: int
+    codec: Codec = _RAW
     coding: Coding = RAW
 
-    @property
+    @cached_property
+    def planned(self) -> Planned:
+        """What all ranks write, as the table of the checkpoint will have it."""
+        columns = self.tensor, self.boxes, self.first
+        return planned_of(self.tensors, self.chunk_elements, *columns)
+
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
         items = map(ITEM_BYTES.__getitem__, map(attrgetter("dtype"), self.tensors))
@@ -121,6 +132,8 @@ def plan_save(
         place[share.tensor],
         share.boxes,
         np.searchsorted(share.writer, np.arange(len(local_states) + 1)),
+        chunk_elements,
+        codec,
         coding,
     )
 

@@ -138,20 +138,17 @@ def agree(proposal: Proposal, told: BriefPhase, rank: int) -> Agreement:
     if told.sums is not None and proposal.before is not None:
         word = cached_plans.decode_word(told.sums) if told.sums else proposal.word
         cached, firsts = proposal.before, []
-        codec = make_codec(cached.settings["codec"])
     else:
-        replies = decode_replies(told.answers)
-        firsts = [decode_arguments(reply["arguments"]) for reply in replies]
+        replies, firsts = decode_replies(told.answers), arguments_of_all(told)
         word = firsts[COORDINATOR]["word"]
         local_states = decode_local_states([reply["local_state"] for reply in replies])
         chosen = firsts[COORDINATOR]["settings"]
         sizes = chosen["file_bytes"], chosen["chunk_elements"]
-        codec = make_codec(chosen["codec"])
-        plan = plan_save(local_states, *sizes, chosen["writers"], codec)
+        plan = plan_save(local_states, *sizes, chosen["writers"], make_codec(chosen["codec"]))
         cached = cached_plans.cacheable(
             proposal.key, plan, chosen, local_states, rank, told.answers
         )
-    size_bytes = cached.plan.size_bytes
+    codec, size_bytes = cached.plan.codec, cached.plan.size_bytes
     header = cached.header(word)
     free_bytes = word.get("free_bytes")
     if free_bytes is not None and codec.is_plain:  # what another leaves is known when written

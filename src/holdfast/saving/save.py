@@ -19,7 +19,7 @@ from .. import worker
 from ..arguments import check_order, check_state, encode_arguments
 from ..chains.base_choice import begin_link, choose_base, end_link, join_losses, losses_of
 from ..engine.basis import Basis
-from ..engine.commit import REVOKED, Commit, check_absent, discard
+from ..engine.commit import REVOKED, check_absent, commit, discard
 from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
 from ..engine.origin import LiveTensors
@@ -28,7 +28,7 @@ from ..engine.registry import find_codec
 from ..engine.staging import LazyCopies, copy_now, hold
 from ..engine.write_pipeline import write_shards
 from ..errors import StoreError
-from ..format.rows import Planned, written_in
+from ..format.rows import written_in
 from ..format.table import Table
 from ..format.values import encode_value
 from ..group.base import COORDINATOR, BriefPhase, Outcome, Phase
@@ -157,9 +157,9 @@ def save_async(
 def save_now(state: Mapping[Any, Any], request: SaveRequest, ranks: "Group") -> Records:
     """Walk all the way in this thread."""
     ledger, options = Ledger(), request.options
-    with BriefPhase(ranks, cached_plans.NUMBERS, cached_plans.settled) as told:
+    told = BriefPhase(ranks, cached_plans.NUMBERS, cached_plans.settled)
+    with told:
         proposal = _propose(told, state, request, ranks)
-    arguments_of_all(told)
     agreement, store = agree(proposal, told, ranks.rank), proposal.store
     ledger.planned(agreement.files.payload_bytes)
 
@@ -191,7 +191,8 @@ def start_save(
     """
     called = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        with BriefPhase(ranks, cached_plans.NUMBERS, cached_plans.settled) as told:
+        told = BriefPhase(ranks, cached_plans.NUMBERS, cached_plans.settled)
+        with told:
             check_background(request, ranks)
             is_mine = stack.enter_context(reserve(request.busy, request.deadline_s))
             raise_untold()
@@ -237,11 +238,12 @@ def _propose(
     Args:
         is_mine: whether the process's one save in the background is this one; None: it is none.
     """
-    check_order(request.path, state, _USAGE)
+    if not isinstance(state, Mapping):
+        check_order(request.path, state, _USAGE)
+        check_state(state)
     store = open_store(request.path)
     codec = find_codec(request.codec)
     check_request(request)
-    check_state(state)
     busy = is_mine is False
     word: dict[str, Any] = {}
     if ranks.rank == COORDINATOR:
@@ -256,8 +258,7 @@ def _propose(
     background = is_mine is not None
     settings = request.settings(codec, ranks.world_size, background=background)
     local_state = local_state_for(leaves, compare=ranks.world_size > 1)
-    key = cached_plans.plan_key(ranks.rank, settings, local_state)
-    before = cached_plans.find(key)
+    key, before = cached_plans.find(ranks.rank, settings, local_state)
     what = f"the save of {store.location}"
 
     def arguments(**more: Any) -> bytes:
@@ -332,8 +333,10 @@ def _finish(
             tables, basis = write()
             ledger.close()
             plan = agreement.cached.plan
+            # The coordinator's is whole when it has committed.
+            measured = ledger.record() if ranks.rank != COORDINATOR else {}
             share = Share(
-                {"rank": ranks.rank, **ledger.record()},
+                {"rank": ranks.rank, **measured},
                 objects_from(plan, ranks.rank, agreement.objects) if plan.objects else [],
                 losses_of(basis, header) if basis else [],
                 written_in(tables),
@@ -371,7 +374,6 @@ def _commit(
     plan, store = agreement.cached.plan, agreement.store
     objects = [*map(attrgetter("objects"), shares)]
     values = join_objects(plan, objects) if plan.objects else ()
-    planned = Planned(plan.tensor, plan.boxes, plan.first)
     losses = [*map(attrgetter("losses"), shares)]
     lost = join_losses(losses) if any(losses) else ()
     header = replace(agreement.files.header, objects=values, losses=lost)
@@ -381,10 +383,7 @@ def _commit(
         ledger.check_deadline()
 
     try:
-        with Commit(store, header.save_id) as made:
-            made.prepare(header, planned, [*map(attrgetter("written"), shares)])
-            look()
-            made.publish()
+        commit(store, header, plan.planned, [*map(attrgetter("written"), shares)], look)
     except StoreError as error:
         if error.errno in REVOKED:
             look()  # the job that has taken this run over removes what was not published

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from ...boxes import unflatten
 from ...errors import StateError
 from ...format.header import Header
-from ...format.rows import Planned, Written
+from ...format.rows import Planned, Written, planned_of
 from ...layout import Box, Path, Shard, Tensor
 from ...plan.balance import cut_shard
 from ...plan.local_states import decode_object
@@ -107,13 +107,16 @@ def join(word: Word, metadata: Metadata, shares: Sequence[WrittenShare]) -> tupl
             )
     ndim = np.array([len(shard.box.shape) for shard in shards], np.int64)
     flat = np.array([n for s in shards for n in (*s.box.offset, *s.box.shape)], np.int64)
-    planned = Planned(
+    objects = joined(values, [tensor.path for tensor in tensors])
+    header = header_of(word, tensors, objects.items())
+    planned = planned_of(
+        tensors,
+        header.chunk_elements,
         np.array([index[shard.tensor] for shard in shards], np.int64),
         unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim),
         np.cumsum([0, *(len(share.shards) for share in shares)]),
     )
-    objects = joined(values, [tensor.path for tensor in tensors])
-    return header_of(word, tensors, objects.items()), planned
+    return header, planned
 
 
 def _in_order(paths: Iterable[Path], metadata: Metadata) -> list[Path]:
