@@ -78,7 +78,8 @@ def leave_a_gap(patch: pytest.MonkeyPatch) -> None:
         return replace(plan, tensor=plan.tensor[kept], boxes=plan.boxes[kept], first=first)
 
     patch.setattr(holdfast.saving.agreement, "plan_save", plan_with_a_gap)
-    patch.setattr(cached_plans, "find", lambda _: None)  # nor is it to be used by another test
+    # Nor is it to be used by another test.
+    patch.setattr(cached_plans, "find", lambda *held: ((), None))
     patch.setattr(cached_plans, "remember", lambda _: None)
 
 
