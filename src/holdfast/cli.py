@@ -108,6 +108,9 @@ def _make_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--deep", action="store_true", help="also decode everything, with the bases of deltas"
     )
+    verify.add_argument(
+        "--strict", action="store_true", help="files that holdfast did not write are bad"
+    )
     _add_signing(verbs, verify)
     _add_care(verbs)
     example = "runs/a/step-00000100 runs/a/step-00000200"
@@ -245,7 +248,7 @@ def _verify(chosen: argparse.Namespace) -> int:
     if chosen.public_key and not chosen.signature:
         raise OptionError("--public-key needs --signature; give both")
     keys = chosen.public_key or () if chosen.signature else None
-    document = verify.verify(chosen.path, deep=chosen.deep, keys=keys)
+    document = verify.verify(chosen.path, deep=chosen.deep, strict=chosen.strict, keys=keys)
     _write(chosen, document, verify.render)
     return verify.exit_code(document)
 

@@ -243,7 +243,7 @@ def many_strays(path: Path) -> None:
 def many_pending(path: Path) -> None:
     for number in range(3000):
         (path / f".manifest-{number}").touch()
-    (path / "stray").touch()
+    (path / "data" / "stray").touch()
 
 
 def deep_directories(path: Path) -> None:
@@ -253,12 +253,12 @@ def deep_directories(path: Path) -> None:
         os.mkdir("d")
         os.chdir("d")
     os.chdir(here)
-    (path / "stray").touch()
+    (path / "data" / "stray").touch()
 
 
 def odd_name(name: bytes) -> Callable[[Path], None]:
     def put(path: Path) -> None:
-        with open(os.fsencode(path) + b"/" + name, "wb"):
+        with open(os.fsencode(path) + b"/data/" + name, "wb"):
             pass
 
     return put
@@ -277,7 +277,7 @@ CROWDS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("what", CROWDS)
-def test_what_lies_beside_is_refused_and_shown_as_text(
+def test_what_lies_among_data_files_is_refused_and_shown_as_text(
     checkpoint: Path, bounded: None, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     CROWDS[what](checkpoint)

@@ -54,6 +54,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
         "path": str(path),
         "good": True,
         "deep": False,
+        "strict": False,
         "checkpoints": [
             {
                 "path": str(path),
@@ -65,6 +66,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
                 "signer": None,
                 "damage": [],
                 "spared": [],
+                "foreign": [],
                 "error": None,
             }
         ],

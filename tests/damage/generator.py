@@ -174,10 +174,11 @@ def _(chance: random.Random, scene: Scene) -> dict[str, bytes]:
 
 @kind_of("duplicate a file")
 def _(chance: random.Random, scene: Scene) -> dict[str, bytes]:
-    source, beside = _any(chance, scene.files), _any(chance, scene.files)
-    directory = beside.rpartition("/")[0]
+    # Among the data files: beside MANIFEST it would be nobody's.
+    beside = [name for name in scene.files if "data/" in name] or ["data/"]
+    source, directory = _any(chance, scene.files), chance.choice(sorted(beside)).rpartition("/")[0]
     name = chance.choice((source.rpartition("/")[2], "copy", "00000-9.hf", "MANIFEST~"))
-    return {**scene.files, f"{directory}/{name}" if directory else name: scene.files[source]}
+    return {**scene.files, f"{directory}/{name}": scene.files[source]}
 
 
 @kind_of("lose a file")

@@ -31,16 +31,16 @@ class NotACheckpoint(Exception): ...  # There is no MANIFEST.
 
 # § 1. A checkpoint is a directory.
 def check_names(root, save_id, named):
-    found, entries, dead = set(), [*root.iterdir()], rf"\.manifest-|data/(?!{save_id}/)[^/]+/"
+    found, dead, ours = set(), rf"data/(?!{save_id}/)[^/]+/", ("MANIFEST", "SIGNATURE", "data")
+    entries = [entry for entry in root.iterdir() if entry.name in ours]
     for entry in entries:  # The list grows by what is in its directories.
         name, link = entry.relative_to(root).as_posix(), entry.is_symlink()
         if entry.is_dir() and not link:
-            known = re.match(dead, name + "/") or name in ("data", f"data/{save_id}")
-            check(known, f"{name!r} is an unknown directory")
-            entries.extend(entry.iterdir() if not re.match(dead, name + "/") else ())
-        elif not name.startswith(".manifest-"):
-            check(entry.is_file() and not link, f"{name!r} is not a regular file")
-            found.add(name)
+            known = name in ("data", f"data/{save_id}")
+            check(known or re.match(dead, name + "/"), f"{name!r} is an unknown directory")
+            entries.extend(entry.iterdir() if known else ())
+        else:
+            found |= {name} if entry.is_file() and not link else {f"{name} (no regular file)"}
     check(found == named, f"missing or unknown files: {sorted(found ^ named)}")
 
 

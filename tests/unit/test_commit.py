@@ -14,7 +14,7 @@ import torch
 import holdfast
 from holdfast import Keep
 from holdfast.engine import commit, retire
-from holdfast.errors import CorruptError, OptionError, PeerError, StateError, StoreError
+from holdfast.errors import CorruptError, PeerError, StateError, StoreError
 from holdfast.format import spec
 from holdfast.format.manifest import Manifest, check_table
 from holdfast.format.rows import Written, written_in
@@ -44,17 +44,11 @@ def left(path: Path) -> list[str]:
     return sorted(p.name for p in path.rglob("*") if p.is_file())
 
 
-def test_a_directory_that_holds_something_else_is_not_saved_to(new_path: NewPath) -> None:
+def test_what_the_dead_left_is_no_reason_not_to_save(new_path: NewPath) -> None:
     path = new_path()
     path.mkdir()
-    save_to = path / "inner"
-    save_to.mkdir()
-    (save_to / ".manifest-of-the-dead").write_bytes(b"")
-    save(save_to)
-    for name in "abcd":
-        (path / name).write_text("")
-    with pytest.raises(OptionError, match=r"holds .*, .*, .* …, which are no files"):
-        save(path)
+    (path / ".manifest-of-the-dead").write_bytes(b"")
+    save(path)
 
 
 def test_a_directory_that_cannot_be_listed_is_not_saved_to(

@@ -231,9 +231,8 @@ def test_the_commands_refuse_a_stray_path(
         text.encode()
 
 
-@pytest.mark.parametrize("below", ["", "data/"])
-def test_a_stray_file_in_a_checkpoint_is_named(new_path: NewPath, below: str) -> None:
-    path = new_path()
+def test_a_stray_file_in_a_checkpoint_is_named(new_path: NewPath) -> None:
+    path, below = new_path(), "data/"
     holdfast.save({"a": WEIGHT}, path)
     (path / f"{below}{STRAY}").write_bytes(b"")
     with pytest.raises(CorruptError, match=r"\\udcff is a file that does not belong") as caught:

@@ -27,7 +27,7 @@ from ..format.contents import check_tiling
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header
 from ..format.manifest import Manifest, decode_manifest
-from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_of
+from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, is_foreign, step_of
 from ..format.signature import Statement
 from ..format.table import Table, decode_table
 from ..stores.base import NOT_A_FILE, Entry, Store
@@ -165,7 +165,9 @@ def check_share(
 
 
 def check_names(store: Store, manifest: Manifest) -> None:
-    """Check that nothing lies under the directory that the format does not know.
+    """Check that what has a name of ours is ours, and that `data` holds nothing else.
+
+    Foreign names beside it are let be: nothing of them is opened or followed.
 
     Raises:
         CorruptError: an unknown file; the text names it.
@@ -176,8 +178,7 @@ def check_names(store: Store, manifest: Manifest) -> None:
     is_signed = False
     for entry in store.list():
         is_signed = is_signed or entry.name == spec.SIGNATURE_NAME
-        is_pending = entry.name.startswith(spec.PENDING_MANIFEST_PREFIX)
-        if entry.kind != known.get(entry.name) and not is_pending:
+        if entry.kind != known.get(entry.name, entry.kind):
             raise _stranger(store, entry.name, entry.kind)
     for entry in _list_data(store, manifest, spec.DATA_DIRECTORY):
         # Directories of saves that died belong to no checkpoint, and are never read.
@@ -192,6 +193,16 @@ def check_names(store: Store, manifest: Manifest) -> None:
         raise CorruptError(
             f"{store.location}/{spec.SIGNATURE_NAME} is of another checkpoint; remove it"
         )
+
+
+def foreign_names(store: Store) -> tuple[str, ...]:
+    """Return the names in a checkpoint's directory that are none of ours; they are not opened."""
+    try:
+        return tuple(entry.name for entry in store.list() if is_foreign(entry.name))
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return ()  # it went meanwhile
 
 
 def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:

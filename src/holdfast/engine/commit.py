@@ -37,9 +37,10 @@ from ..format.contents import check_tiling, content_digest
 from ..format.header import Header, check_paths
 from ..format.links import Base
 from ..format.manifest import Manifest, check_table, encode_manifest
+from ..format.names import is_save_id, some, step_name, step_of
 from ..format.rows import Planned, Written, join_written
 from ..group.base import COORDINATOR, Phase
-from ..stores.base import Store
+from ..stores.base import NOT_A_FILE, Store
 from .check import read_manifest
 from .retire import is_leaving
 
@@ -204,13 +205,29 @@ def check_absent(store: Store) -> None:
             f"{store.location} holds a committed checkpoint, which is never overwritten; "
             "save under another step or path, or delete it first"
         )
-    pending = spec.PENDING_MANIFEST_PREFIX
-    strangers = [n for n in names if n != spec.DATA_DIRECTORY and not n.startswith(pending)]
-    if strangers:
+    steps = [name for name in names if step_of(name) is not None]
+    if steps:
         raise OptionError(
-            f"{store.location} holds {', '.join(strangers[:3])}{' …' * (len(strangers) > 3)}, "
-            "which are no files of a checkpoint; save to an empty or a new directory"
+            f"{store.location} is a run, with {some(steps)}; save to one of its steps, such "
+            f"as {store.location}/{step_name((step_of(steps[-1]) or 0) + 1)}"
         )
+    if spec.DATA_DIRECTORY in names and (others := _others_in_data(store)):
+        raise OptionError(
+            f"{store.location}/{spec.DATA_DIRECTORY} is not a checkpoint's: it "
+            f"{others}. Save to a directory without the name {spec.DATA_DIRECTORY}"
+        )
+
+
+def _others_in_data(store: Store) -> str:
+    """Say what is in the place of our data files, and not ours; empty: nothing is."""
+    try:
+        entries = store.list(spec.DATA_DIRECTORY)
+    except StoreError as error:
+        if error.errno not in NOT_A_FILE and error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        return "is not a directory"
+    foreign = [e.name for e in entries if e.kind != "directory" or not is_save_id(e.name)]
+    return f"holds {some(foreign)}" if foreign else ""
 
 
 def _manifest_of(

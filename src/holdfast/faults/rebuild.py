@@ -21,14 +21,13 @@ from ..format.coding import Coding
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import Header, decode_header, encode_header
 from ..format.manifest import Manifest, check_table, encode_manifest
-from ..format.names import data_file_name, dotted
+from ..format.names import data_file_name, dotted, is_save_id
 from ..format.order import merge_orders
 from ..format.table import Table, decode_table, unpacked_bytes
 from ..layout import ROLES, Group, Path, Tensor, tiling_fault
 from ..stores.base import Entry, Store
 
 _FILE_NAME = re.compile(r"([0-9]{5,10})-(0|[1-9][0-9]{0,9})\.hf")
-_SAVE_ID = re.compile(r"[0-9a-f]{32}")
 SHOWN_MAX = 5  # of many things of a kind, in a text
 
 
@@ -75,7 +74,7 @@ def find_saves(store: Store) -> list[str]:
         entries = store.list(spec.DATA_DIRECTORY)
     except StoreError:
         return []
-    return sorted(e.name for e in entries if e.kind == "directory" and _SAVE_ID.fullmatch(e.name))
+    return sorted(e.name for e in entries if e.kind == "directory" and is_save_id(e.name))
 
 
 def rebuild(store: Store, save_id: str, orders: Sequence[Sequence[Path]] = ()) -> Rebuilt:

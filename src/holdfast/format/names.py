@@ -5,16 +5,29 @@ Knows no file system.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..layout import Key, Path
-from .spec import DATA_DIRECTORY
+from .spec import DATA_DIRECTORY, MANIFEST_NAME, PENDING_MANIFEST_PREFIX, SIGNATURE_NAME
 
 LATEST_NAME = "LATEST"  # a hint beside the steps: the one that was committed last
 LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
+_SAVE_ID = re.compile(r"[0-9a-f]{32}")
+NAMED_MAX = 3  # of many names, in a text
 STEP_PATTERN = re.compile(r"step-(\d{8,})")
 _INTEGER = re.compile(r"-?[0-9]+")
 _SPECIAL = re.compile(r'[\\"\[\]()\x00-\x1f\x7f]')
+
+
+def is_foreign(name: str) -> bool:
+    """Return whether a name in a checkpoint's directory is none of holdfast's."""
+    ours = (MANIFEST_NAME, SIGNATURE_NAME, DATA_DIRECTORY)
+    return name not in ours and not name.startswith(PENDING_MANIFEST_PREFIX)
+
+
+def is_save_id(name: str) -> bool:
+    """Return whether a directory of ``data`` is named as those of saves are."""
+    return _SAVE_ID.fullmatch(name) is not None
 
 
 def step_name(step: int) -> str:
@@ -46,6 +59,12 @@ def misnamed(name: str, step: int | None) -> str | None:
 def data_file_name(save_id: str, rank: int, number: int) -> str:
     """Name a data file relative to its checkpoint."""
     return f"{DATA_DIRECTORY}/{save_id}/{rank:05d}-{number}.hf"
+
+
+def some(names: Sequence[str]) -> str:
+    """Show a few of many names to people: ``a, b, c and 5 more``."""
+    more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+    return f"{', '.join(names[:NAMED_MAX])}{more}"
 
 
 def dotted(path: Path) -> str:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..engine.check import foreign_names
 from ..errors import CorruptError, NotCommittedError
 from ..faults.damage import (
     Damage,
@@ -37,6 +38,7 @@ class Verified:
         damage: all faults of the checkpoint, and those of its bases that affect it.
         below: number of its bases.
         spared: faults of its bases that do not affect it.
+        foreign: names in its directory that are none of holdfast's; they were not opened.
     """
 
     location: str
@@ -44,6 +46,7 @@ class Verified:
     damage: tuple[Damage, ...]
     below: int = 0
     spared: tuple[Damage, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
 @in_worker
@@ -56,7 +59,7 @@ def verify(
     report: Report = lambda _: None,
     known: Known | None = None,
 ) -> Verified:
-    """Check every byte of a checkpoint and of all its bases.
+    """Check every byte that holdfast wrote of a checkpoint and of all its bases.
 
     Args:
         path: directory of the checkpoint.
@@ -68,7 +71,8 @@ def verify(
             several calls, a common base is read once.
 
     Returns:
-        The faults in ``damage``; it is empty if the checkpoint is whole.
+        The faults in ``damage``; it is empty if the checkpoint is whole. The names of files that
+        are not holdfast's in ``foreign``.
 
     Raises:
         NotCommittedError: there is no checkpoint, or it was deleted meanwhile.
@@ -95,7 +99,7 @@ def verify(
                 location, Verified(location, None, (Damage(where, error.args[0]),))
             )
         found = verify_subject(checkpoint.subject, report, known, deep=deep, patient=patient)
-        found = replace(found, checkpoint=checkpoint)
+        found = replace(found, checkpoint=checkpoint, foreign=foreign_names(store))
         if not found.damage or _is_still(checkpoint):
             break
     known[location] = found

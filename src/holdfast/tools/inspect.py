@@ -10,7 +10,7 @@ from .. import Checkpoint, verify
 from .. import open as open_checkpoint
 from ..errors import CorruptError, HoldfastError
 from ..format import spec
-from ..format.names import misnamed
+from ..format.names import is_foreign, misnamed, some
 from ..format.values import decode_value, encode_value
 from ..stores.base import Store
 from ..stores.url import open_store
@@ -113,6 +113,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
         ],
         "tensors": tensors,
         "objects": objects,
+        "foreign": [e.name for e in open_store(checkpoint.location).list() if is_foreign(e.name)],
     }
 
 
@@ -255,7 +256,9 @@ def _totals(document: Document, width: int) -> list[str]:
         f"{show_bytes(totals['file_bytes'])} in files",
         *(f"{dtype} {show_bytes(size)}" for dtype, size in dtypes),
     ]
-    return [*_wrapped(counts, width), *_wrapped(sizes, width)]
+    names = [printable(name) for name in document["foreign"]]
+    foreign = [f"not written by holdfast: {some(names)}"] if names else []
+    return [*_wrapped(counts, width), *_wrapped(sizes, width), *foreign]
 
 
 def _ratio(document: Document) -> str:

@@ -8,6 +8,7 @@ from .. import Options
 from .. import verify as verify_one
 from ..errors import CorruptError, HoldfastError, NotCommittedError, TrustError, what_is_left
 from ..format import spec
+from ..format.names import some
 from ..stores.url import open_store
 from .progress import Progress
 from .run_listing import RunListing, disk_bytes, find_run
@@ -22,6 +23,7 @@ def verify(
     path: str | os.PathLike[str],
     *,
     deep: bool = False,
+    strict: bool = False,
     keys: Signers = None,
 ) -> Document:
     """Check every byte of the checkpoint at ``path``, or of each committed step of a run.
@@ -31,6 +33,7 @@ def verify(
 
     Args:
         deep: also decode everything, and compare it with the digests of what was saved.
+        strict: names that are not holdfast's are bad.
         keys: public keys, one of which has to have signed it; if none is named, the one that its
             SIGNATURE names, whoever's that is. Default: no SIGNATURE is asked for.
 
@@ -43,14 +46,14 @@ def verify(
         store = open_store(path)
         with Progress("verify", disk_bytes(store, "")) as progress:
             one = _verify_one(store.location, progress, {}, deep=deep, keys=keys)
-        return _document(store.location, [one], deep=deep)
+        return _document(store.location, [one], deep=deep, strict=strict)
     found = _verify_steps(run, deep=deep, keys=keys)
     if not (run.committed or found):
         raise NotCommittedError(
             f"{run.location} has {show_count(len(run.steps), 'step')}, none of them committed; "
             "give a run with checkpoints"
         )
-    return _document(run.location, found, deep=deep)
+    return _document(run.location, found, deep=deep, strict=strict)
 
 
 def _verify_steps(run: RunListing, *, deep: bool, keys: Signers) -> list[Document]:
@@ -69,8 +72,8 @@ def _verify_steps(run: RunListing, *, deep: bool, keys: Signers) -> list[Documen
 
 
 def exit_code(document: Document) -> int:
-    """Return 0 when all is whole, 1 when something is damaged, 2 when a step cannot be read."""
-    if any(found["damage"] for found in document["checkpoints"]):
+    """Return 0 when all is whole, 1 when something is bad, 2 when a step cannot be read."""
+    if any(found["error"] is None and not found["good"] for found in document["checkpoints"]):
         return 1
     return 0 if document["good"] else 2
 
@@ -85,6 +88,8 @@ def render(document: Document) -> list[str]:
         elif found["damage"]:
             lines.append(f"BAD  {where}: {show_count(len(found['damage']), 'fault')}")
             lines += [line for damage in found["damage"] for line in render_damage(damage)]
+        elif not found["good"]:
+            lines.append(f"BAD  {where}: {_foreign(found)}")
         else:
             size = f"{show_bytes(found['file_bytes'])} in {show_count(found['files'], 'file')}"
             count = found["below"]
@@ -96,9 +101,17 @@ def render(document: Document) -> list[str]:
                 f"     damaged in a base, but not used here: {printable(damage['what'])}"
                 for damage in found["spared"]
             ]
+        if found["foreign"] and (found["damage"] or found["good"]):
+            unsigned = "not checked, and not signed" if found["signer"] else "not checked"
+            lines.append(f"     {_foreign(found)}, {unsigned}")
     if any(found["damage"] for found in document["checkpoints"]):
         lines.append(what_is_left(printable(document["path"])))
     return lines
+
+
+def _foreign(found: Document) -> str:
+    """Say which names are none of holdfast's."""
+    return f"not written by holdfast: {some([printable(name) for name in found['foreign']])}"
 
 
 def _verify_one(
@@ -149,6 +162,7 @@ def describe(verified: Any) -> Document:
         "below": verified.below,
         "damage": [describe_damage(damage) for damage in verified.damage],
         "spared": [describe_damage(damage) for damage in verified.spared],
+        "foreign": list(verified.foreign),
     }
     if checkpoint is None:
         return found
@@ -182,10 +196,13 @@ def _result(location: str) -> Document:
         "signer": None,
         "damage": [],
         "spared": [],
+        "foreign": [],
         "error": None,
     }
 
 
-def _document(location: str, found: list[Document], *, deep: bool) -> Document:
+def _document(location: str, found: list[Document], *, deep: bool, strict: bool) -> Document:
+    for one in found if strict else ():
+        one["good"] = one["good"] and not one["foreign"]
     good = all(f["good"] for f in found)
-    return {"path": location, "good": good, "deep": deep, "checkpoints": found}
+    return {"path": location, "good": good, "deep": deep, "strict": strict, "checkpoints": found}

@@ -1,0 +1,170 @@
+"""Names beside a checkpoint that holdfast did not write are nobody's damage: nothing opens them."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import holdfast
+from holdfast.cli import main
+from holdfast.errors import OptionError, StoreError
+
+NewPath = Callable[[], Path]
+WEIGHT = torch.arange(8.0)
+NAMES = ["MANIFEST.bak", "config.json", "manifest", "meta.pt", "pipe", "sub", "\u212b", "\u00c5"]
+
+
+def put_foreign(path: Path) -> None:
+    """Put beside a checkpoint what others put there, and worse: opening the pipe would hang."""
+    path.mkdir(exist_ok=True)
+    for name in NAMES:
+        if name not in ("pipe", "sub"):
+            (path / name).write_bytes(b"not ours")
+    os.mkfifo(path / "pipe")
+    (path / "sub").mkdir()
+    (path / "sub" / "MANIFEST").symlink_to("/etc/passwd")
+
+
+@pytest.fixture
+def checkpoint(new_path: NewPath) -> Path:
+    path = new_path()
+    holdfast.save({"w": WEIGHT}, path)
+    put_foreign(path)
+    return path
+
+
+def test_a_full_load_lets_foreign_names_be(checkpoint: Path) -> None:
+    into = {"w": torch.zeros(8)}
+    holdfast.load(checkpoint, into=into)
+    assert torch.equal(into["w"], WEIGHT)
+    assert sorted(os.listdir(checkpoint)) == sorted(["MANIFEST", "data", *NAMES])
+
+
+def test_verify_names_them_and_finds_no_damage(checkpoint: Path) -> None:
+    found = holdfast.verify(checkpoint)
+    assert found.damage == ()
+    assert sorted(found.foreign) == sorted(NAMES)
+
+
+def test_verify_counts_them_as_bad_with_strict_alone(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(checkpoint)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("good ") and "not written by holdfast: " in said
+    assert "and 5 more, not checked" in said
+    assert main(["verify", "--strict", str(checkpoint)]) == 1
+    assert capsys.readouterr().out.startswith("BAD ")
+
+
+def test_inspect_names_them(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(checkpoint)]) == 0
+    assert "not written by holdfast: MANIFEST.bak, config.json" in capsys.readouterr().out
+
+
+def test_a_save_goes_beside_them(new_path: NewPath) -> None:
+    path = new_path()
+    put_foreign(path)
+    holdfast.save({"w": WEIGHT}, path)
+    assert torch.equal(holdfast.open(path).tensor("w"), WEIGHT)
+    assert (path / "config.json").read_bytes() == b"not ours"
+
+
+def test_a_save_that_fails_leaves_them(new_path: NewPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = new_path()
+    put_foreign(path)
+
+    def fail(*_: object) -> None:
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr("holdfast.engine.commit.check_present", fail)
+    with pytest.raises(StoreError, match="the disk is gone"):
+        holdfast.save({"w": WEIGHT}, path)
+    assert sorted(os.listdir(path)) == sorted(NAMES)
+
+
+def test_a_step_that_is_deleted_leaves_them_and_may_be_saved_again(new_path: NewPath) -> None:
+    run = new_path()
+    with holdfast.Checkpointer(run, every=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": WEIGHT + step})
+        path = Path(checkpointer.path(2))
+        put_foreign(path)
+        assert checkpointer.retire_after(1) == [2]
+        assert sorted(os.listdir(path)) == sorted(NAMES)
+        assert checkpointer.steps() == [1]
+        checkpointer.save(2, {"w": WEIGHT})
+        assert checkpointer.steps() == [1, 2]
+    into = {"w": torch.zeros(8)}
+    assert holdfast.Checkpointer(run).restore(into) == 2
+    assert torch.equal(into["w"], WEIGHT)
+
+
+def test_a_deleted_step_without_them_leaves_nothing(new_path: NewPath) -> None:
+    run = new_path()
+    with holdfast.Checkpointer(run, every=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": WEIGHT})
+        checkpointer.retire_after(1)
+        assert not os.path.exists(checkpointer.path(2))
+
+
+def test_a_foreign_directory_called_data_is_not_written_to(new_path: NewPath) -> None:
+    path = new_path()
+    (path / "data").mkdir(parents=True)
+    (path / "data" / "train.bin").write_bytes(b"samples")
+    with pytest.raises(OptionError, match=r"data is not a checkpoint's: it holds train\.bin"):
+        holdfast.save({"w": WEIGHT}, path)
+    assert os.listdir(path / "data") == ["train.bin"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_something_else_called_data_is_refused(new_path: NewPath, kind: str) -> None:
+    path, elsewhere = new_path(), new_path()
+    path.mkdir()
+    elsewhere.mkdir()
+    if kind == "file":
+        (path / "data").write_bytes(b"samples")
+    elif kind == "link":
+        (path / "data").symlink_to(elsewhere)
+    else:
+        os.mkfifo(path / "data")
+    with pytest.raises(OptionError, match="data is not a checkpoint's: it is not a directory"):
+        holdfast.save({"w": WEIGHT}, path)
+    assert os.listdir(elsewhere) == []
+
+
+def test_a_checkpoint_is_not_saved_among_the_steps_of_a_run(new_path: NewPath) -> None:
+    run = new_path()
+    with holdfast.Checkpointer(run, every=1) as checkpointer:
+        checkpointer.save(7, {"w": WEIGHT})
+    with pytest.raises(OptionError, match=r"is a run, with step-00000007; .*step-00000008"):
+        holdfast.save({"w": WEIGHT}, run)
+
+
+def test_a_signature_leaves_them_out_and_says_so(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert holdfast.repair(checkpoint).whole
+    pem = (form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    key = tmp_path / "key.pem"
+    key.write_bytes(Ed25519PrivateKey.generate().private_bytes(*pem))
+    holdfast.sign(checkpoint, key=str(key))
+    assert main(["verify", "--signature", str(checkpoint)]) == 0
+    assert "not checked, and not signed" in capsys.readouterr().out
+
+
+def test_a_crowd_of_them_costs_no_more_than_a_look(new_path: NewPath) -> None:
+    path = new_path()
+    holdfast.save({"w": WEIGHT}, path)
+    for number in range(5000):
+        (path / f"shard-{number}").touch()
+    into = {"w": torch.zeros(8)}
+    holdfast.load(path, into=into)
+    assert len(holdfast.verify(path).foreign) == 5000
+    shutil.rmtree(path)
