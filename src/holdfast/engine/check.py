@@ -8,7 +8,7 @@ format; no tensors.
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -27,7 +27,16 @@ from ..format.contents import check_tiling
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header
 from ..format.manifest import Manifest, decode_manifest
-from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, is_foreign, step_of
+from ..format.names import (
+    DCP_METADATA_NAME,
+    DCP_SUFFIX,
+    LATEST_BYTES_MAX,
+    LATEST_NAME,
+    is_foreign,
+    names_of_dcp,
+    some,
+    step_of,
+)
 from ..format.signature import Statement
 from ..format.table import Table, decode_table
 from ..stores.base import NOT_A_FILE, Entry, Store
@@ -110,7 +119,7 @@ def _why_not_committed(store: Store) -> str:
     steps = sorted(name for name in names if name.startswith("step-"))
     if steps:
         return f"{place} is a run, not one checkpoint; give one of its steps, such as {steps[-1]}"
-    if ".metadata" in names:
+    if DCP_METADATA_NAME in names:
         return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' converts it"
     return f"{place} has no MANIFEST: it is not a checkpoint; expected the directory of one"
 
@@ -159,8 +168,8 @@ def check_share(
     Raises:
         CorruptError: as `check_names` and `check_files`.
     """
-    if names and rank == 0:
-        check_names(store, manifest)
+    if rank == 0:
+        check_names(store, manifest) if names else check_alone(store)
     check_files(store, manifest, range(rank, len(manifest.file_names), world_size))
 
 
@@ -175,11 +184,15 @@ def check_names(store: Store, manifest: Manifest) -> None:
     save_id = manifest.table.header.save_id
     known = {spec.MANIFEST_NAME: "file", spec.DATA_DIRECTORY: "directory"}
     known |= {spec.SIGNATURE_NAME: "file"}
-    is_signed = False
+    is_signed, of_dcp = False, list[str]()
     for entry in store.list():
+        if entry.name == DCP_METADATA_NAME or entry.name.endswith(DCP_SUFFIX):
+            of_dcp.append(entry.name)
         is_signed = is_signed or entry.name == spec.SIGNATURE_NAME
         if entry.kind != known.get(entry.name, entry.kind):
             raise _stranger(store, entry.name, entry.kind)
+    if of_dcp:
+        raise _two_checkpoints(store, of_dcp)
     for entry in _list_data(store, manifest, spec.DATA_DIRECTORY):
         # Directories of saves that died belong to no checkpoint, and are never read.
         if entry.kind != "directory":
@@ -193,6 +206,25 @@ def check_names(store: Store, manifest: Manifest) -> None:
         raise CorruptError(
             f"{store.location}/{spec.SIGNATURE_NAME} is of another checkpoint; remove it"
         )
+
+
+def check_alone(store: Store) -> None:
+    """Check that PyTorch DCP has not saved another checkpoint into the same directory.
+
+    Raises:
+        CorruptError: it has; nobody can tell which of the two is newer.
+    """
+    with still_there(store):
+        if found := names_of_dcp(entry.name for entry in store.list()):
+            raise _two_checkpoints(store, found)
+
+
+def _two_checkpoints(store: Store, of_dcp: Sequence[str]) -> CorruptError:
+    return CorruptError(
+        f"{store.location} holds two checkpoints: holdfast's (MANIFEST) and one of PyTorch DCP "
+        f"({some(of_dcp)}), which may be newer. Remove the files of one, and save each checkpoint "
+        "to a directory of its own"
+    )
 
 
 def foreign_names(store: Store) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from ..format.contents import check_tiling, content_digest
 from ..format.header import Header, check_paths
 from ..format.links import Base
 from ..format.manifest import Manifest, check_table, encode_manifest
-from ..format.names import is_save_id, some, step_name, step_of
+from ..format.names import is_save_id, names_of_dcp, some, step_name, step_of
 from ..format.rows import Planned, Written, join_written
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import NOT_A_FILE, Store
@@ -210,6 +210,11 @@ def check_absent(store: Store) -> None:
         raise OptionError(
             f"{store.location} is a run, with {some(steps)}; save to one of its steps, such "
             f"as {store.location}/{step_name((step_of(steps[-1]) or 0) + 1)}"
+        )
+    if found := names_of_dcp(names):
+        raise OptionError(
+            f"{store.location} holds a checkpoint of PyTorch DCP ({some(found)}); save to another "
+            "directory, or delete it first"
         )
     if spec.DATA_DIRECTORY in names and (others := _others_in_data(store)):
         raise OptionError(

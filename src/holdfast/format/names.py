@@ -13,6 +13,8 @@ from .spec import DATA_DIRECTORY, MANIFEST_NAME, PENDING_MANIFEST_PREFIX, SIGNAT
 LATEST_NAME = "LATEST"  # a hint beside the steps: the one that was committed last
 LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
 _SAVE_ID = re.compile(r"[0-9a-f]{32}")
+DCP_METADATA_NAME = ".metadata"  # of a checkpoint that PyTorch DCP wrote
+DCP_SUFFIX = ".distcp"  # of its data files
 NAMED_MAX = 3  # of many names, in a text
 STEP_PATTERN = re.compile(r"step-(\d{8,})")
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -23,6 +25,11 @@ def is_foreign(name: str) -> bool:
     """Return whether a name in a checkpoint's directory is none of holdfast's."""
     ours = (MANIFEST_NAME, SIGNATURE_NAME, DATA_DIRECTORY)
     return name not in ours and not name.startswith(PENDING_MANIFEST_PREFIX)
+
+
+def names_of_dcp(names: Iterable[str]) -> list[str]:
+    """Return those names that PyTorch DCP gives to the files of a checkpoint."""
+    return [name for name in names if name == DCP_METADATA_NAME or name.endswith(DCP_SUFFIX)]
 
 
 def is_save_id(name: str) -> bool:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..codecs.base import Loss
-from ..engine.check import read_manifest
+from ..engine.check import check_alone, read_manifest
 from ..engine.pool import lease
 from ..engine.trust import check_of
 from ..errors import CorruptError, MismatchError, OptionError, shown
@@ -75,6 +75,7 @@ class Checkpoint:
         self._store = open_store(path)
         self._options = options_of(options)
         self._manifest = read_manifest(self._store, check_of(self._options.trust))
+        check_alone(self._store)
         self._chain: Chain = ()  # opened when something is read
         losses = self._manifest.table.header.losses
         self._losses = {n.tensor: Loss(*astuple(n)[1:]) for n in losses}

@@ -22,7 +22,7 @@ from ..arguments import (
     encode_arguments,
 )
 from ..engine.chain import Chain, Link, open_chain, read_chain
-from ..engine.check import check_share, read_manifest
+from ..engine.check import check_alone, check_share, read_manifest
 from ..engine.exchange import Exchange
 from ..engine.pool import Lease, lease
 from ..engine.read import still_there
@@ -175,6 +175,8 @@ def load_from(
         with Phase(ranks) as checked:
             if strict and not partial:
                 _check_around(store, manifest, ranks, strangers=step is not None)
+            elif ranks.rank == COORDINATOR:
+                check_alone(store)
             pool: AbstractContextManager[Lease] = lease(store.vfs, store.location, options)
             if senders is not None:  # taken before others count on what this rank reads
                 pool = contextlib.nullcontext(held.enter_context(pool))

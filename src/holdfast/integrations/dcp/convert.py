@@ -34,7 +34,7 @@ from ...engine.chain import Chain, open_chain, read_chain
 from ...engine.pool import lease
 from ...errors import AlreadyCommittedError, NotCommittedError, OptionError, StoreError
 from ...format.manifest import Manifest
-from ...format.names import step_of
+from ...format.names import DCP_METADATA_NAME, step_of
 from ...format.spec import MANIFEST_NAME
 from ...layout import Box, Path, Shard, batches, whole
 from ...options import SLOT_BYTES, Options
@@ -45,7 +45,7 @@ from ...state.tensors import TORCH_DTYPES, Part
 from ...stores.local import LocalStore
 from ...stores.url import open_store
 from .names import PICKLED, Contents, describe, is_pickled, place_of
-from .stock import METADATA_NAME, Files, read_metadata
+from .stock import Files, read_metadata
 from .writer import HoldfastWriter
 
 BATCH_BYTES = 256 << 20  # read of ours, and held, at once; a file of DCP's each
@@ -92,7 +92,7 @@ def plan_conversion(
     _check_free(there)
     if here.exists(MANIFEST_NAME):
         return _into_dcp(here, there)
-    if here.exists(METADATA_NAME):
+    if here.exists(DCP_METADATA_NAME):
         return _from_dcp(here, there, pickled=pickled)
     names = [entry.name for entry in here.list()] if here.exists("") else []
     steps = {step: name for name in names if (step := step_of(name)) is not None}
@@ -102,14 +102,14 @@ def plan_conversion(
             f"{steps[max(steps)]}"
         )
     raise NotCommittedError(
-        f"{here.location} holds neither {MANIFEST_NAME} nor {METADATA_NAME}; expected the "
+        f"{here.location} holds neither {MANIFEST_NAME} nor {DCP_METADATA_NAME}; expected the "
         "directory of a checkpoint of holdfast or DCP"
     )
 
 
 def _check_free(store: LocalStore) -> None:
     names = [entry.name for entry in store.list()] if store.exists("") else []
-    if MANIFEST_NAME in names or METADATA_NAME in names:
+    if MANIFEST_NAME in names or DCP_METADATA_NAME in names:
         raise AlreadyCommittedError(
             f"{store.location} holds a checkpoint, which is never overwritten; choose another place"
         )
@@ -221,7 +221,7 @@ def _write(
         report(sum(map(_bytes_of, plan.items)))
     metadata = Metadata(described, planner_data=contents.metadata.planner_data)
     writer.finish(metadata, results)
-    there.sync_path(METADATA_NAME)
+    there.sync_path(DCP_METADATA_NAME)
 
 
 def _bytes_of(item: WriteItem) -> int:

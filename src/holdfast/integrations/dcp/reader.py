@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ...engine.chain import Chain, open_chain, read_chain
+from ...engine.check import check_alone
 from ...engine.pool import lease
 from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
@@ -79,7 +80,9 @@ class HoldfastReader(Placed, StorageReader):
         """
         load = self._call
         load.path, load.coming = load.coming or self._path, ""
-        load.chain = open_chain(open_store(load.path), trust=self._options.trust)
+        store = open_store(load.path)
+        load.chain = open_chain(store, trust=self._options.trust)
+        check_alone(store)
         load.contents = describe(load.chain[-1].manifest, load.path)
         return load.contents.metadata
 

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from ...errors import CorruptError, OptionError, StoreError
+from ...format.names import DCP_METADATA_NAME
 from ...format.spec import TENSOR_BYTES_MAX
 
-METADATA_NAME = ".metadata"
 _OF_METADATA = {
     *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
     *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
@@ -67,7 +67,7 @@ def read_metadata(directory: str) -> Metadata:
         CorruptError: it is not DCP's metadata.
         StoreError: it cannot be read.
     """
-    where = os.path.join(directory, METADATA_NAME)
+    where = os.path.join(directory, DCP_METADATA_NAME)
     try:
         with open(where, "rb") as file:
             metadata: Metadata = _Reader(file).load()
@@ -165,7 +165,9 @@ class Files(DefaultSavePlanner):
         place = os.path.join(self._directory, name)
         where = f"{place}[{info.offset}:+{info.length}] ({index.fqn})"
         if not os.path.isfile(place):
-            raise CorruptError(f"{place} is missing or not a file, but {METADATA_NAME} names it")
+            raise CorruptError(
+                f"{place} is missing or not a file, but {DCP_METADATA_NAME} names it"
+            )
         try:
             with open(place, "rb") as file:
                 room = os.fstat(file.fileno()).st_size - info.offset
