@@ -1,5 +1,6 @@
 """`holdfast inspect`: what it says of a checkpoint and of a run."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -240,3 +241,18 @@ print([name for name in ("torch", "rich") if name in sys.modules], file=sys.stde
     done = start_python("-c", code, verb, path, capture_output=True)
     assert done.stderr == "[]\n", done.stderr
     assert done.stdout
+
+
+def test_deltas_of_a_missing_base_keep_their_own_names(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    run = new_path()
+    for step in range(3):
+        weight = torch.arange(9000.0) + step / 64
+        holdfast.save({"w": weight}, run / f"step-{step:08d}", step=step, codec="delta")
+    shutil.rmtree(run / "step-00000000")
+    answer = holdfast_command("inspect", run)
+    assert answer.code == 1
+    first, second = answer.out.splitlines()[-2:]
+    assert first.split()[0] == "step-00000001" and "step-00000000, which is missing" in first
+    assert second.split()[0] == "step-00000002" and "step-00000000 is missing" in second

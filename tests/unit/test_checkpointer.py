@@ -405,3 +405,18 @@ def test_latest_never_names_a_step_that_was_let_go(new_path: NewPath) -> None:
         assert not (run / "LATEST").exists()
         save_steps(checkpointer, 3)
     assert (run / "LATEST").read_text() == "step-00000003\n"
+
+
+def test_a_restore_says_that_the_newest_step_has_lost_its_manifest(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_path()
+    with Checkpointer(run, every=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": torch.full((4,), float(step))})
+        Path(checkpointer.path(2), "MANIFEST").unlink()
+    found = {"w": torch.zeros(4)}
+    with caplog.at_level("ERROR", "holdfast"):
+        assert Checkpointer(run).restore(found) == 1
+    (record,) = caplog.records
+    assert "an older step is restored" in record.message and "MANIFEST is lost" in record.message

@@ -139,6 +139,6 @@ class _Filling:
         paths = dict.fromkeys(self._targets.paths[number] for number in numbers)
         filled = tuple(dotted(path) for path in paths)
         shown = f"{', '.join(filled[:5])}{' …' if len(filled) > 5 else ''}" if filled else "none"
-        told = type(error)(f"{error}. Tensors filled, with verified bytes, before that: {shown}")
+        told = type(error)(f"{error}. Filled with good bytes, in part or whole: {shown}")
         told.filled = filled
         return told

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ..engine.check import lost_manifest
 from ..engine.retire import leaving, retire, revoke_links, sweep, sweep_pending
 from ..errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError, shown
 from ..format import spec
@@ -92,6 +93,13 @@ class Run:
             if found or names == before:
                 return found
             before = names
+
+    def lost(self) -> str | None:
+        """Say that the step LATEST names has lost its MANIFEST; None: it has not."""
+        latest = self._latest()
+        if latest is None or step_of(latest) is None:
+            return None
+        return lost_manifest(self._step_store(latest))
 
     def free_bytes(self) -> int | None:
         """Check that a step can be written, and return for how many bytes there is room.

@@ -89,6 +89,8 @@ def restore_newest(
     Raises:
         MismatchError: the ranks see different copies of the run, or the state does not fit.
     """
+    if ranks.rank == COORDINATOR and (lost := run.lost()) is not None:
+        logger.error("an older step is restored: %s", lost)
     gone, gone_steps = "", set[int]()
     for _ in range(TRIES):
         faults = []

@@ -383,9 +383,9 @@ def _step_cells(step: Document) -> tuple[str, str, str]:
         base = printable(step["base"])
         parts.append(f"{codecs} on {base}")
         if (lacks := step["lacks"]) is not None:
-            name, fault = printable(lacks["name"]), lacks["fault"]
-            below = f" on {name}, which" if name == base else f"; its base {name}"
-            parts = [f"{codecs}{below} {fault}"]
+            which = printable(lacks["name"])
+            below = f" on {which}, which" if which == base else f"; its base {which}"
+            parts = [f"{codecs}{below} {lacks['fault']}"]
     elif codecs:
         parts.append(codecs)
     return (name, size, cut("   ".join([*parts, *_metrics(step["metrics"])]), FIGURE_WIDTH))
