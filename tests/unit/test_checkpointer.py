@@ -420,3 +420,16 @@ def test_a_restore_says_that_the_newest_step_has_lost_its_manifest(
         assert Checkpointer(run).restore(found) == 1
     (record,) = caplog.records
     assert "an older step is restored" in record.message and "MANIFEST is lost" in record.message
+
+
+def test_a_step_that_is_saved_again_keeps_the_base_of_its_new_delta(new_path: NewPath) -> None:
+    run, delta = new_path(), holdfast.codecs.Delta(every=8)
+    with Checkpointer(run, every=1) as earlier:
+        for step in (2, 3, 4):
+            earlier.save(step, {"w": torch.full((9000,), float(step))})
+    with Checkpointer(run, every=1, codec=delta, keep=Keep.latest(1)) as checkpointer:
+        for step in (1, 2, 3):  # the policy deletes 2 and 3 when it has looked at them
+            checkpointer.save(step, {"w": torch.arange(9000.0) + step / 64})
+            checkpointer.wait()
+        assert all(not holdfast.verify(checkpointer.path(s)).damage for s in checkpointer.steps())
+        assert holdfast.open(checkpointer.path(3)).base is not None

@@ -159,7 +159,7 @@ class Run:
         Args:
             unread: steps that it could not read, or knows as damaged: it has judged without them.
         """
-        for other in sorted(set(self.steps()) - unread):
+        for other in sorted(set(self.steps()) - unread - {step}):
             is_read = self._is_judged(other)
             base = self._headers[other].base if other in self._headers else None
             if not is_read or (base and base.name == step_name(step)):
