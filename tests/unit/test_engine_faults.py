@@ -87,13 +87,13 @@ def _saved(tmp_path: Path) -> Path:
 
 
 def test_a_stranger_in_a_step_is_no_reason_to_go_back(tmp_path: Path) -> None:
-    """A config file beside the newest step made restore fall back, and then destroy that step."""
+    """A file among those of the newest step made restore fall back, and then destroy that step."""
     state = {"w": torch.zeros(3)}
     with holdfast.Checkpointer(tmp_path, every=1) as checkpointer:
         for step in (1, 2):
             checkpointer.step(step, state)
         checkpointer.wait()
-        (Path(checkpointer.path(2)) / "config.json").write_text("{}")
+        (Path(checkpointer.path(2)) / "data" / "config.json").write_text("{}")
         assert checkpointer.restore(state) == 2
     with pytest.raises(CorruptError, match=r"config\.json"):
         holdfast.load(tmp_path / "step-00000002", into=state)
@@ -257,11 +257,12 @@ def test_a_policy_that_looks_at_a_metric_needs_it(tmp_path: Path) -> None:
         assert checkpointer.steps() == []
 
 
-def test_a_directory_of_other_things_takes_no_checkpoint(tmp_path: Path) -> None:
+def test_a_directory_of_other_things_takes_a_checkpoint_that_loads(tmp_path: Path) -> None:
     """It was acknowledged there, and refused by the load."""
     (tmp_path / "train.py").write_text("")
-    with pytest.raises(OptionError, match=r"holds train\.py"):
-        holdfast.save({"w": torch.zeros(3)}, tmp_path)
+    holdfast.save({"w": torch.ones(3)}, tmp_path)
+    holdfast.load(tmp_path, into=(found := {"w": torch.zeros(3)}))
+    assert torch.equal(found["w"], torch.ones(3))
 
 
 def test_a_partial_load_takes_all_of_the_target_and_no_more(tmp_path: Path) -> None:

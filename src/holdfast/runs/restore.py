@@ -89,8 +89,6 @@ def restore_newest(
     Raises:
         MismatchError: the ranks see different copies of the run, or the state does not fit.
     """
-    if ranks.rank == COORDINATOR and (lost := run.lost()) is not None:
-        logger.error("an older step is restored: %s", lost)
     gone, gone_steps = "", set[int]()
     for _ in range(TRIES):
         faults = []
@@ -101,6 +99,7 @@ def restore_newest(
                 gone_steps.add(step)
                 break
             if not damage:
+                _say_lost(run, ranks)
                 return step
             run.damaged.add(step)
             logger.error("step %d is damaged and is skipped: %s", step, damage)
@@ -108,6 +107,7 @@ def restore_newest(
         else:
             if faults:
                 raise CorruptError(f"every checkpoint of {run.root} is damaged. {' '.join(faults)}")
+            _say_lost(run, ranks)
             return None
     if ranks.world_size > 1 and len(gone_steps) == 1:  # the coordinator goes on finding it
         raise MismatchError(
@@ -118,6 +118,11 @@ def restore_newest(
         f"nothing was restored: {TRIES} times, the newest step of {run.root} was deleted before it "
         f"was read. Keep more steps, such as Keep.latest(5). The last error: {gone}"
     )
+
+
+def _say_lost(run: Run, ranks: "Group") -> None:
+    if ranks.rank == COORDINATOR and (lost := run.lost()) is not None:
+        logger.error("a newer step was not restored: %s", lost)
 
 
 def agree_steps(run: Run, ranks: "Group") -> list[int]:
