@@ -49,6 +49,8 @@ def test_what_the_dead_left_is_no_reason_not_to_save(new_path: NewPath) -> None:
     path.mkdir()
     (path / ".manifest-of-the-dead").write_bytes(b"")
     save(path)
+    names = sorted(file.name for file in path.iterdir())
+    assert names == [".manifest-of-the-dead", "MANIFEST", "data"]
 
 
 def test_a_directory_that_cannot_be_listed_is_not_saved_to(

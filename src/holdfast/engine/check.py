@@ -29,7 +29,7 @@ from ..format.header import encode_header
 from ..format.manifest import Manifest, decode_manifest
 from ..format.names import (
     DCP_METADATA_NAME,
-    DCP_SUFFIX,
+    DCP_PATTERN,
     LATEST_BYTES_MAX,
     LATEST_NAME,
     is_foreign,
@@ -186,7 +186,7 @@ def check_names(store: Store, manifest: Manifest) -> None:
     known |= {spec.SIGNATURE_NAME: "file"}
     is_signed, of_dcp = False, list[str]()
     for entry in store.list():
-        if entry.name == DCP_METADATA_NAME or entry.name.endswith(DCP_SUFFIX):
+        if DCP_PATTERN.fullmatch(entry.name):
             of_dcp.append(entry.name)
         is_signed = is_signed or entry.name == spec.SIGNATURE_NAME
         if entry.kind != known.get(entry.name, entry.kind):

@@ -14,7 +14,7 @@ LATEST_NAME = "LATEST"  # a hint beside the steps: the one that was committed la
 LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
 _SAVE_ID = re.compile(r"[0-9a-f]{32}")
 DCP_METADATA_NAME = ".metadata"  # of a checkpoint that PyTorch DCP wrote
-DCP_SUFFIX = ".distcp"  # of its data files
+DCP_PATTERN = re.compile(r"\.metadata|.*\.distcp", re.DOTALL)  # all files of one
 NAMED_MAX = 3  # of many names, in a text
 STEP_PATTERN = re.compile(r"step-(\d{8,})")
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -29,7 +29,7 @@ def is_foreign(name: str) -> bool:
 
 def names_of_dcp(names: Iterable[str]) -> list[str]:
     """Return those names that PyTorch DCP gives to the files of a checkpoint."""
-    return [name for name in names if name == DCP_METADATA_NAME or name.endswith(DCP_SUFFIX)]
+    return [name for name in names if DCP_PATTERN.fullmatch(name)]
 
 
 def is_save_id(name: str) -> bool:
