@@ -22,7 +22,7 @@ NATIVE_DEFINED_IN = {"kernel": "codec_kernel"}  # public headers whose source ha
 
 # A room may import rooms of lower layers and itself: never sideways, never up.
 LAYERS = [
-    {"errors", "streams", "threads", "version", "_core"},
+    {"cached", "errors", "streams", "threads", "version", "_core"},
     {"layout", "boxes", "options", "worker", "arguments"},
     {"format", "codecs", "stores", "group"},
     {"state", "plan"},
@@ -222,6 +222,14 @@ def factory_faults(name: str, tree: ast.Module) -> Iterator[str]:
             yield f"{name}:{node.lineno}: torch.{factory} without {names}"
 
 
+def cached_faults(name: str, tree: ast.Module) -> Iterator[str]:
+    """Before Python 3.12 `functools.cached_property` has a lock, which a forked child may need."""
+    for node in ast.walk(tree):
+        functools = isinstance(node, ast.ImportFrom) and node.module == "functools"
+        if functools and "cached_property" in {alias.name for alias in node.names}:
+            yield f"{name}:{node.lineno}: imports functools.cached_property; ours has no lock"
+
+
 def faults_of(name: str, text: str) -> list[str]:
     """Every fault of one module; ``name`` is its path under src/holdfast/."""
     tree = ast.parse(text)
@@ -231,6 +239,7 @@ def faults_of(name: str, text: str) -> list[str]:
         *size_faults(name, text, tree),
         *word_faults(name, text, tree),
         *factory_faults(name, tree),
+        *cached_faults(name, tree),
     ]
 
 
@@ -333,6 +342,10 @@ BROKEN = {
         '"""A."""\nimport torch\nx = torch.zeros_like(y)\n',
     ),
     "a factory by its bare name": ("state/a.py", '"""A."""\nfrom torch import empty\n'),
+    "a cached property with a lock": (
+        "state/a.py",
+        '"""A."""\nfrom functools import cached_property\n',
+    ),
     "no docstring": ("layout.py", "x = 1\n"),
     "a vague name": ("format/utils.py", '"""A."""\n'),
     "unfinished work": ("layout.py", '"""A."""\nx = 1  # ' + "TO" + "DO: more\n"),

@@ -183,6 +183,60 @@ def test_the_thread_of_a_save_imports_nothing(tmp_path: Path) -> None:
     assert ended.stdout == ""
 
 
+HELD = """
+import _thread, gc, logging, sys, threading, time
+from concurrent.futures import thread
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[2])
+from tests.unit.test_fork import forked, saves_and_loads, saves_lazily, state_of
+
+state, other, path = state_of(3), state_of(4), Path(sys.argv[1])
+saves_lazily(state, path / "a")
+saves_and_loads(state, other, path / "b")
+kinds = (_thread.LockType, _thread.RLock)
+locks = [r for o in gc.get_objects() for r in gc.get_referents(o) if isinstance(r, kinds)]
+taken_by_os_fork = {id(logging._lock), id(thread._global_shutdown_lock)}
+locks = {id(lock): lock for lock in locks if id(lock) not in taken_by_os_fork}
+held = []
+
+def holds():
+    taken = [lock for lock in locks.values() if lock.acquire(False)]
+    held.append(len(taken))
+    while held:  # for as long as the child lives
+        time.sleep(0.01)
+    for lock in taken:
+        lock.release()
+
+threading.stack_size(1 << 28)  # else the child's first thread gets this one's number, and its locks
+_thread.start_new_thread(holds, ())
+threading.stack_size(0)
+while not held:
+    time.sleep(0.01)
+count = held[0]
+
+def saves():
+    saves_lazily(state, path / "c")
+    saves_and_loads(state, other, path / "d")
+
+code = forked(saves)
+held.clear()
+print(count, code)
+"""
+
+
+def test_a_child_needs_no_lock_that_another_thread_of_its_parent_held(tmp_path: Path) -> None:
+    """Whichever: a thread of the parent holds every lock of Python's at the fork.
+
+    `functools.cached_property` has one of each class, before Python 3.12.
+    """
+    command = [sys.executable, "-c", HELD, str(tmp_path), str(Path(__file__).parents[2])]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    count, code = map(int, ended.stdout.split())
+    assert count > 20
+    assert code == 0
+
+
 class Saved(Dataset[int]):
     """Each sample is what a worker read from a checkpoint of its own."""
 

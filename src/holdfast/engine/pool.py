@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .. import worker
@@ -39,7 +38,7 @@ class Lease:
     small_bytes: int
     give_back: Callable[[], None] = lambda: None
 
-    @cached_property
+    @property
     def memory(self) -> "torch.Tensor":
         """All slots, one behind the other, as one uint8 tensor."""
         import torch

@@ -6,7 +6,6 @@ Each rank describes what it holds (`LocalState`); `plan_save` merges those of al
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from operator import attrgetter, itemgetter, mul
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..boxes import I64, Boxes
+from ..cached import cached_property
 from ..codecs.base import Codec
 from ..codecs.raw import Raw
 from ..errors import StateError

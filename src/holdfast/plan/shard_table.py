@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import attrgetter
 
 import numpy as np
 
 from ..boxes import I64, U64, Bools, Boxes, chunk_steps, unflatten
+from ..cached import cached_property
 from ..layout import ITEM_BYTES, Box, Shard, Tensor
 
 CUT_MAX = 8  # tables whose chunks are kept
