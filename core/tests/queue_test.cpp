@@ -154,6 +154,33 @@ TEST(a_read_past_the_end_gives_what_there_is) {
   }
 }
 
+TEST(a_request_at_once_is_carried_out_before_it_is_waited_for) {
+  const TemporaryDirectory directory;
+  const auto pool = Pool::create(64 << 10, 4).value();
+  fill_random(pool->address(0), 64 << 10, 1);
+  for (const char* backend : kBackends) {
+    auto queue = make_queue(Vfs::posix(), pool, backend, 4, 64 << 10);
+    if (queue == nullptr) continue;
+    const int fd = Vfs::posix()->create(directory / backend, false).value();
+    CHECK(queue->submit({Operation::kWrite, fd, pool->address(0), 64 << 10, 0, 1}, true).ok());
+    CHECK_EQ(std::filesystem::file_size(directory / backend), 64u << 10);
+    CHECK_EQ(queue->pending(), 1u);
+    CHECK_EQ(queue->wait().at(0).bytes, 64u << 10);
+    CHECK_EQ(queue->pending(), 0u);
+    CHECK(queue->submit({Operation::kRead, fd, pool->address(1), 64 << 10, 4096, 2}, true).ok());
+    CHECK(std::memcmp(pool->address(1), pool->address(0) + 4096, 60 << 10) == 0);
+    CHECK_EQ(queue->wait().at(0).bytes, 60u << 10);  // the file ends there
+    CHECK(queue->submit({Operation::kWrite, -1, pool->address(0), 4096, 0, 3}, true).ok());
+    CHECK_EQ(queue->wait().at(0).error, EBADF);
+    // Two at once: the second goes the way of all, as a thread may be at the first.
+    CHECK(queue->submit({Operation::kWrite, fd, pool->address(0), 64 << 10, 0, 4}).ok());
+    CHECK(queue->submit({Operation::kWrite, fd, pool->address(2), 4096, 64 << 10, 5}, true).ok());
+    CHECK_EQ(wait_for_all(*queue).size(), 2u);
+    CHECK_EQ(std::filesystem::file_size(directory / backend), 68u << 10);
+    CHECK(Vfs::posix()->close(fd).ok());
+  }
+}
+
 TEST(memory_outside_the_pool_is_written_too) {
   const TemporaryDirectory directory;
   const auto pool = Pool::create(4096, 2).value();

@@ -255,8 +255,21 @@ class Queue:
     def pending(self) -> int:
         """Requests submitted and not yet handed back by `wait`."""
 
-    def submit_write(self, fd: int, address: int, size: int, offset: int, tag: int) -> None: ...
-    def submit_read(self, fd: int, address: int, size: int, offset: int, tag: int) -> None: ...
+    def submit_write(
+        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+    ) -> None:
+        """Begin a write.
+
+        Args:
+            at_once: in this thread, where nothing else is pending and it is one block: for files
+                in the page cache, where waking another thread takes longer.
+        """
+
+    def submit_read(
+        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+    ) -> None:
+        """Begin a read; ``at_once`` as for a write."""
+
     def wait(self) -> list[tuple[int, int, int]]:
         """Block until a request is whole; return (tag, bytes done, errno) of each that is.
 

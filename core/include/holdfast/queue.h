@@ -60,9 +60,11 @@ class Queue {
   // Requests submitted and not yet handed back.
   std::size_t pending() const;
 
-  // Errors: argument, when the queue is closed, or when it is direct and the memory, the size or
-  // the offset is no multiple of kBlockAlignBytes.
-  Status submit(const Request& request);
+  // `at_once`: where nothing else is pending, a request of one block is carried out here, in the
+  // caller's thread, and handed back by the next wait(). For files in the page cache, where waking
+  // a thread takes longer. Errors: argument, when the queue is closed, or when it is direct and
+  // the memory, the size or the offset is no multiple of kBlockAlignBytes.
+  Status submit(const Request& request, bool at_once = false);
   // Blocks until a request is whole; empty only when none is pending.
   std::vector<Completion> wait();
   // Finishes everything submitted and ends the threads; wait() still hands results back.

@@ -48,6 +48,21 @@ bool Block::take(const Call& call, std::int64_t result) {
   return true;
 }
 
+Completion carry_out(const Request& request, Vfs& vfs) {
+  Block block{std::make_shared<OpenRequest>(OpenRequest{request, request.size}), 0, request.size};
+  for (bool over = request.size == 0; !over;) {
+    const Call call = block.next(false);
+    over = block.take(call, vfs.transfer(call));
+  }
+  return {request.tag, block.done, block.error};
+}
+
+void Blocks::add_whole(const Completion& completion) {
+  const std::lock_guard lock(mutex_);
+  ++pending_;
+  completions_.push_back(completion);
+}
+
 void Blocks::add(const Request& request) {
   const std::lock_guard lock(mutex_);
   ++pending_;

@@ -37,11 +37,16 @@ struct Block {
   bool take(const Call& call, std::int64_t result);
 };
 
+// Carries a request out as one block, through the page cache, in this thread.
+Completion carry_out(const Request& request, Vfs& vfs);
+
 class Blocks {
  public:
   explicit Blocks(std::size_t block_bytes) : block_bytes_(block_bytes) {}
 
   void add(const Request& request);
+  // One that is over: for the next wait().
+  void add_whole(const Completion& completion);
   // The next block; waits for one, and returns nothing once stop() was called and none is left.
   std::optional<Block> pop();
   // The next block if there is one now. `stopped` says whether no more will ever be added.

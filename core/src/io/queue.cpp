@@ -72,7 +72,7 @@ std::size_t Queue::pending() const {
   return blocks_->pending();
 }
 
-Status Queue::submit(const Request& request) {
+Status Queue::submit(const Request& request, bool at_once) {
   if (backend_ == nullptr) return Status::argument("submit to a closed queue");
   if (direct() && !aligned(request)) {
     return Status::argument("a " + options_.backend +
@@ -80,6 +80,10 @@ Status Queue::submit(const Request& request) {
                             std::to_string(reinterpret_cast<std::uintptr_t>(request.data)) + ", " +
                             std::to_string(request.size) + " and " +
                             std::to_string(request.offset));
+  }
+  if (at_once && request.size <= options_.block_bytes && pending() == 0) {
+    blocks_->add_whole(carry_out(request, *vfs_));
+    return {};
   }
   blocks_->add(request);
   backend_->wake();

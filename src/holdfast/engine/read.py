@@ -84,7 +84,9 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
                     clear(slot)
                 self._close_idle({r.extent.file for r in flying.values()} | {extent.file})
                 descriptor, address = self._descriptor(extent.file), pool.address(slot)
-                queue.submit_read(descriptor, address, extent.size_bytes, extent.offset, slot)
+                size, at = extent.size_bytes, extent.offset
+                is_small = self._manifest.table.file_bytes[extent.file] < self._cached_bytes
+                queue.submit_read(descriptor, address, size, at, slot, bool(is_small))
                 flying[slot] = run
             if not flying:
                 return

@@ -45,14 +45,23 @@ class FileStream:
     """
 
     def __init__(
-        self, lease: Lease, descriptor: int, where: str, window: Window, writes: Writes
+        self,
+        lease: Lease,
+        descriptor: int,
+        where: str,
+        window: Window,
+        writes: Writes,
+        *,
+        at_once: bool,
     ) -> None:
         """Begin at the first byte.
 
         Args:
             where: the file, for people.
             writes: counts them.
+            at_once: the page cache takes it whole: nothing is gained by another thread.
         """
+        self._at_once = at_once
         self._lease, self._writes = lease, writes
         self._descriptor, self._where = descriptor, where
         self._base, self._memory = lease.pool.address(0), lease.pool.memory()
@@ -173,7 +182,9 @@ class FileStream:
             self._reap()
         self._in_flight[start] = (self._submitted, size)
         queue, address = self._lease.queue, self._base + start
-        queue.submit_write(self._descriptor, address, size, self._submitted, start)
+        queue.submit_write(
+            self._descriptor, address, size, self._submitted, start, self._at_once
+        )
         self._submitted = end
 
     def _reap(self) -> None:

@@ -88,7 +88,9 @@ class DataFileWriter:
         elif self._images:
             window = self._images.footers
         where = f"{self._store.location}/{name}"
-        self._stream = FileStream(self._lease, self._descriptor, where, window, self.writes)
+        self._stream = FileStream(
+            self._lease, self._descriptor, where, window, self.writes, at_once=is_small
+        )
         self._stream.put(encode_header(plan.header.save_id, plan.rank, self.number))
         return self._stream
 
