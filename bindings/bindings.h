@@ -22,6 +22,7 @@ void bind_vfs(nanobind::module_& module);
 void bind_queue(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_segment(nanobind::module_& module);
+void bind_table(nanobind::module_& module);
 
 // Raises what the Status says: StoreError or NoSpaceError, OptionError, MemoryError.
 [[noreturn]] void raise(const Status& status);

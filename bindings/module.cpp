@@ -20,4 +20,5 @@ NB_MODULE(_core, module) {
   holdfast::bind_queue(module);
   holdfast::bind_replay(module);
   holdfast::bind_segment(module);
+  holdfast::bind_table(module);
 }

@@ -102,6 +102,29 @@ def place_chunks(
     turn to the beginning of the window, and the file of each shard.
     """
 
+def derive_plain(
+    columns: tuple[NDArray[Any], ...],
+    tensors: tuple[NDArray[np.int64], ...],
+    world_size: int,
+    out: NDArray[np.int64],
+    is_cut: NDArray[np.bool_],
+) -> bool:
+    """Check a table whose payloads are its elements, and derive what its readers need.
+
+    Returns False where a rule is broken, and where something is unusual (an encoded or an empty
+    payload, payloads in another order): `format.manifest.check_table` looks then.
+
+    Args:
+        columns: ``file_bytes``, ``file_rank``, ``file_number``, ``file_chunks``,
+            ``shard_tensor``, ``shard_file``, ``shard_first_chunk``, ``shard_chunks``,
+            ``shard_box``, ``chunk_size_mode`` and ``chunk_offset`` of docs/format.md §6.
+        tensors: bytes of an element, elements of a chunk, dimensions, and all shapes, flat.
+        out: filled in: ``file_first_chunk``, ``payload_end``, ``shard_first_row``, ``box_start``,
+            ``tensor_order``, ``tensor_first``, ``chunk_start``, ``chunk_bytes`` and
+            ``chunk_gap_start`` of a `Manifest`, one behind the other.
+        is_cut: filled in: of a `Manifest`.
+    """
+
 def stage_chunks(
     targets: NDArray[np.uint64],
     sources: NDArray[np.uint64],

@@ -22,7 +22,7 @@ from holdfast.codecs.groups import MOMENTS, find_groups
 from holdfast.engine.decode import decode
 from holdfast.engine.encode import Coded
 from holdfast.errors import CorruptError, OptionError
-from holdfast.format.manifest import _check_references
+from holdfast.format.rules import _check_references
 from holdfast.layout import Tensor
 from holdfast.options import SLOT_BYTES, Options
 

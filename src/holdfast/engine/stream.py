@@ -182,9 +182,7 @@ class FileStream:
             self._reap()
         self._in_flight[start] = (self._submitted, size)
         queue, address = self._lease.queue, self._base + start
-        queue.submit_write(
-            self._descriptor, address, size, self._submitted, start, self._at_once
-        )
+        queue.submit_write(self._descriptor, address, size, self._submitted, start, self._at_once)
         self._submitted = end
 
     def _reap(self) -> None:

@@ -1,0 +1,106 @@
+#include "holdfast/table.h"
+
+#include <vector>
+
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace holdfast {
+namespace {
+
+// A column that a Python object lends: an array of numbers of the machine's own byte order.
+template <class Item>
+class Lent {
+ public:
+  explicit Lent(nb::handle object) : view_(object) {
+    if (view_.size() % sizeof(Item) != 0 ||
+        reinterpret_cast<std::uintptr_t>(view_.data()) % alignof(Item) != 0) {
+      throw nb::value_error("a column of other numbers");
+    }
+  }
+  std::span<const Item> all() const {
+    return {static_cast<const Item*>(view_.data()), view_.size() / sizeof(Item)};
+  }
+
+ private:
+  BufferView view_;
+};
+
+using Words = Lent<std::uint64_t>;
+using Halves = Lent<std::uint32_t>;
+using Numbers = Lent<std::int64_t>;
+
+void require(bool holds) {
+  if (!holds) throw nb::value_error("columns of several lengths");
+}
+
+// Hands out `out` piece by piece.
+class Pieces {
+ public:
+  explicit Pieces(std::span<std::int64_t> out) : rest_(out) {}
+  std::span<std::int64_t> next(std::size_t count) {
+    require(count <= rest_.size());
+    const auto piece = rest_.first(count);
+    rest_ = rest_.subspan(count);
+    return piece;
+  }
+
+ private:
+  std::span<std::int64_t> rest_;
+};
+
+bool derive(const nb::tuple& columns, const nb::tuple& tensors, std::uint64_t world_size,
+            nb::handle out, nb::handle is_cut) {
+  require(columns.size() == 11 && tensors.size() == 4);
+  const Words file_bytes(columns[0]);
+  const Halves file_rank(columns[1]), file_number(columns[2]), file_chunks(columns[3]);
+  const Halves shard_tensor(columns[4]), shard_file(columns[5]);
+  const Halves shard_first_chunk(columns[6]), shard_chunks(columns[7]);
+  const Numbers shard_box(columns[8]);
+  const Halves chunk_size_mode(columns[9]), chunk_offset(columns[10]);
+  const TableColumns table{file_bytes.all(),  file_rank.all(),         file_number.all(),
+                           file_chunks.all(), shard_tensor.all(),      shard_file.all(),
+                           shard_first_chunk.all(), shard_chunks.all(), shard_box.all(),
+                           chunk_size_mode.all(), chunk_offset.all()};
+  const Numbers item_bytes(tensors[0]), chunk_elements(tensors[1]), ndim(tensors[2]);
+  const Numbers shape(tensors[3]);
+  const TensorColumns of{item_bytes.all(), chunk_elements.all(), ndim.all(), shape.all()};
+  const Numbers numbers_out(out);
+  const Lent<std::uint8_t> cut_out(is_cut);
+  const std::size_t files = table.file_bytes.size(), shards = table.shard_tensor.size();
+  const std::size_t chunks = table.chunk_offset.size(), count = of.ndim.size();
+  for (const auto& column : {table.file_rank, table.file_number, table.file_chunks}) {
+    require(column.size() == files);
+  }
+  for (const auto& column : {table.shard_file, table.shard_first_chunk, table.shard_chunks}) {
+    require(column.size() == shards);
+  }
+  require(table.chunk_size_mode.size() == chunks && cut_out.all().size() == count);
+  require(of.item_bytes.size() == count && of.chunk_elements.size() == count);
+  const auto all = numbers_out.all();
+  Pieces pieces({const_cast<std::int64_t*>(all.data()), all.size()});
+  DerivedColumns derived;
+  derived.file_first_chunk = pieces.next(files + 1);
+  derived.payload_end = pieces.next(files);
+  derived.shard_first_row = pieces.next(shards);
+  derived.box_start = pieces.next(shards + 1);
+  derived.tensor_order = pieces.next(shards);
+  derived.tensor_first = pieces.next(count + 1);
+  derived.chunk_start = pieces.next(chunks);
+  derived.chunk_bytes = pieces.next(chunks);
+  derived.chunk_gap_start = pieces.next(chunks);
+  derived.is_cut = {const_cast<std::uint8_t*>(cut_out.all().data()), count};
+  return without_gil(chunks * sizeof(std::uint64_t),
+                     [&] { return derive_plain(table, of, world_size, derived); });
+}
+
+}  // namespace
+
+void bind_table(nb::module_& module) {
+  module.def("derive_plain", &derive, "columns"_a, "tensors"_a, "world_size"_a, "out"_a,
+             "is_cut"_a);
+}
+
+}  // namespace holdfast
