@@ -22,7 +22,7 @@ from holdfast.codecs.groups import MOMENTS, find_groups
 from holdfast.engine.decode import decode
 from holdfast.engine.encode import Coded
 from holdfast.errors import CorruptError, OptionError
-from holdfast.format.rules import _check_references
+from holdfast.format.references import check_references
 from holdfast.layout import Tensor
 from holdfast.options import SLOT_BYTES, Options
 
@@ -234,7 +234,7 @@ def test_a_chunk_lies_near_the_one_it_refers_to(between: int, fits: bool) -> Non
     """From the beginning of the first to the end of the last: a reader takes them in at once."""
     start, size = np.array([64, between - 936]), np.array([500, 1000])
     first = np.array([0, 2])
-    check = partial(_check_references, np.array([-1, 0]), first, start, size, start.copy())
+    check = partial(check_references, np.array([-1, 0]), first, start, size, start.copy())
     if fits:
         check()
         return

@@ -21,8 +21,9 @@ bool derive_files(const TableColumns& table, std::uint64_t world_size, const Der
   std::uint64_t before = 0;
   out.file_first_chunk[0] = 0;
   for (std::size_t file = 0; file < table.file_bytes.size(); ++file) {
-    const std::uint64_t order = std::uint64_t{table.file_rank[file]} << 32 | table.file_number[file];
-    if (table.file_bytes[file] > kDataFileBytesMax || table.file_rank[file] >= world_size) {
+    const std::uint64_t rank = table.file_rank[file];
+    const std::uint64_t order = rank << 32 | table.file_number[file];
+    if (table.file_bytes[file] > kDataFileBytesMax || rank >= world_size) {
       return false;
     }
     if (file > 0 && order <= before) return false;

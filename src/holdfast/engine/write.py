@@ -7,10 +7,7 @@ filled in. A file is durable, with all that its footer says, when `finish` retur
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
-
-import numpy as np
 
 from ..errors import NoSpaceError, StoreError
 from ..format.data_file import align_payload, encode_footer, encode_header
@@ -98,7 +95,7 @@ class DataFileWriter:
         """Write the footer, wait for every write, cut the padding off, make the file durable.
 
         Args:
-            table: of this file alone.
+            table: of this file alone; size and checksum, which the footer has as 0, are put in.
         """
         stream = self._stream
         if self._images and self._images.windows:
@@ -110,8 +107,8 @@ class DataFileWriter:
         self._store.vfs.truncate(self._descriptor, size)
         self._sync(self._store.vfs.sync, self._descriptor)
         self._close_descriptor()
-        sizes, checksums = np.array([size], np.uint64), np.array([checksum], np.uint64)
-        self.tables.append(replace(table, file_bytes=sizes, file_footer_checksum=checksums))
+        table.file_bytes[0], table.file_footer_checksum[0] = size, checksum
+        self.tables.append(table)
 
     def finish(self) -> list[Table]:
         """Make the names of all files durable; return the table of each.

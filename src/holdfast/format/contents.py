@@ -7,9 +7,8 @@ from ..boxes import LANES, PRIME, measure, random_keys
 from ..errors import CorruptError
 from ..layout import tiling_fault
 from . import spec
-from .manifest import Manifest
+from .manifest import Manifest, blocks
 from .names import dotted
-from .rules import blocks
 from .table import Table
 from .values import path_text
 

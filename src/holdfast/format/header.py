@@ -100,7 +100,8 @@ class Header:
     def part(self, kept: Sequence[int]) -> "Header":
         """Return the header of some tensors, ascending: numbered anew, no objects, no losses."""
         if len(kept) == len(self.tensors):
-            return replace(self, objects=(), losses=())
+            has_more = self.objects or self.losses
+            return replace(self, objects=(), losses=()) if has_more else self
         anew = {index: number for number, index in enumerate(kept)}
         codecs = tuple(Coding(codec.name, renumbered(codec.groups, anew)) for codec in self.codecs)
         return replace(
@@ -138,7 +139,11 @@ def encode_header(header: Header) -> bytes:
         **further,
         "codecs": _RAW_CODECS if header.codecs == (RAW,) else [*map(encode_coding, header.codecs)],
     }
-    tensors = ",".join(_tensor_texts(header)) if header.tensors else ""
+    global _written
+    known, codec_of, tensors = _written
+    if known is not header.tensors or codec_of != header.codec_of:
+        tensors = ",".join(_tensor_texts(header)) if header.tensors else ""
+        _written = header.tensors, header.codec_of, tensors
     ties = ",".join(_tie_texts(header)) if header.ties else ""
     objects = ",".join(_object_texts(header)) if header.objects else ""
     begin = write_json(first)[:-1]
@@ -158,6 +163,11 @@ def _feature(key: str) -> dict[str, str]:
 
 def _tie_texts(header: Header) -> list[str]:
     return [f'{{"path":{path_text(path)},"tensor":{number}}}' for path, number in header.ties]
+
+
+# The last tensors that were written, their codecs, and the text. Those of a plan are the same in
+# its footers, its manifest, and every save.
+_written: tuple[tuple[Tensor, ...], tuple[int, ...], str] = ((), (), "")
 
 
 def _tensor_texts(header: Header) -> list[str]:
@@ -199,20 +209,15 @@ def decode_header(text: bytes) -> Header:
     is_collected = gc.isenabled()
     gc.disable()
     try:
-        return _decode_header(parse_json(_unpadded(text)))
+        bare = text.rstrip(b" ")
+        if len(text) - len(bare) > 7:  # it is a multiple of 8 bytes
+            raise CorruptError(f"its JSON header is padded by {len(text) - len(bare)} spaces")
+        return _decode_header(parse_json(bare))
     except RecursionError as error:  # of values in values; all else has a form of few levels
         raise CorruptError(_TOO_DEEP) from error
     finally:
         if is_collected:
             gc.enable()
-
-
-def _unpadded(text: bytes) -> bytes:
-    """Take the spaces off that make the JSON header a multiple of 8 bytes."""
-    bare = text.rstrip(b" ")
-    if len(text) - len(bare) > 7:
-        raise CorruptError(f"its JSON header is padded by {len(text) - len(bare)} spaces")
-    return bare
 
 
 def _decode_header(values: Any) -> Header:

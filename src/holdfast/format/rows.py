@@ -18,9 +18,7 @@ from ..errors import CorruptError
 from ..layout import ITEM_BYTES, Tensor
 from . import spec
 from .header import Header
-from .table import Table
-
-Integers = npt.NDArray[np.integer[Any]]
+from .table import Integers, Table, renumbered_tensors
 
 
 def file_table(
@@ -44,8 +42,8 @@ def file_table(
         counts: chunks of each shard.
         offsets: of each payload in the file, in bytes.
     """
-    kept, own = np.unique(tensor, return_inverse=True)
-    part = header.part(kept.tolist())
+    kept, own = renumbered_tensors(tensor, len(header.tensors))
+    part = header.part(kept)
     shapes = map(attrgetter("shape"), part.tensors)
     ndim = np.fromiter(map(len, shapes), np.int64, len(part.tensors))[own]
     count = counts.astype(np.uint32)
@@ -60,7 +58,7 @@ def file_table(
         shard_box=flatten(boxes, ndim),
         shard_tensor=own.astype(np.uint32),
         shard_file=np.zeros(len(tensor), np.uint32),
-        shard_first_chunk=np.cumsum(count, dtype=np.uint32) - count,
+        shard_first_chunk=count.cumsum(dtype=np.uint32) - count,
         shard_chunks=count,
         chunk_checksum=checksums,
         chunk_size_mode=size_modes.astype(np.uint32),
@@ -129,13 +127,15 @@ class Written:
 
 def written_in(tables: Sequence[Table]) -> Written:
     """Take what the coordinator needs from the tables of one rank's data files."""
-    columns = {}
+    columns: dict[str, npt.NDArray[Any]] = {}
     for name, dtype, _ in _TOLD:
         if name == "file_shards":
             column = np.array([*map(len, map(attrgetter("shard_tensor"), tables))])
+        elif len(tables) == 1:
+            column = getattr(tables[0], name)
         else:
             column = np.concatenate([*map(attrgetter(name), tables)] or [np.zeros(0)])
-        columns[name] = column.astype(dtype)
+        columns[name] = column.astype(dtype, copy=False)
     columns["shard_digest"] = columns["shard_digest"].reshape(-1, 2)
     return Written(digest_boxes([*map(attrgetter("shard_box"), tables)]), columns)
 
@@ -182,22 +182,23 @@ def join_written(header: Header, planned: Planned, written: Sequence[Written]) -
             raise CorruptError(f"rank {rank} wrote other boxes than were planned")
     column, of_rank = {}, [*map(attrgetter("columns"), written)]
     for name, _, _ in _TOLD:
-        column[name] = np.concatenate([*map(itemgetter(name), of_rank)])
-    files = np.repeat(np.arange(len(column["file_shards"])), column["file_shards"])
-    file_first = np.cumsum(column["file_chunks"], dtype=np.int64) - column["file_chunks"]
+        parts = [*map(itemgetter(name), of_rank)]
+        column[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    files = np.arange(len(column["file_shards"])).repeat(column["file_shards"])
+    file_first = column["file_chunks"].cumsum(dtype=np.int64) - column["file_chunks"]
     counts = [*map(len, map(itemgetter("file_bytes"), of_rank))]
     return Table(
         header=header,
         file_bytes=column["file_bytes"],
         file_footer_checksum=column["file_footer_checksum"],
-        file_rank=np.repeat(np.arange(len(written), dtype="<u4"), counts),
+        file_rank=np.arange(len(written), dtype="<u4").repeat(counts),
         file_number=column["file_number"],
         file_chunks=column["file_chunks"],
         shard_digest=column["shard_digest"],
         shard_box=planned.numbers,
         shard_tensor=planned.tensor.astype("<u4"),
         shard_file=files.astype("<u4"),
-        shard_first_chunk=(np.cumsum(chunks) - chunks - file_first[files]).astype("<u4"),
+        shard_first_chunk=(chunks.cumsum() - chunks - file_first[files]).astype("<u4"),
         shard_chunks=chunks.astype("<u4"),
         chunk_checksum=column["chunk_checksum"],
         chunk_size_mode=column["chunk_size_mode"],

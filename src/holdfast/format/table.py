@@ -5,8 +5,10 @@ has passed every check that one table can be put to.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from .header import Header, decode_header, encode_header
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.integer[Any]]
 
 _PREAMBLE = struct.Struct("<8sIIQQQQQQQ")
 assert _PREAMBLE.size == spec.PREAMBLE_BYTES
@@ -74,6 +77,8 @@ _COLUMNS = (
 )
 
 
+_ALL = attrgetter(*(name for name, *_ in _COLUMNS))
+_DTYPES = [np.dtype(dtype) for _, dtype, *_ in _COLUMNS]
 _ROW_BYTES = {
     count: sum(items * int(dtype[-1]) for _, dtype, items, c in _COLUMNS if c == count)
     for count in "FSCB"
@@ -82,10 +87,9 @@ _ROW_BYTES = {
 
 def encode_table(magic: bytes, table: Table) -> bytes:
     """Write a table as bytes, H128 included."""
-    parts = [encode_header(table.header)]
-    for name, dtype, _, _ in _COLUMNS:
-        parts.append(np.ascontiguousarray(getattr(table, name), dtype).tobytes())
-    plain = b"".join(parts)
+    header = encode_header(table.header)
+    columns: list[Any] = [*map(np.ascontiguousarray, _ALL(table), _DTYPES)]
+    plain = b"".join([header, *columns])
     body = plain if table.header.is_raw else _pack(plain)
     counts = (
         len(table.file_bytes),
@@ -95,7 +99,7 @@ def encode_table(magic: bytes, table: Table) -> bytes:
     )
     total = spec.PREAMBLE_BYTES + len(body) + spec.TABLE_CHECKSUM_BYTES
     packed = 0 if body is plain else len(body)
-    preamble = _PREAMBLE.pack(magic, spec.FORMAT_VERSION, 0, total, len(parts[0]), *counts, packed)
+    preamble = _PREAMBLE.pack(magic, spec.FORMAT_VERSION, 0, total, len(header), *counts, packed)
     written = preamble + body
     return written + xxh3_128(written)
 
@@ -111,8 +115,8 @@ def decode_table(magic: bytes, data: bytes, likely: Header | None = None) -> Tab
         VersionError: a newer holdfast wrote them.
     """
     header_bytes, body_bytes, packed_bytes, counts = _decode_preamble(magic, data)
-    written, checksum = np.split(np.frombuffer(data, np.uint8), [-spec.TABLE_CHECKSUM_BYTES])
-    if xxh3_128(written) != checksum.tobytes():
+    end = len(data) - spec.TABLE_CHECKSUM_BYTES
+    if xxh3_128(memoryview(data)[:end]) != data[end:]:
         raise CorruptError("its checksum (XXH3-128) does not match its bytes")
     start = spec.PREAMBLE_BYTES
     if packed_bytes:
@@ -127,6 +131,23 @@ def decode_table(magic: bytes, data: bytes, likely: Header | None = None) -> Tab
         end += rows * int(dtype[-1])
     columns["shard_digest"] = columns["shard_digest"].reshape(-1, 2)
     return Table(header=header, **columns)
+
+
+def renumbered_tensors(
+    tensor: "npt.NDArray[np.integer[Any]]", count: int
+) -> "tuple[Sequence[int], npt.NDArray[np.integer[Any]]]":
+    """Number the tensors of shards anew, without those of which there is none.
+
+    Args:
+        tensor: index of each shard's tensor, of ``count``.
+
+    Returns:
+        those that are kept, ascending, and the new number of each shard's.
+    """
+    if len(tensor) == count and (tensor == np.arange(count)).all():
+        return range(count), tensor
+    kept, own = np.unique(tensor, return_inverse=True)
+    return kept.tolist(), own
 
 
 def unpacked_bytes(data: bytes) -> int:
