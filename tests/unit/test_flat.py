@@ -144,3 +144,25 @@ def test_a_parameter_that_lies_otherwise_in_memory_is_refused(new_path: NewPath)
     model = nn.Sequential(nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     with pytest.raises(StateError, match=r"m has 0\.weight .*expected a contiguous"):
         holdfast.save({"m": flat(model)}, new_path())
+
+
+@pytest.mark.parametrize("wrap", [flat, lambda model: model])
+def test_state_that_a_repair_lost_a_part_of_stays_as_it_was(
+    new_path: NewPath, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    path, there, saved = new_path(), new_path(), trained()
+    holdfast.save(saved, path)
+    lost = saved["optimizer"].state[saved["model"][0].bias]["exp_avg"].numpy().tobytes()
+    (file,) = path.glob("data/*/*.hf")
+    content = bytearray(file.read_bytes())
+    content[content.index(lost)] ^= 1
+    file.write_bytes(content)
+    holdfast.repair(path, to=there)
+    model = wrap(net(1))
+    state = {"model": model, "optimizer": optim.Adam(model.parameters(), 0.01)}
+    report = holdfast.load(there, into=state, strict=False)
+    assert report.missing == ("optimizer.state.0.bias.exp_avg",)
+    assert report.unexpected == ("repaired by holdfast",)
+    # A flat parameter has one state for all that are in it.
+    assert len(state["optimizer"].state) == (0 if wrap is flat else 5)
+    train(state["model"], state["optimizer"], range(3, 4))

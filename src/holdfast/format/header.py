@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import CorruptError, VersionError
 from ..layout import ITEM_BYTES, Path, Shape, Tensor
@@ -48,6 +48,12 @@ _KEYS = {
     ),
     *("codecs", "tensors", "ties", "objects"),
 }
+
+
+def marked_names(mark: object, key: Literal["lost", "not_recovered"]) -> tuple[str, ...]:
+    """Return what the value at `REPAIRED` lists; a value of another form lists nothing."""
+    listed = mark.get(key) if isinstance(mark, dict) else None
+    return tuple(n for n in listed if isinstance(n, str)) if isinstance(listed, list) else ()
 
 
 _RAW_CODECS = [{"name": spec.CODEC_RAW}]

@@ -28,8 +28,9 @@ from ..faults.damage import Damage, Subject, names_of
 from ..faults.rebuild import Rebuilt, find_saves, mend, rebuild
 from ..format import spec
 from ..format.contents import check_tiling
-from ..format.header import REPAIRED, Header
+from ..format.header import REPAIRED, Header, marked_names
 from ..format.manifest import Manifest, decode_manifest, encode_manifest
+from ..format.names import misnamed, step_name
 from ..options import Options, options_of
 from ..stores.local import LocalStore
 from ..stores.url import open_store
@@ -126,7 +127,7 @@ def repair(
         AlreadyCommittedError: there is a checkpoint at ``to``; or another one was committed here.
         CorruptError: nothing can be recovered; nothing was written.
         VersionError: a newer holdfast wrote it.
-        OptionError: both ``to`` and ``write`` are given.
+        OptionError: both ``to`` and ``write`` are given; or ``to`` is named as another step.
 
     Example:
         ``print(holdfast.repair("runs/a/step-00001000").whole)``
@@ -256,8 +257,14 @@ def _rebuild(store: LocalStore) -> Rebuilt:
 
 
 def _marked(header: Header, not_recovered: Sequence[str], lost: Mapping[str, Any]) -> Header:
-    """Add a value that says what was not recovered; it replaces one of an earlier repair."""
-    told: dict[str, Any] = {"not_recovered": [*not_recovered], "lost": sorted(lost)}
+    """Add a value that says what was not recovered, here and by an earlier repair."""
+    earlier = dict(header.objects).get(REPAIRED)
+    told = {
+        "not_recovered": [
+            *dict.fromkeys([*marked_names(earlier, "not_recovered"), *not_recovered])
+        ],
+        "lost": sorted({*marked_names(earlier, "lost"), *lost}),
+    }
     objects = [(path, value) for path, value in header.objects if path != REPAIRED]
     return replace(header, objects=(*objects, (REPAIRED, told)))
 
@@ -342,6 +349,7 @@ def _salvage(
 
     Raises:
         CorruptError: there is nothing whole.
+        OptionError: the new directory is named as another step.
     """
     from ..chains.recompress import make_writing, rewritten_header, write_again
     from ..engine.chain import open_readable
@@ -349,6 +357,14 @@ def _salvage(
 
     check_absent(there)
     subject = found.subject
+    step = subject.manifest.table.header.step
+    name = os.path.basename(there.location)
+    if step is not None and misnamed(name, step):
+        raise OptionError(
+            f"{name} is the name of another step, but {subject.store.location} holds step {step}; "
+            f"nothing was written. Give --to a path that ends in {step_name(step)}, or in no "
+            "step's name"
+        )
     chain: Chain = open_readable(subject.store, subject.manifest)
     old, names = subject.manifest.table.header, names_of(subject.manifest)
     kept = [n for n, tensor in enumerate(old.tensors) if names[tensor.path] not in lost]

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..engine.place import Targets, targets_of
 from ..errors import MismatchError
+from ..format.header import REPAIRED, marked_names
 from ..format.manifest import Manifest
 from ..format.names import display_names, dotted
 from ..layout import Path, Tensor
@@ -18,8 +19,8 @@ from ..state.source import Source
 
 _PATH = attrgetter("path")
 _REPAIRED_ADVICE = (
-    "Load another step; or give strict=False: the tensors in the report's .missing then keep "
-    "their values. "
+    "Load another step; or call holdfast.load of this one with strict=False: the names in the "
+    "report's .missing then keep their values. "
 )
 NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
 
@@ -30,7 +31,10 @@ def source_of(manifest: Manifest) -> Source:
     tensors = dict(zip(map(_PATH, header.tensors), header.tensors, strict=True))
     for path, index in header.ties:
         tensors[path] = header.tensors[index]
-    return Source(tensors, dict(header.objects))
+    objects = dict(header.objects)
+    if REPAIRED not in objects:
+        return Source(tensors, objects)
+    return Source(tensors, objects, is_repaired=True, lost=marked_names(objects[REPAIRED], "lost"))
 
 
 def wanted_of(manifest: Manifest, target: Target) -> tuple[Wants, Targets]:

@@ -63,7 +63,8 @@ class LoadReport:
         path: directory of the checkpoint.
         step: the step recorded in the checkpoint, or None.
         tensors: number of tensors filled.
-        missing: names in the target that the checkpoint lacks; these are unchanged.
+        missing: names in the target that the checkpoint lacks; these are unchanged. If a repair
+            lost a part of a parameter's optimizer state, all of that state is unchanged.
         unexpected: names in the checkpoint that are in no rank's target; these are not read.
         bytes_needed: bytes of the elements in this rank's target.
         bytes_read: bytes that this rank read from disk, for itself and for other ranks, with gaps.

@@ -3,6 +3,7 @@
 Knows one optimizer at a time; no names of other things, no files, no other ranks.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,29 @@ def is_named(rests: list[Path]) -> bool:
     """Whether paths below an optimizer are by its parameters' names."""
     groups = [rest for rest in rests if rest[:1] == ("param_groups",)]
     return bool(groups) and not is_numbered(groups)
+
+
+def numbers_of(lost: list[Path], path: Path) -> set[Path] | None:
+    """Return the numbered states that lost tensors belong to: ``("state", 3)``.
+
+    Args:
+        lost: of an optimizer at ``path``; the rest of each is one dotted key.
+
+    Returns:
+        None: something else was lost.
+    """
+    found = [re.match(r"state\.(\d+)\.", str(leaf[len(path)])) for leaf in lost]
+    return {("state", int(match[1])) for match in found if match} if all(found) else None
+
+
+def states_of(state_dict: Mapping[str, Any], numbers: set[Path]) -> dict[Path, Any]:
+    """Return numbered states of an optimizer's ``state_dict()`` as they are, by path."""
+    states = state_dict.get("state", {})
+    return {
+        (*number, key): value
+        for number in numbers
+        for key, value in states.get(number[1], {}).items()
+    }
 
 
 def other_kind(here: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> str | None:

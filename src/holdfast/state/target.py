@@ -37,16 +37,18 @@ from .optimizers import (
     is_numbered,
     keeps_protocol,
     new_numbered,
+    numbers_of,
     other_kind,
     own_state,
     owned_by,
+    states_of,
 )
 from .overlap import find_overlaps
 from .setters import Setter, item_setter, no_setter
 from .shard import Shard
 from .source import Source
 from .tensors import TORCH_DTYPES, LocalTensor, fits, local_tensor
-from .tree import DEPTH_MAX, holds_tensors, items_of, look_up, open_node, plain_key, rebuild
+from .tree import DEPTH_MAX, holds_tensors, look_up, modules_in, open_node, plain_key, rebuild
 
 Maker = Callable[[Path, Path, Tensor], torch.Tensor]  # whole path, path below the object, form
 MayKeep = Callable[[Path, Tensor, torch.Tensor], bool]
@@ -64,7 +66,7 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
         StateError: the target holds something that no checkpoint could.
     """
     target = Target()
-    modules = _modules_in(into)
+    modules = modules_in(into)
     walk = _Bind(target, source, parameter_names(modules) if modules else {})
     walk.visit(into, (), no_setter)
     with ordinary_torch():
@@ -73,24 +75,6 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
         if near or target.tensors:
             target.conflicts += find_overlaps(near | target.tensors)
     return target
-
-
-def _modules_in(state: object) -> dict[Path, nn.Module]:
-    """Find the modules in a state, outermost only, without a look at its tensors."""
-    found: dict[Path, nn.Module] = {}
-    waiting: list[tuple[object, Path, tuple[int, ...]]] = [(state, (), ())]
-    while waiting:
-        value, path, above = waiting.pop()
-        if isinstance(value, nn.Module):
-            found[path] = value
-        elif isinstance(value, (Mapping, list, tuple)):
-            if id(value) in above or len(above) > DEPTH_MAX:
-                continue
-            within = (*above, id(value))
-            items = value.items() if isinstance(value, Mapping) else items_of(value)
-            others = [pair for pair in items if not isinstance(pair[1], torch.Tensor)]
-            waiting += [(item, (*path, plain_key(key)), within) for key, item in reversed(others)]
-    return found
 
 
 class _Bind:
@@ -215,9 +199,10 @@ class _Bind:
 
     def _extra_state(self, current: Any, path: Path, values: dict[str, Any], key: str) -> None:
         """Bind what ``get_extra_state`` returned, of which only the checkpoint knows the form."""
-        found = self.source.below(path)
-        if not found:
-            self.target.missing.append(path)
+        found, lost = self.source.below(path), self.source.lost_below(path)
+        if lost or not found:
+            self.target.missing += lost or [path]
+            self.target.used.update(found)
             return
         filled = self._filled(found, path, current, _new_plain)
         self.target.actions.append(lambda: values.update({key: rebuild(filled, current)}))
@@ -240,7 +225,16 @@ class _Bind:
                     f"{dotted(path)} was saved by its parameters' names, and the target's hooks or "
                     "state_dict() use numbers: load it with an optimizer without them"
                 )
+        kept: dict[Path, Any] = {}
+        if self.source.lost and (lost := self.source.lost_below(path)):
+            self.target.missing += lost
+            self.target.used.update(found)
+            if not isinstance(value, Optimizer) or (numbers := numbers_of(lost, path)) is None:
+                return  # it stays as it is: no object can take a part of its state
+            found = [leaf for leaf in found if leaf[len(path) :][:2] not in numbers]
+            kept = states_of(current, numbers)
         filled = self._filled(found, path, current, make)
+        filled |= kept  # in place: its tensors are put there later
         self.target.actions.append(
             lambda: worker.call_in_caller(partial(value.load_state_dict, rebuild(filled, current)))
         )
@@ -313,7 +307,8 @@ class _Bind:
             saved = rebuild(parts) if parts else None
             if not isinstance(saved, dict):
                 self.target.missing.append(options)
-                if not self.source.below((*path, "state", name)):
+                of = (*path, "state", name)
+                if not self.source.below(of) and not self.source.lost_below(of):
                     continue  # else the options alone were lost, and stay as they are
                 saved = {}
             else:
@@ -351,12 +346,19 @@ class _Bind:
         self.target.actions += [partial(state.pop, key) for key in strays]
 
     def _parameter_state(self, optimizer: Optimizer, form: ParameterState, path: Path) -> None:
-        """Bind the state of one parameter; what the checkpoint lacks (a frozen one) is dropped."""
+        """Bind the state of one parameter; what the checkpoint lacks (a frozen one) is dropped.
+
+        What a repair has lost a part of stays as it is: no optimizer can step with the rest.
+        """
         found, state, parameter = self.source.below(path), holder(optimizer).state, form.parameter
+        current = state.get(parameter, {})
+        if self.source.is_repaired and (lost := self.source.lost_state(path, current)):
+            self.target.missing += lost
+            self.target.used.update(found)
+            return
         if not found:
             self.target.actions.append(lambda: state.pop(parameter, None))
             return
-        current = state.get(parameter, {})
         tensors = {leaf: self.source.tensors[leaf] for leaf in found if leaf in self.source.tensors}
         nows = {leaf: partial(look_up, current, leaf[len(path) :]) for leaf in tensors}
         self.later.append(lambda: self.target.conflicts.extend(form.faults(tensors, nows)))
@@ -372,8 +374,11 @@ class _Bind:
         """Bind the state of a tensor that holds runs of parameters."""
         state, parameter = holder(optimizer).state, pieces[0].form.parameter
         flat = bind_flat(pieces, self.source, state.get(parameter, {}))
-        self.target.tensors |= flat.tensors
         self.target.used |= flat.used
+        if lost := self.source.lost_below(*(piece.path for piece in pieces)):
+            self.target.missing += lost
+            return
+        self.target.tensors |= flat.tensors
         self.target.conflicts += flat.conflicts
 
         def put() -> None:

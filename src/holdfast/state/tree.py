@@ -115,6 +115,24 @@ def items_of(value: Any) -> Iterator[tuple[Key, Any]]:
             yield (kind, position), item  # type: ignore[misc]
 
 
+def modules_in(state: object) -> dict[Path, nn.Module]:
+    """Find the modules in a state, outermost only, without a look at its tensors."""
+    found: dict[Path, nn.Module] = {}
+    waiting: list[tuple[object, Path, tuple[int, ...]]] = [(state, (), ())]
+    while waiting:
+        value, path, above = waiting.pop()
+        if isinstance(value, nn.Module):
+            found[path] = value
+        elif isinstance(value, (Mapping, list, tuple)):
+            if id(value) in above or len(above) > DEPTH_MAX:
+                continue
+            within = (*above, id(value))
+            items = value.items() if isinstance(value, Mapping) else items_of(value)
+            others = [pair for pair in items if not isinstance(pair[1], torch.Tensor)]
+            waiting += [(item, (*path, plain_key(key)), within) for key, item in reversed(others)]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One place in a state: what stands there, and what is below it when it is opened."""
