@@ -183,7 +183,7 @@ def test_a_run_sorts_steps_by_number_and_says_when_latest_is_wrong(
     (root / "LATEST").write_text("step-1100\n")
     lines = holdfast_command("inspect", root).out.splitlines()
     assert lines[1].endswith("LATEST names step-1100, which is no committed step")
-    assert [line.split()[0] for line in lines[2:]] == ["step-900", "step-1000"]
+    assert [line.split()[0] for line in lines[2:4]] == ["step-900", "step-1000"]
     (root / "LATEST").unlink()
     assert holdfast_command("inspect", root).out.splitlines()[1].endswith("no LATEST")
 
@@ -216,7 +216,7 @@ def test_a_long_text_does_not_cut_the_names_of_steps(
         holdfast.save({"w": torch.zeros(1)}, root / f"step-{step:08d}-of-the-day")
     (root / "step-00000001-of-the-day" / "MANIFEST").write_bytes(b"no manifest")
     lines = holdfast_command("inspect", root).out.splitlines()
-    names = [line.split()[0] for line in lines[2:]]
+    names = [line.split()[0] for line in lines[2:4]]
     assert names == ["step-00000001-of-the-day", "step-00000002-of-the-day"]
 
 
@@ -256,3 +256,54 @@ def test_deltas_of_a_missing_base_keep_their_own_names(
     first, second = answer.out.splitlines()[-2:]
     assert first.split()[0] == "step-00000001" and "step-00000000, which is missing" in first
     assert second.split()[0] == "step-00000002" and "step-00000000 is missing" in second
+
+
+def test_a_run_of_other_names_is_a_run_too(new_path: NewPath, holdfast_command: Command) -> None:
+    """Programs that save through DCP name their directories."""
+    root = new_path()
+    for step in (9, 10):
+        holdfast.save({"w": torch.zeros(1)}, root / f"checkpoint-{step}")
+    (root / "logs").mkdir()
+    answer = holdfast_command("inspect", root)
+    lines = answer.out.splitlines()
+    assert answer.code == 0 and "2 committed" in lines[1]
+    assert [line.split()[0] for line in lines[2:4]] == ["checkpoint-9", "checkpoint-10"]
+    assert "only names such as step-00001000; load checkpoint-9, checkpoint-10 by" in lines[4]
+    assert holdfast_command("verify", root).out.count("good") == 2
+    holdfast.save({"w": torch.zeros(1)}, root / "step-00000011")
+    (only,) = holdfast_command("inspect", root, "--json").document["steps"]
+    assert only["name"] == "step-00000011"
+    assert "restore()" not in holdfast_command("inspect", root).out
+
+
+def test_a_run_of_pytorch_dcp_is_named_as_one(new_path: NewPath, holdfast_command: Command) -> None:
+    root = new_path()
+    for name in ("step-1", "step-2"):
+        (root / name).mkdir(parents=True)
+        (root / name / ".metadata").write_bytes(b"1")
+        (root / name / "__0_0.distcp").write_bytes(b"2")
+    answer = holdfast_command("inspect", root)
+    lines = answer.out.splitlines()
+    assert "2 of PyTorch DCP" in lines[1] and lines[2].endswith("a checkpoint of PyTorch DCP")
+    assert lines[4] == f"  'holdfast convert {root}/step-2 NEW' converts one of PyTorch DCP"
+    (root / "step-1").rename(root / "one")
+    (root / "step-2").rename(root / "two")
+    assert "2 of PyTorch DCP" in holdfast_command("inspect", root).out
+
+
+def test_a_directory_of_foreign_files_alone_is_no_save(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    root = new_path()
+    holdfast.save({"w": torch.zeros(1)}, root / "step-00000002", step=2)
+    (root / "step-00000001").mkdir()
+    (root / "step-00000001" / "meta.pt").write_bytes(b"meta")
+    (root / "step-00000003").mkdir()
+    (root / "step-00000003" / ".manifest-4c").write_bytes(b"")
+    (root / "step-00000003" / "meta.pt").write_bytes(b"meta")
+    lines = holdfast_command("inspect", root).out.splitlines()
+    assert "1 committed, 1 uncommitted, 1 not of holdfast" in lines[1]
+    assert lines[2].endswith("has no files of holdfast, only meta.pt")
+    assert "uncommitted" in lines[4]
+    states = [s["state"] for s in holdfast_command("inspect", root, "--json").document["steps"]]
+    assert states == ["foreign", "committed", "uncommitted"]

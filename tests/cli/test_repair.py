@@ -464,6 +464,42 @@ def test_write_says_so_where_there_is_no_manifest_to_rebuild(
     assert "MANIFEST is whole" not in holdfast_command("repair", path).out
 
 
+def test_inspect_verify_and_repair_say_that_restore_skips_a_repaired_step(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    run, old = new_path(), new_path()
+    holdfast.save({"w": torch.ones(3), "v": torch.ones(4)}, run / "step-00000001", step=1)
+    holdfast.save({"w": torch.full((3,), 2.0), "v": torch.arange(4.0)}, old, step=2)
+    (file,) = data_files(old)
+    flip_bit(file, file.read_bytes().index(torch.arange(4.0).numpy().tobytes()))
+    new = run / "step-00000002"
+    assert holdfast_command("repair", old, "--to", new).code == 0
+    state = {"w": torch.zeros(3), "v": torch.zeros(4)}
+    assert holdfast.Checkpointer(run).restore(state) == 1
+    told = f'restore() skips it; holdfast.load("{new}", into=state, strict=False)'
+    for verb in ("inspect", "verify", "repair"):
+        for place in (run, new):
+            answer = holdfast_command(verb, place)
+            assert answer.code == 0 and answer.out.count(told) == 1, answer.out
+        assert told not in holdfast_command(verb, run / "step-00000001").out
+    (line,) = [one for one in holdfast_command("inspect", run).out.splitlines() if "0002  " in one]
+    assert line.endswith("repaired: restore() skips it")
+    holdfast.load(new, into=state, strict=False)  # as it says
+    assert state["w"].tolist() == [2, 2, 2] and state["v"].tolist() == [1, 1, 1, 1]
+
+
+def test_a_repaired_step_takes_no_name_of_another(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    path, run = save_one(new_path(), step=7), new_path()
+    answer = holdfast_command("repair", path, "--to", run / "step-00000008")
+    assert answer.code == 2 and not run.exists()
+    assert "step-00000008 is the name of another step" in answer.err
+    assert "ends in step-00000007" in answer.err
+    for name in ("step-00000007", "salvaged"):
+        assert holdfast_command("repair", path, "--to", run / name).code == 0
+
+
 def test_the_example_in_the_docs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

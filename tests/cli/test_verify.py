@@ -64,6 +64,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
                 "file_bytes": data_files(path)[0].stat().st_size,
                 "below": 0,
                 "signer": None,
+                "repaired": False,
                 "damage": [],
                 "spared": [],
                 "foreign": [],

@@ -2,26 +2,32 @@
 
 import os
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from .. import Checkpoint, verify
+from .. import Checkpoint
 from .. import open as open_checkpoint
-from ..errors import CorruptError, HoldfastError
-from ..format import spec
+from ..format.header import REPAIRED
 from ..format.names import is_foreign, misnamed, some
 from ..format.values import decode_value, encode_value
-from ..stores.base import Store
 from ..stores.url import open_store
-from .run_listing import RunListing, Step, find_run
-from .text import columns, cut, printable, screen_size, show_bytes, show_count
+from .inspect_run import FIGURE_WIDTH, describe_run, metrics_of, render_run
+from .run_listing import find_run
+from .text import (
+    columns,
+    cut,
+    printable,
+    repaired_advice,
+    screen_size,
+    show_bytes,
+    show_count,
+)
 from .tree import Leaf, Node, Row, grow, rows_of
 
 Document = dict[str, Any]
 
 FORM_WIDTH = 28  # of a shape or a value; longer ones are cut
-FIGURE_WIDTH = 60  # of the metrics and the mesh
 TREE_ROWS_MIN = 8
 STEP_ROWS_MIN = 4
 FRAME_ROWS = 9  # headings, blank lines and totals around the tree, and the prompt after it
@@ -39,7 +45,7 @@ def inspect(path: str | os.PathLike[str], *, everything: bool = False) -> Docume
     """
     run = find_run(path)
     if run is not None:
-        return _describe_run(run)
+        return describe_run(run)
     return _describe_checkpoint(open_checkpoint(path), boxes=everything)
 
 
@@ -57,7 +63,7 @@ def render(document: Document, *, everything: bool = False) -> list[str]:
     width, lines = screen_size()
     if document["kind"] == "run":
         limit = max(lines - 4, STEP_ROWS_MIN)
-        return _render_run(document, None if everything else limit)
+        return render_run(document, None if everything else limit)
     heading = _heading(document, width)
     room = max(lines - FRAME_ROWS - len(heading), TREE_ROWS_MIN)
     root = grow(_leaves(document), join=not everything)
@@ -95,6 +101,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
         "metrics": encode_value(checkpoint.metrics, ("metrics",)),
         "save_id": checkpoint.save_id,
         "written_by": checkpoint.written_by,
+        "repaired": REPAIRED[0] in checkpoint.objects(),
         "totals": {
             "tensors": len(own),
             "tied_names": len(tensors) - len(own),
@@ -157,15 +164,12 @@ def _heading(document: Document, width: int) -> list[str]:
         parts.append(f"a delta of {cut(printable(document['base']), FIGURE_WIDTH)}")
     lines = [printable(document["path"]), *_wrapped(parts, width)]
     if document["metrics"]:
-        lines += _wrapped(list(_metrics(document["metrics"])), width)[:3]
+        lines += _wrapped(list(metrics_of(document["metrics"])), width)[:3]
     if document["error"] is not None:
         lines.append(f"  {printable(document['error'])}")
+    if document["repaired"]:
+        lines.append(f"  {repaired_advice(printable(document['path']))}")
     return lines
-
-
-def _metrics(metrics: Document) -> Iterator[str]:
-    for name, number in decode_value(metrics).items():
-        yield f"{cut(printable(name), FIGURE_WIDTH // 2)} {number:g}"
 
 
 def _wrapped(parts: list[str], width: int) -> list[str]:
@@ -268,124 +272,3 @@ def _ratio(document: Document) -> str:
     if not set(codecs) - {"raw"} or not totals["stored_bytes"]:
         return ""
     return f" ({totals['size_bytes'] / totals['stored_bytes']:.2f}x smaller, {', '.join(codecs)})"
-
-
-def _describe_run(run: RunListing) -> Document:
-    return {
-        "kind": "run",
-        "path": run.location,
-        "latest": run.latest,
-        "steps": _with_bases(run, [_describe_step(step, run.latest) for step in run.steps]),
-    }
-
-
-def _with_bases(run: RunListing, steps: list[Document]) -> list[Document]:
-    """Say of each link what it lacks below it."""
-    known = {step["name"]: step for step in steps if step["state"] != "uncommitted"}
-    return [step | {"lacks": _lacking(step, known, open_store(run.location))} for step in steps]
-
-
-def _lacking(step: Document, known: Mapping[str, Document], store: Store) -> Document | None:
-    """Return the first of a chain that is missing or damaged, and which it is; None: none is."""
-    seen = {step["name"]}
-    while (base := step["base"]) is not None:
-        if base in seen:
-            return {"name": base, "fault": "is its own base"}
-        seen.add(base)
-        if base not in known:
-            there = not base.startswith("step-") and store.exists(f"{base}/{spec.MANIFEST_NAME}")
-            return None if there else {"name": base, "fault": "is missing"}
-        step = known[base]
-        if step["state"] == "damaged":
-            return {"name": base, "fault": "is damaged"}
-    return None
-
-
-def _describe_step(step: Step, latest: str | None) -> Document:
-    found: Document = {"name": step.name, "state": "uncommitted", "disk_bytes": step.disk_bytes}
-    empty: Document = {
-        "step": None,
-        "world_size": None,
-        "metrics": {},
-        "tensors": None,
-        "codecs": [],
-        "base": None,
-        "error": None,
-    }
-    if not step.committed:
-        lost = _lost_manifest(step) if step.name == latest else None
-        return found | empty | ({"state": "damaged", "error": lost} if lost else {})
-    try:
-        checkpoint = open_checkpoint(step.location)
-    except HoldfastError as error:
-        state = "damaged" if isinstance(error, CorruptError) else "unreadable"
-        return found | empty | {"state": state, "error": str(error)}
-    wrong = misnamed(step.name, checkpoint.step)
-    return found | {
-        "state": "damaged" if wrong else "committed",
-        "step": checkpoint.step,
-        "world_size": checkpoint.world_size,
-        "metrics": encode_value(checkpoint.metrics, ("metrics",)),
-        "tensors": len(checkpoint.names()),
-        "codecs": checkpoint.codecs,
-        "base": checkpoint.base,
-        "error": wrong and f"it {wrong}",
-    }
-
-
-def _lost_manifest(step: Step) -> str | None:
-    try:
-        return "; ".join(fault.what for fault in verify(step.location).damage) or None
-    except HoldfastError:
-        return None
-
-
-def _render_run(document: Document, limit: int | None) -> list[str]:
-    steps = document["steps"]
-    states = [step["state"] for step in steps]
-    counts = ", ".join(
-        f"{states.count(state):,} {state}"
-        for state in ("committed", "uncommitted", "damaged", "unreadable")
-        if state in states
-    )
-    size = show_bytes(sum(step["disk_bytes"] for step in steps))
-    shown = steps if limit is None else steps[-limit:]  # the newest matter most
-    hidden = len(steps) - len(shown)
-    # A name that is cut names no step; a long line is the lesser evil.
-    body = columns([_step_cells(step) for step in shown], right=(1,), width=None)
-    return [
-        printable(document["path"]),
-        f"  steps: {counts}   {size}   {_latest_text(document)}",
-        *([f"  … {hidden:,} earlier; --all shows them"] if hidden else []),
-        *(f"  {line}" for line in body),
-    ]
-
-
-def _latest_text(document: Document) -> str:
-    latest = document["latest"]
-    if latest is None:
-        return "no LATEST"
-    committed = {step["name"] for step in document["steps"] if step["state"] == "committed"}
-    doubt = "" if latest in committed else ", which is no committed step"
-    return f"LATEST names {cut(printable(latest), FIGURE_WIDTH)}{doubt}"
-
-
-def _step_cells(step: Document) -> tuple[str, str, str]:
-    size = show_bytes(step["disk_bytes"])
-    name = printable(step["name"])
-    if step["state"] == "uncommitted":
-        return (name, size, "uncommitted: it is being written, or a save died")
-    if step["error"] is not None:
-        return (name, size, f"{step['state']}: {printable(step['error'])}")
-    parts = [show_count(step["tensors"], "tensor"), show_count(step["world_size"], "rank")]
-    codecs = ", ".join(codec for codec in step["codecs"] if codec != "raw")
-    if step["base"] is not None:
-        base = printable(step["base"])
-        parts.append(f"{codecs} on {base}")
-        if (lacks := step["lacks"]) is not None:
-            which = printable(lacks["name"])
-            below = f" on {which}, which" if which == base else f"; its base {which}"
-            parts = [f"{codecs}{below} {lacks['fault']}"]
-    elif codecs:
-        parts.append(codecs)
-    return (name, size, cut("   ".join([*parts, *_metrics(step["metrics"])]), FIGURE_WIDTH))

@@ -8,7 +8,7 @@ from ..errors import HoldfastError, NotCommittedError, OptionError
 from ..stores.url import open_store
 from .progress import Progress
 from .run_listing import Step, disk_bytes, find_run
-from .text import printable, show_count
+from .text import printable, repaired_advice, show_count
 from .verify import describe_damage, describe_lost, render_damage, render_lost
 
 Document = dict[str, Any]
@@ -140,7 +140,8 @@ def _render_one(found: Document) -> list[str]:
     if found["state"] == "repaired":
         tensors = show_count(len(found["whole"]), "tensor")
         lost = "'inspect --all' lists the lost tensors"
-        return [f"repaired {where}: {tensors}, all whole; {lost}", *refused]
+        told = [f"repaired {where}: {tensors}, all whole; {lost}"]
+        return [*told, f"  {repaired_advice(where)}", *refused]
     lines = [f"{found['state']} {where}: {show_count(len(found['damage']), 'fault')}"]
     lines += [render_damage(damage)[0] for damage in found["damage"]]
     count = len(found["whole"]) + len(found["lost"])

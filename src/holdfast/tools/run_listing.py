@@ -3,31 +3,35 @@
 import contextlib
 import math
 import os
+import re
 from dataclasses import dataclass
 
 from ..errors import StoreError
 from ..format import spec
-from ..format.names import LATEST_BYTES_MAX, LATEST_NAME
+from ..format.names import DCP_METADATA_NAME, LATEST_BYTES_MAX, LATEST_NAME, is_foreign
 from ..stores.base import Store
 from ..stores.url import open_store
 
+_NUMBERED = re.compile(r"[^0-9]*([0-9]+)")  # step-5, checkpoint-00000005, global_step5
 STEP_PREFIX = "step-"  # users may name steps without the zeros that a Checkpointer writes
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A directory ``step-*`` of a run.
+    """A directory of a run that is a step: ``step-*``, or a checkpoint of another name.
 
     Attributes:
         location: where it is.
         committed: whether it has a MANIFEST, or cannot be looked at.
         disk_bytes: of everything in it that a save may have written.
+        foreign: the names in it, where none of them is holdfast's.
     """
 
     name: str
     location: str
     committed: bool
     disk_bytes: int
+    foreign: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,9 @@ class RunListing:
 def find_run(path: str | os.PathLike[str]) -> RunListing | None:
     """Return the run at ``path``, or None when there are no steps or it is a checkpoint itself.
 
+    Programs that save through DCP name directories as they like: where none is named ``step-*``,
+    all checkpoints are steps.
+
     Raises:
         OptionError: ``path`` is no path.
     """
@@ -62,7 +69,10 @@ def find_run(path: str | os.PathLike[str]) -> RunListing | None:
         entries = store.list()
     except StoreError:
         return None  # opening it as a checkpoint says why
-    names = [e.name for e in entries if e.kind == "directory" and e.name.startswith(STEP_PREFIX)]
+    directories = [e.name for e in entries if e.kind == "directory"]
+    names = [name for name in directories if name.startswith(STEP_PREFIX)]
+    if not names:
+        names = [name for name in directories if _is_checkpoint(store, name)]
     if not names:
         return None
     steps = tuple(_step(store, name) for name in sorted(names, key=_order))
@@ -88,15 +98,32 @@ def _step(store: Store, name: str) -> Step:
         committed = store.exists(f"{name}/{spec.MANIFEST_NAME}")
     except StoreError:
         committed = True  # for all that is known; who opens it says why it cannot be read
-    return Step(name, f"{store.location}/{name}", committed, disk_bytes(store, name))
+    names = [] if committed else _names(store, name)
+    foreign = tuple(names) if all(map(is_foreign, names)) else ()
+    return Step(name, f"{store.location}/{name}", committed, disk_bytes(store, name), foreign)
+
+
+def _is_checkpoint(store: Store, name: str) -> bool:
+    """Whether a directory is a committed checkpoint, of holdfast or of DCP."""
+    try:
+        files = (spec.MANIFEST_NAME, DCP_METADATA_NAME)
+        return any(store.exists(f"{name}/{file}") for file in files)
+    except StoreError:
+        return False
+
+
+def _names(store: Store, name: str) -> list[str]:
+    try:
+        return sorted(entry.name for entry in store.list(name))
+    except StoreError:
+        return []
 
 
 def _order(name: str) -> tuple[float, str]:
     """Sort numbers as numbers, whatever their zeros, and before everything else."""
-    digits = name.removeprefix(STEP_PREFIX)
-    is_number = digits.isascii() and digits.isdigit()
+    match = _NUMBERED.fullmatch(name)
     # A file name is short enough for int(), which refuses thousands of digits.
-    return (int(digits), name) if is_number else (math.inf, name)
+    return (int(match[1]), name) if match else (math.inf, name)
 
 
 def _latest(store: Store) -> str | None:

@@ -116,6 +116,14 @@ def show_count(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def repaired_advice(place: str) -> str:
+    """Say of a repaired checkpoint who does not take it, and which call does."""
+    return (
+        "repaired, with parts left out: restore() skips it; "
+        f'holdfast.load("{place}", into=state, strict=False) loads what is there'
+    )
+
+
 def write_lines(lines: Sequence[str]) -> None:
     """Write lines to the standard output, escaped where its encoding lacks a character."""
     write(sys.stdout, "".join(f"{line}\n" for line in lines))

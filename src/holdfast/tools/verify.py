@@ -8,11 +8,12 @@ from .. import Options
 from .. import verify as verify_one
 from ..errors import CorruptError, HoldfastError, NotCommittedError, TrustError, what_is_left
 from ..format import spec
+from ..format.header import REPAIRED
 from ..format.names import some
 from ..stores.url import open_store
 from .progress import Progress
 from .run_listing import RunListing, disk_bytes, find_run
-from .text import printable, show_bytes, show_count
+from .text import printable, repaired_advice, show_bytes, show_count
 
 Document = dict[str, Any]
 BOXES_SHOWN_MAX = 3  # of a tensor; --json has all
@@ -101,6 +102,8 @@ def render(document: Document) -> list[str]:
                 f"     damaged in a base, but not used here: {printable(damage['what'])}"
                 for damage in found["spared"]
             ]
+        if found["repaired"]:
+            lines.append(f"     {repaired_advice(where)}")
         if found["foreign"] and (found["damage"] or found["good"]):
             unsigned = "not checked, and not signed" if found["signer"] else "not checked"
             lines.append(f"     {_foreign(found)}, {unsigned}")
@@ -170,6 +173,7 @@ def describe(verified: Any) -> Document:
         "step": checkpoint.step,
         "files": len(checkpoint.file_names),
         "file_bytes": sum(checkpoint.file_bytes),
+        "repaired": REPAIRED[0] in checkpoint.objects(),
     }
 
 
@@ -194,6 +198,7 @@ def _result(location: str) -> Document:
         "file_bytes": None,
         "below": 0,
         "signer": None,
+        "repaired": False,
         "damage": [],
         "spared": [],
         "foreign": [],
