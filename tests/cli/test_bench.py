@@ -110,7 +110,7 @@ def test_a_default_within_five_percent_is_fine(seconds: float, fine: bool) -> No
     assert found["default_is_fine"] == fine
     text = "\n".join(render(found))
     paste = 'Options(io="io_uring", block_bytes=8 << 20, queue_depth=32)'
-    assert f"Fastest, save and load together: {paste}" in text
+    assert f"Fastest in 3 rounds: {paste}" in text
     assert ("The default is fine here: it has 96% of that speed." in text) == fine
     default = 'Options(io="io_uring", block_bytes=2 << 20, queue_depth=16)'
     assert (f"The default here, {default}, has 94% of that." in text) == (not fine)
@@ -123,7 +123,22 @@ def test_a_disk_that_is_not_steady_is_said_to_be(slowest_s: float, steady: bool)
     assert found["steady"] == steady
     lines = render(found)
     assert any("more --rounds tell more" in line for line in lines) == (not steady)
+    assert any("differ by a factor of 1.45 at most" in line for line in lines) == steady
+    (row,) = (line for line in lines if line.startswith("a"))
+    slowest = {1.9: "0.53-1.00", 2.1: "0.48-1.00"}[slowest_s]
+    assert row.split()[-5:] == ["1.00", slowest, "1.00", "1.00-1.00", "100%"], row
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(("slowest_s", "chance"), [(1.4, False), (2.6, True)])
+def test_a_lead_that_is_smaller_than_what_rounds_differ_by_may_be_chance(
+    slowest_s: float, chance: bool
+) -> None:
+    default = Figures("a", DEFAULT, [1.0, 1.0, slowest_s], [1.0] * 3)
+    lines = render(document_of(default, figures("b", 0.7, DEEP)))
+    assert any(line.startswith("Fastest in 3 rounds, perhaps by chance: ") for line in lines) == (
+        chance
+    )
 
 
 def test_one_round_does_not_say_that_a_disk_is_steady() -> None:
@@ -152,11 +167,12 @@ def test_one_screen_says_all(
     lines = answer.out.splitlines()
     assert len(lines) < 30 and max(map(len, lines)) <= 100
     assert lines[0].startswith(f"{place}, ")
-    assert "25.2 MB, median of 1 round" in lines[2]
+    assert lines[2].startswith("25.2 MB saved until durable, and loaded from the disk")
+    assert lines[3].startswith("medians of 1 round")
     assert sum(line.endswith("100%") for line in lines) == 1
     assert sum("(default)" in line for line in lines) == 1
     assert lines.count("not measured: fio: not installed") == 1
-    assert re.search(r'together: Options\(io="\w+", block_bytes=\d << 20, queue_', answer.out)
+    assert re.search(r'Options\(io="\w+", block_bytes=\d << 20, queue_', answer.out)
     assert list(place.iterdir()) == []
 
 
@@ -182,7 +198,7 @@ def test_where_io_uring_is_forbidden_the_others_are_measured(place: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert re.search("^not measured: holdfast io_uring: .*not permitted", done.stdout, re.MULTILINE)
     assert re.search(r"holdfast direct, 2 MiB x 16 \(default\)|buffered.*default", done.stdout)
-    assert "Fastest, save and load together: Options(" in done.stdout
+    assert "Fastest in 1 round" in done.stdout
 
 
 def check_refused(answer: Answer, pattern: str) -> None:

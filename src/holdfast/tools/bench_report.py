@@ -87,17 +87,22 @@ def render(document: Document) -> list[str]:
     rounds = show_count(document["rounds"], "round")
     disk = document["disk"]
     where = [document["path"], f"{disk['file_system']} on {disk['device']}", disk["model"]]
-    rows = [("", "save GB/s", "load GB/s", "of the best")]
+    rows = [("", "save GB/s", "rounds", "load GB/s", "rounds", "of the best")]
     for setting in document["settings"]:
         name = f"{setting['name']}{' (default)' if setting['default'] else ''}"
         save, load = (f"{setting[key]:.2f}" for key in ("save_gbps", "load_gbps"))
-        rows.append((name, save, load, f"{setting['share']:.0%}"))
+        saves, loads = (
+            _range(document["size_bytes"], setting[key]) for key in ("save_s", "load_s")
+        )
+        rows.append((name, save, saves, load, loads, f"{setting['share']:.0%}"))
     return [
         printable(", ".join(fact for fact in where if fact)),
         printable(document["machine"]),
-        f"{show_bytes(document['size_bytes'])}, median of {rounds}; durable saves, cold loads",
+        f"{show_bytes(document['size_bytes'])} saved until durable, and loaded from the disk, not "
+        "from memory;",
+        f"medians of {rounds}, beside the slowest and the fastest",
         "",
-        *columns(rows, right=(1, 2, 3), width=screen_size()[0]),
+        *columns(rows, right=(1, 2, 3, 4, 5), width=screen_size()[0]),
         *(printable(f"not measured: {name}: {why}") for name, why in document["skipped"].items()),
         "",
         *_verdict(document),
@@ -106,7 +111,11 @@ def render(document: Document) -> list[str]:
 
 def _verdict(document: Document) -> list[str]:
     best, share, spread = document["best"], document["default_share"], document["spread"]
-    lines = [f"Fastest, save and load together: {_call(best)}"]
+    rounds = show_count(document["rounds"], "round")
+    # A round of the default may have been as fast as the best one's median.
+    may_be_chance = best != document["default"] and (spread is None or share * spread > 1)
+    doubt = ", perhaps by chance" if may_be_chance else ""
+    lines = [f"Fastest in {rounds}{doubt}: {_call(best)}"]
     if best == document["default"]:
         lines.append("That is the default here: nothing to set.")
     elif document["default_is_fine"]:
@@ -120,7 +129,17 @@ def _verdict(document: Document) -> list[str]:
             f"The disk is not steady: rounds of one setting differ by a factor of {spread:.1f}."
         )
         lines.append("Who is first may be chance; more --rounds tell more.")
+    else:
+        lines.append(f"Rounds of one setting differ by a factor of {spread:.2f} at most.")
+        lines.append("A smaller difference between two settings may be chance.")
     return lines
+
+
+def _range(size_bytes: int, seconds: Sequence[float]) -> str:
+    """Show the rates of the slowest and the fastest round: ``0.81-0.97``."""
+    if len(seconds) < 2:
+        return ""
+    return f"{size_bytes / max(seconds) / 1e9:.2f}-{size_bytes / min(seconds) / 1e9:.2f}"
 
 
 def _chosen(options: Options) -> Document:
