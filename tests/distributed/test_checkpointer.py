@@ -30,6 +30,9 @@ SMALL = Options(pool_bytes=32 << 20)
 BROKEN = Fault("write", nth=1, action="fail", argument=errno.EIO, persistent=True)
 
 
+LATE_S = 1.0
+
+
 def state_at(step: int) -> dict[str, Any]:
     tensor = torch.full((64, 8), float(step))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -261,3 +264,24 @@ def test_every_rank_has_a_line_for_each_save_and_load(tmp_path: Path) -> None:
     assert [(row["verb"], row["step"], row["rank"]) for row in rows] == expected
     assert sum(row["bytes"] for row in rows[:3]) == 64 * 8 * 4
     assert all(row["stall_s"] > 0 for row in rows)
+
+
+def late(rank: int, run: str, stage: Any) -> None:
+    first, second = state_at(1), state_at(2)  # which is a collective itself
+    with Checkpointer(run, every=1, stage=stage, options=SMALL) as checkpointer:
+        checkpointer.step(1, first)
+        time.sleep(LATE_S if rank == 1 else 0)
+        checkpointer.step(2, second)
+
+
+@pytest.mark.parametrize("stage", ["sync", "eager"])
+def test_the_wait_for_a_slow_rank_is_told_apart_from_the_work(tmp_path: Path, stage: str) -> None:
+    run_ranks(3, late, str(tmp_path / "run"), stage)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    first, slow, third = (row for row in rows if row["step"] == 2)
+    assert min(first["seconds"]["wait"], third["seconds"]["wait"]) > LATE_S / 2
+    assert slow["seconds"]["wait"] < LATE_S / 2
+    for row in (first, slow, third):
+        assert row["seconds"]["plan"] < LATE_S / 2
+        assert row["stall_s"] >= row["seconds"]["wait"]
+        assert row["seconds"]["total"] >= row["seconds"]["wait"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.integrations import dcp
 
 from .blocks import PAGES, ROOT, RUN, SHOWN, Block, blocks_of
 from .prepared import AFTER, BEFORE
@@ -26,6 +27,7 @@ USERS_PAGES = [
 ]
 BLOCKS = {page: blocks_of(page) for page in PAGES}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+SHOWN_NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)  # the site shows its docstring there
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -96,7 +98,8 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
         assert target.exists(), f"{page}: {link}"
         # The anchors of the API's page are made when the site is built, which checks them.
         if anchor and target.suffix == ".md" and target.name != "api.md":
-            assert anchor in anchors_of(target.read_text()), f"{page}: {link}"
+            text = target.read_text()
+            assert anchor in {*anchors_of(text), *SHOWN_NAME.findall(text)}, f"{page}: {link}"
 
 
 @pytest.mark.parametrize("page", USERS_PAGES)
@@ -111,6 +114,11 @@ def test_the_reference_has_every_public_name() -> None:
     assert shown == set(dir(holdfast)) - {"__version__", "codecs", "errors"}
     codecs = set(re.findall(r"^::: holdfast\.codecs\.(\w+)$", api, re.MULTILINE))
     assert codecs == set(holdfast.codecs.__all__)
+
+
+def test_the_reference_has_every_name_for_dcp() -> None:
+    shown = SHOWN_NAME.findall((ROOT / "docs/reference/dcp.md").read_text())
+    assert set(shown) == {f"holdfast.integrations.dcp.{name}" for name in dcp.__all__}
 
 
 def test_the_reference_has_every_error() -> None:

@@ -100,6 +100,18 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
     assert holdfast.open(tmp_path / "a").verify() == []
 
 
+@pytest.mark.parametrize("codec", ["raw", "lossless", "delta"])
+def test_progress_ends_at_its_total(tmp_path: Path, codec: str) -> None:
+    state = {"w": torch.zeros(100_000), "n": 1}
+    handle = holdfast.save_async(state, tmp_path / "a", codec=codec)
+    before = handle.progress()
+    assert before.written_bytes <= before.total_bytes
+    handle.result()
+    after = handle.progress()
+    assert after.state == "committed" and after.written_bytes == after.total_bytes > 0
+    assert codec == "raw" or after.total_bytes < 400_000 == after.staged_bytes
+
+
 def test_the_files_are_those_of_a_save(tmp_path: Path) -> None:
     state = {f"t{i}": torch.randn(random.Random(i).randrange(1, 400_000)) for i in range(30)}
     options = holdfast.Options(chunk_elements=1 << 16)

@@ -14,7 +14,7 @@ from ..errors import CancelledError, StoreError
 if TYPE_CHECKING:
     from .write import DataFileWriter
 
-PARTS = ("plan", "stage", "encode", "write", "sync", "commit")
+PARTS = ("wait", "plan", "stage", "encode", "write", "sync", "commit", "retire")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Progress:
         state: "staging", "writing", "committing", "committed", "failed" or "skipped".
         staged_bytes: bytes copied; after `SaveHandle.wait_staged` the state may change.
         written_bytes: bytes written; they are durable only once committed.
-        total_bytes: bytes to write in all.
+        total_bytes: bytes to write in all. With a codec, nobody knows before all are encoded: until
+            the state is "committing", these are the bytes of the elements.
 
     Example::
 
@@ -43,16 +44,26 @@ class Ledger:
     """Counts and seconds of one save, or load, on one rank.
 
     Attributes:
-        seconds: for each of `PARTS`; "write" is time spent waiting for the disk.
+        seconds: for each of `PARTS`; "wait" is time spent waiting for other ranks, "write" for the
+            disk.
         waits: how often the thread had to wait for the disk.
         stall_s: how long the caller's thread was held up.
     """
 
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
+    def __init__(self, called: float | None = None, waited_s: float = 0.0) -> None:
+        """Begin to count.
+
+        Args:
+            called: a time of `time.perf_counter`, since which the caller has been held up, as it is
+                until the end; None: it is not held up that long.
+            waited_s: how long it has waited for other ranks.
+        """
+        self.called = called
+        self.started = time.perf_counter() - waited_s
         self.state = "staging"
         self.total_bytes = self.staged_bytes = self.written_bytes = self.waits = 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.seconds["wait"] = waited_s
         self.stall_s = 0.0
         self._deadline = float("inf")
         self._is_cancelled = False
@@ -68,10 +79,11 @@ class Ledger:
         finally:
             self.seconds[part] += time.perf_counter() - started
 
-    def planned(self, total_bytes: int) -> None:
-        """Count what came before as planning, with what was heard from other ranks."""
+    def planned(self, total_bytes: int, waited_s: float) -> None:
+        """Count what came before as planning, without the time spent waiting for other ranks."""
         self.total_bytes = total_bytes
-        self.seconds["plan"] = time.perf_counter() - self.started
+        self.seconds["wait"] += waited_s
+        self.seconds["plan"] = time.perf_counter() - self.started - self.seconds["wait"]
 
     def end_at(self, deadline: float) -> None:
         """Set the time (of `time.monotonic`) after which `check` fails."""
@@ -127,15 +139,20 @@ class Ledger:
 
     def progress(self) -> Progress:
         """Return how far it is."""
-        return Progress(self.state, self.staged_bytes, self.written_bytes, self.total_bytes)
+        state, written_bytes = self.state, self.written_bytes
+        is_written = state in ("committing", "committed")
+        total_bytes = written_bytes if is_written else max(self.total_bytes, written_bytes)
+        return Progress(state, self.staged_bytes, written_bytes, total_bytes)
 
     def record(self) -> dict[str, object]:
         """Return everything as values of JSON; seconds to the microsecond."""
+        now = time.perf_counter()
+        stall_s = self.stall_s if self.called is None else now - self.called
         seconds = dict(zip(PARTS, map(round, self.seconds.values(), repeat(6)), strict=True))
         return {
             "bytes": self.total_bytes,
             "stored_bytes": self.written_bytes,
-            "seconds": seconds | {"total": round(time.perf_counter() - self.started, 6)},
+            "seconds": seconds | {"total": round(now - self.started, 6)},
             "waits": self.waits,
-            "stall_s": round(self.stall_s, 6),
+            "stall_s": round(stall_s, 6),
         }

@@ -3,6 +3,7 @@
 Knows bytes, not what they mean.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -123,6 +124,7 @@ class Phase(AbstractContextManager["Phase"]):
             gets them, and the others an empty list.
         promised: whether this rank may have told the others that its part is done.
         others: what another rank failed with, or that it is lost; after the block.
+        waited_s: how long this rank has waited for the others.
     """
 
     def __init__(self, group: Group, *, gather: bool = False) -> None:
@@ -132,6 +134,7 @@ class Phase(AbstractContextManager["Phase"]):
         self.answers: list[bytes] = []
         self.promised = False
         self.others: HoldfastError | None = None
+        self.waited_s = 0.0
 
     def __exit__(
         self,
@@ -154,10 +157,12 @@ class Phase(AbstractContextManager["Phase"]):
 
     def _meet(self, message: bytes) -> HoldfastError | None:
         """Exchange; return what another rank met."""
+        started = time.perf_counter()
         try:
             verdicts = self._exchange(message)
         except HoldfastError as lost:
             return lost
+        self.waited_s += time.perf_counter() - started
         for rank, verdict in enumerate(verdicts):
             if verdict[:1] == _BAD and rank != self._group.rank:
                 cause = verdict[1:].decode(errors="replace")
@@ -222,12 +227,14 @@ class BriefPhase(Phase):
             self.sums = []
             return
         numbers = self.numbers if brief and self.numbers else [0] * self._count
+        started = time.perf_counter()
         try:
             asked, *sums = all_sum(self._group, [int(not brief), *numbers])
         except HoldfastError:
             if error is None:
                 raise
             return  # this rank's own error says more than the loss of the others
+        self.waited_s += time.perf_counter() - started
         if not asked and self._settled(sums):
             self.sums = sums
             return

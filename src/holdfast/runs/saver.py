@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.ledger import Ledger
 from ..errors import AlreadyCommittedError, NoSpaceError, OptionError, StoreError
 from ..group.base import COORDINATOR, Phase
 from ..saving.handle import SaveHandle
@@ -61,8 +62,8 @@ class Saver:
     def begin(self, step: int, state: State, metrics: Metrics) -> bool:
         """Start a save; raise what the one before failed with. False: this one was skipped."""
         if self._request.stage == "sync":
-            self.rest()
-            self._save_here(step, state, metrics)
+            called = time.perf_counter()
+            self._save_here(step, state, metrics, Ledger(called, self.rest()))
             return True
         before = self._flight
         if not self._start(step, state, metrics, self._request):
@@ -75,12 +76,13 @@ class Saver:
 
         When that was a first try of this step, this is the second.
         """
-        self.rest()
+        called = time.perf_counter()
+        ledger = Ledger(called, self.rest())
         if self.saved_step == step:
             logger.info("step %d is saved already", step)
             self.wait()
         else:
-            self._save_here(step, state, metrics)
+            self._save_here(step, state, metrics, ledger)
 
     def save_last(self, step: int, state: State, metrics: Metrics) -> None:
         """Do as `save`, but in the background, with a deadline at the end of the job."""
@@ -98,27 +100,35 @@ class Saver:
         self.wait()
         self._tell(before)
 
-    def _save_here(self, step: int, state: State, metrics: Metrics) -> None:
+    def _save_here(self, step: int, state: State, metrics: Metrics, ledger: Ledger) -> None:
         """Save in this thread; when it is durable, raise what the save before failed with."""
-        self.save_with(self._ranks, step, state, metrics)
+        self.save_with(self._ranks, step, state, metrics, ledger)
         self.wait()
 
-    def save_with(self, ranks: "Group", step: int, state: State, metrics: Metrics) -> None:
+    def save_with(
+        self,
+        ranks: "Group",
+        step: int,
+        state: State,
+        metrics: Metrics,
+        ledger: Ledger | None = None,
+    ) -> None:
         """Save in this thread, with these ranks."""
+        counts = ledger or Ledger(time.perf_counter())
         epoch = self._epoch
         self._replace_damaged(step, ranks)
         self._schedule.try_save()
         started = time.perf_counter()
         request = self._for(step, metrics, self._request)
-        records = self._in_room(ranks, lambda: save_now(state, request, ranks))
+        records = self._in_room(ranks, lambda: save_now(state, request, ranks, counts))
         taken_s = time.perf_counter() - started
-        if self._request.stage == "sync":  # others say nothing about those that `begin` makes
-            self._schedule.begin_flight()
-            self._schedule.end_flight(taken_s, taken_s)
         self._schedule.measure(taken_s)
         if epoch is self._epoch:  # else its caller went on without it, and may have restored
             self.saved_step = step
-        self._conclude(step, [r | {"stall_s": r["seconds"]["total"]} for r in records])
+        held_s = taken_s + self._conclude(step, records, holds=True)
+        if self._request.stage == "sync":  # others say nothing about those that `begin` makes
+            self._schedule.begin_flight()
+            self._schedule.end_flight(taken_s, held_s)
 
     def wait(self) -> None:
         """Wait for the save in flight, and for what follows it; raise what it failed with."""
@@ -128,8 +138,12 @@ class Saver:
         before, self._flight = self._flight, None
         self._tell(before)
 
-    def rest(self) -> None:
-        """Wait for the save in flight, on all ranks, before they go on together."""
+    def rest(self) -> float:
+        """Wait for the save in flight, on all ranks, before they go on together.
+
+        Returns:
+            How long this rank has waited for the others, in seconds.
+        """
         self._epoch = object()
         with Phase(self._ranks) as rested:
             if self._flight is not None:
@@ -138,6 +152,7 @@ class Saver:
             rested.answer = str(self.saved_step).encode()
         if len(set(rested.answers)) > 1:
             self.saved_step = None  # on some rank, it seems to have failed
+        return rested.waited_s
 
     def settle(self) -> None:
         """Take note of how the save in flight has ended, if it has."""
@@ -206,11 +221,25 @@ class Saver:
         request = replace(request, path=path, step=step, metrics=metrics, check_last=check)
         return replace(request, free_bytes=find_room)
 
-    def _conclude(self, step: int, records: Records) -> None:
-        """Do what follows a commit; of all ranks the coordinator has the records."""
-        if records:
-            self._run.note("save", step, records)
-            self._run.tidy(step)
+    def _conclude(self, step: int, records: Records, *, holds: bool = False) -> float:
+        """Do what follows a commit; of all ranks the coordinator has the records.
+
+        Args:
+            holds: training is held up by it.
+
+        Returns:
+            How long it took, in seconds.
+        """
+        if not records:
+            return 0.0
+        started = time.perf_counter()
+        self._run.tidy(step)
+        taken_s = time.perf_counter() - started
+        record = records[COORDINATOR]
+        record["seconds"]["retire"] = round(taken_s, 6)
+        record["stall_s"] = round(record["stall_s"] + taken_s * holds, 6)
+        self._run.note("save", step, records)
+        return taken_s
 
     def _replace_damaged(self, step: int, ranks: "Group") -> None:
         """Retire a step that could not be restored, so that it can be saved again."""

@@ -154,14 +154,16 @@ def save_async(
     return handle
 
 
-def save_now(state: Mapping[Any, Any], request: SaveRequest, ranks: "Group") -> Records:
-    """Walk all the way in this thread."""
-    ledger, options = Ledger(), request.options
+def save_now(
+    state: Mapping[Any, Any], request: SaveRequest, ranks: "Group", ledger: Ledger | None = None
+) -> Records:
+    """Walk all the way in this thread; with a ``ledger`` that counts already, or a new one."""
+    ledger, options = ledger or Ledger(), request.options
     told = BriefPhase(ranks, cached_plans.NUMBERS, cached_plans.settled)
     with told:
         proposal = _propose(told, state, request, ranks)
     agreement, store = agree(proposal, told, ranks.rank), proposal.store
-    ledger.planned(agreement.files.payload_bytes)
+    ledger.planned(agreement.files.payload_bytes, told.waited_s)
 
     def write() -> Files:
         files, shards, codec = agreement.files, agreement.cached.shards, agreement.codec
@@ -206,7 +208,7 @@ def start_save(
         if busy := [rank for rank, first in enumerate(firsts) if first["busy"]]:
             return handle.skip(busy, request.busy)
         agreement = agree(proposal, told, ranks.rank)
-        ledger.planned(agreement.files.payload_bytes)
+        ledger.planned(agreement.files.payload_bytes, told.waited_s)
         background = meet(agreement.files.header.save_id, handle.deadline)
         take_flight(handle)
         try:
@@ -348,6 +350,7 @@ def _finish(
         if written.others is not None and getattr(error, "errno", 0) == errno.ENOENT:
             raise written.others from error  # who failed first has removed what was written here
         raise
+    ledger.seconds["wait"] += written.waited_s
     records: Records = []
     with Outcome(ranks):
         if ranks.rank == COORDINATOR:
