@@ -39,7 +39,7 @@ PUBLIC = 8
 # Who may import torch, and which engine modules may know the group.
 TORCH_ROOMS = {"state", "integrations", "tools"}
 TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/origin.py"}
-TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/chain.py", "faults/deep.py"}
+TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/read_pipeline.py", "faults/deep.py"}
 TORCH_FILES |= {"engine/workspace.py", "engine/samples.py", "engine/staging.py"}
 TORCH_FILES |= {"group/torch.py", "saving/save.py", "loading/load.py", "loading/checkpoint.py"}
 TORCH_FILES |= {"runs/checkpointer.py", "data/random_state.py", "data/data_state.py"}

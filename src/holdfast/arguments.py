@@ -3,6 +3,7 @@
 Compares what the ranks told each other. Knows no files, no tensors and no group.
 """
 
+import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from .errors import OptionError, StateError, shown
+from .version import needs
 
 CAMPS_MAX = 4  # in a text: of values, and of ranges of ranks
 PATHS = (str, os.PathLike)
@@ -109,6 +111,22 @@ def check_state(state: object, named: str = "state") -> None:
     if hasattr(state, "param_groups"):
         example = '{"optimizer": optimizer}'
     raise StateError(f"{named} is {shown(state)}; expected a dict, such as {named}={example}")
+
+
+def check_torch(what: str, instead: str) -> None:
+    """Check that torch is installed, before anything is read that needs it.
+
+    Args:
+        what: the work that needs torch, as the error names it.
+        instead: a sentence: what works without.
+
+    Raises:
+        OptionError: it is not; the text says what to install.
+    """
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise OptionError(f"{needs('torch', 'torch', what)}. {instead}") from error
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -80,9 +80,9 @@ def _run(arguments: list[str]) -> int:
     if chosen.verb is None:
         parser.print_help()
         return USAGE
-    verbs = {"inspect": _inspect, "verify": _verify, "diff": _diff, "bench": _bench}
+    verbs = {"inspect": _inspect, "ls": _inspect, "verify": _verify, "diff": _diff}
     verbs |= {"sign": _sign, "convert": _convert, "recompress": _recompress, "rebase": _rebase}
-    verbs |= {"repair": _repair, "scrub": _scrub}
+    verbs |= {"repair": _repair, "scrub": _scrub, "bench": _bench}
     return verbs[chosen.verb](chosen)
 
 
@@ -98,11 +98,8 @@ def _make_parser() -> argparse.ArgumentParser:
         "--verbose", action="store_true", help="with --version: the machine too, for bug reports"
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    inspect = _add(verbs, "inspect", "show the contents of a checkpoint or a run", "runs/a --all")
-    inspect.add_argument("path", metavar="PATH", help=_EITHER)
-    inspect.add_argument(
-        "--all", action="store_true", help="show all names; with --json all boxes too"
-    )
+    _add_inspect(verbs, "inspect", "show the contents of a checkpoint or a run")
+    _add_inspect(verbs, "ls", "show the same as inspect")
     verify = _add(verbs, "verify", "check every byte of a checkpoint or a run", "runs/a --deep")
     verify.add_argument("path", metavar="PATH", help=_EITHER)
     verify.add_argument(
@@ -144,6 +141,14 @@ def _add(verbs: _Verbs, name: str, what: str, example: str) -> _Parser:
     description = f"{what[0].upper()}{what[1:]}."
     epilog = f"Example: holdfast {name} {example}"
     return verbs.add_parser(name, help=what, description=description, epilog=epilog)
+
+
+def _add_inspect(verbs: _Verbs, name: str, what: str) -> None:
+    inspect = _add(verbs, name, what, "runs/a --all")
+    inspect.add_argument("path", metavar="PATH", help=_EITHER)
+    inspect.add_argument(
+        "--all", action="store_true", help="show all names; with --json all boxes too"
+    )
 
 
 def _add_codecs(verbs: _Verbs) -> None:

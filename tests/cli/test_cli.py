@@ -53,8 +53,12 @@ def test_the_version(holdfast_command: Command) -> None:
 def test_alone_it_prints_help(holdfast_command: Command) -> None:
     answer = holdfast_command()
     assert answer.code == 2 and answer.out.startswith("usage: holdfast ")
-    for verb in ("inspect", "verify", "diff", "convert", "bench", "demo"):
+    for verb in ("inspect", "ls", "verify", "diff", "convert", "bench", "demo"):
         assert re.search(rf"^ +{verb}  ", answer.out, re.MULTILINE)
+
+
+def test_ls_is_inspect(path: Path, holdfast_command: Command) -> None:
+    assert holdfast_command("ls", path, "--json") == holdfast_command("inspect", path, "--json")
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify", "diff", "convert", "bench"])

@@ -17,7 +17,7 @@ from format import reader
 from format.simulated_ranks import cut, pieces, save_pieces
 from holdfast import Keep, codecs
 from holdfast.codecs.base import EVERY_MAX
-from holdfast.engine import chain as chain_room
+from holdfast.engine import read_pipeline
 from holdfast.engine.basis import forget_bases
 from holdfast.errors import CorruptError, OptionError, StoreError
 from holdfast.format.manifest import Manifest
@@ -171,15 +171,15 @@ def test_bases_are_read_in_bounded_parts(
     root = new_path()
     states = grow(root, 5, codecs.Delta())
     parts: list[int] = []
-    whole = chain_room._elements_below
+    whole = read_pipeline._elements_below
 
     def note(chain: Any, lease: Any, reads: Any) -> Any:
         parts.append(sum(read.chunk.size_bytes for read in reads))
         return whole(chain, lease, reads)
 
-    monkeypatch.setattr(chain_room, "_elements_below", note)
-    monkeypatch.setattr(chain_room, "SCRATCH_BYTES", 0)
-    monkeypatch.setattr(chain_room, "BATCH_BYTES_MIN", 50_000)
+    monkeypatch.setattr(read_pipeline, "_elements_below", note)
+    monkeypatch.setattr(read_pipeline, "SCRATCH_BYTES", 0)
+    monkeypatch.setattr(read_pipeline, "BATCH_BYTES_MIN", 50_000)
     with holdfast.open(at(root, 4)) as checkpoint:
         assert same(checkpoint.state(), states[4])
     most = max(t.nbytes for t in states[4]["master"].values()) + 4 * CHUNK

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..codecs.base import Loss
 from ..codecs.groups import units_of
 from ..engine.basis import Basis, keep_basis, last_link, take_basis
-from ..engine.chain import Chain, open_chain, read_parts
+from ..engine.chain import Chain, open_chain
 from ..engine.pool import lease
+from ..engine.read_pipeline import read_parts
 from ..engine.retire import is_leaving
 from ..errors import CorruptError, NotCommittedError, VersionError
 from ..format import spec

@@ -14,10 +14,11 @@ from .._core import hash_chunk
 from ..arguments import is_positive
 from ..codecs.base import Block, Codec, Loss, Piece
 from ..codecs.groups import Unit, find_groups, units_of
-from ..engine.chain import Chain, open_chain, read_parts
+from ..engine.chain import Chain, open_chain
 from ..engine.decode import decode
 from ..engine.encode import Coded, bases_of, encode
 from ..engine.pool import lease
+from ..engine.read_pipeline import read_parts
 from ..engine.registry import find_codec
 from ..engine.workspace import Workspace, block_at, borrow, give_back
 from ..errors import OptionError, shown

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..arguments import check_torch
 from ..boxes import Bools
+from ..engine.chain import Link, open_base, open_readable
 from ..engine.check import lost_manifest
 from ..errors import CorruptError
 from ..format import spec
@@ -114,8 +116,6 @@ def find_lost_manifest(store: Store) -> Damage | None:
 
 def manifest_below(subject: Subject) -> Manifest:
     """Read the MANIFEST of what a link was made from."""
-    from ..engine.chain import Link, open_base  # which imports torch
-
     return open_base(Link(subject.store, subject.manifest)).manifest
 
 
@@ -153,9 +153,17 @@ def lost_by(subject: Subject, rows: Bools) -> tuple[Lost, ...]:
     )
 
 
+def check_decodable() -> None:
+    """Check that `find_wrong` has what it needs, before anything is read.
+
+    Raises:
+        OptionError: torch is missing.
+    """
+    check_torch("decoding a checkpoint", "Without torch, verify checks every byte, undecoded")
+
+
 def find_wrong(subject: Subject, known: Iterable[Damage], report: Report) -> list[Damage]:
     """Decode what is not known to be lost; say what is not what was saved."""
-    from ..engine.chain import open_readable
     from ..engine.pool import lease
     from .deep import check_digests
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 
 from .._core import xxh3_128
-from ..engine.chain import Chain, read_parts
+from ..engine.chain import Chain
 from ..engine.pool import Lease
+from ..engine.read_pipeline import read_parts
 from ..errors import CorruptError
 from ..format.names import dotted
 from ..layout import Path, Shard, batches, chunks_of, size_of

@@ -11,8 +11,9 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..engine.chain import Chain, open_readable
 from ..engine.check import read_manifest
 from ..engine.commit import check_absent, check_present, commit, remove_files
 from ..errors import (
@@ -37,9 +38,6 @@ from ..stores.url import open_store
 from ..worker import in_worker
 from .evidence import doubts_of, neighbours_of
 from .verify import Known, Verified, verify, verify_subject
-
-if TYPE_CHECKING:
-    from ..engine.chain import Chain
 
 Report = Callable[[int], None]
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -127,7 +125,8 @@ def repair(
         AlreadyCommittedError: there is a checkpoint at ``to``; or another one was committed here.
         CorruptError: nothing can be recovered; nothing was written.
         VersionError: a newer holdfast wrote it.
-        OptionError: both ``to`` and ``write`` are given; or ``to`` is named as another step.
+        OptionError: both ``to`` and ``write`` are given; ``to`` is named as another step; or torch
+            is needed and not installed.
 
     Example:
         ``print(holdfast.repair("runs/a/step-00001000").whole)``
@@ -352,7 +351,6 @@ def _salvage(
         OptionError: the new directory is named as another step.
     """
     from ..chains.recompress import make_writing, rewritten_header, write_again
-    from ..engine.chain import open_readable
     from ..engine.registry import LOSSLESS, RAW
 
     check_absent(there)

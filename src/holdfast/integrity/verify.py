@@ -9,6 +9,7 @@ from ..errors import CorruptError, NotCommittedError
 from ..faults.damage import (
     Damage,
     Subject,
+    check_decodable,
     find_damage,
     find_lost_manifest,
     find_wrong,
@@ -78,6 +79,7 @@ def verify(
         NotCommittedError: there is no checkpoint, or it was deleted meanwhile.
         VersionError: a newer holdfast wrote it, or one of its bases.
         StoreError: the disk or the network failed; the checkpoint may be whole.
+        OptionError: ``deep`` is given, and torch is not installed.
 
     Example:
         ``print([fault.what for fault in holdfast.verify("runs/a/step-00001000").damage])``
@@ -110,6 +112,8 @@ def verify_subject(
     subject: Subject, report: Report, known: Known, *, deep: bool = False, patient: bool = False
 ) -> Verified:
     """Do as `verify`, with a MANIFEST that has been read."""
+    if deep:
+        check_decodable()
     location, header = subject.store.location, subject.manifest.table.header
     # A file that is missing may be found so twice.
     damage = list(dict.fromkeys(find_damage(subject, report, patient=patient)))

@@ -8,12 +8,14 @@ from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import check_torch
 from ..codecs.base import Loss
+from ..engine.chain import Chain, open_chain
 from ..engine.check import check_alone, read_manifest
 from ..engine.pool import lease
 from ..engine.trust import check_of
 from ..errors import CorruptError, MismatchError, OptionError, shown
-from ..faults.damage import Damage, Subject, find_damage, find_wrong, of_base
+from ..faults.damage import Damage, Subject, check_decodable, find_damage, find_wrong, of_base
 from ..format.names import display_names
 from ..layout import Box, Path, Shape, whole
 from ..options import SLOT_BYTES, Options, options_of
@@ -23,8 +25,6 @@ from ..worker import in_worker
 
 if TYPE_CHECKING:
     import torch
-
-    from ..engine.chain import Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,10 @@ class Checkpoint:
         Raises:
             StoreError: the disk or the network failed; the checkpoint may be whole.
             VersionError: a newer holdfast wrote one of its bases.
+            OptionError: ``deep`` is given, and torch is not installed.
         """
+        if deep:
+            check_decodable()
         subject = self.subject
         found = list(find_damage(subject, report))
         if len(self._manifest.based):
@@ -295,9 +298,7 @@ class Checkpoint:
         """Its MANIFEST and options, for other modules of holdfast."""
         return Subject(self._store, self._manifest, self._options)
 
-    def _open_chain(self) -> "Chain":
-        from ..engine.chain import open_chain
-
+    def _open_chain(self) -> Chain:
         self._chain = self._chain or open_chain(self._store, self._manifest)
         return self._chain
 
@@ -316,9 +317,10 @@ class Checkpoint:
         return f"expected one of {', '.join(shown)}{more}" if shown else "it has no tensors"
 
     def _read(self, parts: "dict[Path, Box]") -> "dict[Path, torch.Tensor]":
+        check_torch("reading tensors", "Without torch, names, info, objects and verify work")
         import torch
 
-        from ..engine.chain import read_chain
+        from ..engine.read_pipeline import read_chain
         from ..state.tensors import TORCH_DTYPES
 
         header = self._manifest.table.header

@@ -21,12 +21,12 @@ from ..arguments import (
     decode_arguments,
     encode_arguments,
 )
-from ..engine.chain import Chain, Link, open_chain, read_chain
+from ..engine.chain import Chain, Link, open_chain
 from ..engine.check import check_alone, check_share, read_manifest
 from ..engine.exchange import Exchange
 from ..engine.pool import Lease, lease
 from ..engine.read import still_there
-from ..engine.read_pipeline import Done, read_shards
+from ..engine.read_pipeline import Done, read_chain, read_shards
 from ..engine.trust import check_of
 from ..errors import CorruptError, MismatchError
 from ..format.names import misnamed, step_name

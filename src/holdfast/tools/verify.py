@@ -4,9 +4,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .. import Options
+from .. import Options, signer
 from .. import verify as verify_one
-from ..errors import CorruptError, HoldfastError, NotCommittedError, TrustError, what_is_left
+from ..errors import (
+    CorruptError,
+    HoldfastError,
+    NotCommittedError,
+    OptionError,
+    TrustError,
+    what_is_left,
+)
 from ..format import spec
 from ..format.header import REPAIRED
 from ..format.names import some
@@ -67,6 +74,8 @@ def _verify_steps(run: RunListing, *, deep: bool, keys: Signers) -> list[Documen
                 found.append(one)
             except NotCommittedError:  # retired meanwhile, or never there
                 continue
+            except OptionError:  # it is wrong for every step
+                raise
             except HoldfastError as error:
                 found.append(_result(step.location) | {"error": str(error)})
     return found
@@ -122,8 +131,6 @@ def _verify_one(
 ) -> Document:
     options, named = None, None
     if keys is not None:
-        from .. import signer  # which imports torch
-
         try:
             named = signer(location)
             if named is None:

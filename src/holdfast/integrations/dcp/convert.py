@@ -30,8 +30,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from ...engine.chain import Chain, open_chain, read_chain
+from ...engine.chain import Chain, open_chain
 from ...engine.pool import lease
+from ...engine.read_pipeline import read_chain
 from ...errors import AlreadyCommittedError, NotCommittedError, OptionError, StoreError
 from ...format.manifest import Manifest
 from ...format.names import DCP_METADATA_NAME, step_of

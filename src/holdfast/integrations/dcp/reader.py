@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ...engine.chain import Chain, open_chain, read_chain
+from ...engine.chain import Chain, open_chain
 from ...engine.check import check_alone
 from ...engine.pool import lease
+from ...engine.read_pipeline import read_chain
 from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
 from ...layout import Box, Path
