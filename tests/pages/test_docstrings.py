@@ -1,4 +1,7 @@
-"""The docstrings of the public API name each argument, result and error; their examples run."""
+"""The docstrings of the public API name each argument, result and error; their examples run.
+
+Public is what the reference shows, `holdfast.integrations.dcp` and `holdfast.testing`.
+"""
 
 import inspect
 import re
@@ -8,27 +11,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint.staging import AsyncStager
 
 import holdfast
+import holdfast.integrations.dcp as dcp_front
+from holdfast import testing
 
-from .blocks import Block
+from .blocks import ROOT, Block
 from .run import run_blocks
 
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})(?:::?)$", re.MULTILINE)
-# What the reference shows of a handle; the rest is for other modules of holdfast.
-OF_A_HANDLE = ("wait_staged", "result", "done", "progress", "cancel")
-# Results, which a call returns: nothing raises them.
-RESULTS = ("LoadReport", "Progress", "Trial", "Trials", "SaveHandle")
+PLACES = {"integrations.dcp": dcp_front, "testing": testing}  # besides holdfast itself
+# These raise nothing. Most are results, which a call returns.
+RAISE_NOTHING = {"LoadReport", "Progress", "Trial", "Trials", "SaveHandle", "testing.Fault"}
+RAISE_NOTHING |= {"Checkpoint.names", "Checkpoint.objects", "DataState.sampler", "Keep.all"}
+RAISE_NOTHING |= {"testing.recording", "integrations.dcp.install", "integrations.dcp.Routing"}
+RAISE_NOTHING |= {"integrations.dcp.Routing.remove"}
+# What DCP calls: its own documentation says when.
+OF_DCP = (StorageReader, StorageWriter, AsyncStager)
 
 # What examples take for granted; each runs in a directory of its own.
 BEFORE = """
-import itertools, os, pathlib
+import errno, itertools, os, pathlib
 import torch, holdfast
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch.utils.data import DataLoader
 from holdfast import Keep
+from holdfast.testing import Fault, faulty, recording
+import torch.distributed.checkpoint as dcp
+from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, install
 numbers = itertools.count()
 def run(code, where):
     here = pathlib.Path(f"example-{next(numbers)}").absolute()
@@ -48,7 +62,10 @@ def run(code, where):
     pathlib.Path("release.pem").write_bytes(key.private_bytes(*pem))
     names = {"torch": torch, "holdfast": holdfast, "DataLoader": DataLoader, "Keep": Keep}
     names |= {"model": model, "optimizer": optimizer, "state": state, "train": train}
-    exec(compile(code, where, "exec"), names | {"dataset": list(range(16)), "steps": 2})
+    names |= {"errno": errno, "Fault": Fault, "faulty": faulty, "recording": recording}
+    names |= {"dcp": dcp, "HoldfastReader": HoldfastReader, "HoldfastWriter": HoldfastWriter}
+    names |= {"install": install, "state_dict": {"model": model.state_dict()}}
+    exec(compile(code, where, "exec"), names | {"dataset": list(range(16)), "steps": 2002})
     os.chdir(here.parent)
 """
 
@@ -59,19 +76,29 @@ def public() -> dict[str, Any]:
     named |= {f"codecs.{name}": getattr(holdfast.codecs, name) for name in holdfast.codecs.__all__}
     kinds = vars(holdfast.errors).items()
     named |= {f"errors.{name}": kind for name, kind in kinds if isinstance(kind, type)}
+    for place, module in PLACES.items():
+        named |= {f"{place}.{name}": getattr(module, name) for name in module.__all__}
     return {name: thing for name, thing in named.items() if callable(thing)}
 
 
+def members_shown() -> dict[str, list[str]]:
+    """Return which members of a class the reference shows, where it does not show all."""
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    shown = re.findall(r"^::: holdfast\.(\S+)\n    options: {members: (.+)}$", page, re.MULTILINE)
+    return {name: re.findall(r"\w+", members) for name, members in shown}
+
+
 def methods() -> dict[str, Callable[..., Any]]:
-    """Return the public methods of the public classes; those of codecs are the engine's."""
+    """Return the public methods of the public classes."""
     found: dict[str, Callable[..., Any]] = {}
+    shown = members_shown()
     for name, kind in public().items():
-        if not isinstance(kind, type) or "." in name:
-            continue
-        for key, value in vars(kind).items():
+        for key, value in vars(kind).items() if isinstance(kind, type) else ():
             method = getattr(value, "__func__", value)  # a static one
-            is_shown = name != "SaveHandle" or key in OF_A_HANDLE
-            if inspect.isfunction(method) and not key.startswith("_") and is_shown:
+            if not inspect.isfunction(method) or key.startswith("_"):
+                continue
+            is_of_dcp = name.startswith("integrations.") and any(hasattr(k, key) for k in OF_DCP)
+            if key in shown.get(name, [key]) and not is_of_dcp:
                 found[f"{name}.{key}"] = method
     return found
 
@@ -96,6 +123,12 @@ def parameters_of(thing: Callable[..., Any]) -> list[str]:
     return [name for name in names if name != "self"]
 
 
+def owner_of(name: str) -> type | None:
+    """Return the class that a method is of; None for anything else."""
+    owner = THINGS.get(name.rpartition(".")[0])
+    return owner if isinstance(owner, type) else None
+
+
 def arguments_in(sections: dict[str, str]) -> set[str]:
     """Return the names that the docstring says something of."""
     told = "\n".join(sections.get(name, "") for name in ("Args", "Attributes"))
@@ -114,13 +147,15 @@ def faults_of(name: str, thing: Callable[..., Any]) -> Iterator[str]:
     yield from (f"the argument {argument} is not described" for argument in sorted(lacking))
     is_called = not isinstance(thing, type)
     result = inspect.signature(thing).return_annotation if is_called else None
-    says = re.match(r"[^.]*\b([Rr]eturns?|Yield|List|Read|Keep)\b", sections[""])
+    says = re.match(r"[^.]*\b([Rr]eturns?|Yield)\b", sections[""])
     if result not in (None, "None") and "Returns" not in sections and not says:
         yield "what it returns is not said"
-    needs_more = name in THINGS and name not in ERRORS
-    if needs_more and name not in (*RESULTS, "Checkpoint") and "Raises" not in sections:
-        yield "what it raises is not said"
-    if needs_more and "Example" not in sections:
+    if name in ERRORS:
+        return
+    if (name in RAISE_NOTHING) == ("Raises" in sections):
+        yield "what it raises is not said" if name not in RAISE_NOTHING else "it raises something"
+    shown = example_of((owner_of(name) or thing).__doc__ or "")
+    if not shown or (owner_of(name) and f".{name.rpartition('.')[2]}(" not in shown):
         yield "no example"
 
 
@@ -152,6 +187,10 @@ def test_a_docstring_that_lacks_something_is_found() -> None:
         "what it raises is not said",
         "no example",
     ]
+    found = [*faults_of("Checkpoint.absent", bare)]
+    assert found[-1] == "no example", "its class has one, which does not call it"
+    bare.__doc__ = "Return it.\n\nRaises:\n    OptionError: never.\n"
+    assert [*faults_of("Keep.all", bare)][-1] == "it raises something"
     bare.__doc__ = None
     assert [*faults_of("save", bare)] == ["no docstring"]
 

@@ -46,8 +46,11 @@ class DataState:
         data = holdfast.DataState(len(dataset), seed=1, epochs=1)
         loader = DataLoader(dataset, 8, sampler=data.sampler())
         state = {"model": model, "data": data}
+        data.skip(0, 4)  # leave out the first samples, such as a batch that broke the run
         for batch in data.read(loader):  # counts batches given out, not those fetched ahead
             train()
+        data.load_state_dict(data.state_dict())  # `holdfast.save` and `load` call both
+        rest = list(data.indices())  # for a loader of your own: counts what it yields
     """
 
     def __init__(
@@ -180,7 +183,11 @@ class DataState:
         self._deal.skip(start, stop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the common state of all readers, and the parts of this rank's readers."""
+        """Return the common state of all readers, and the parts of this rank's readers.
+
+        Raises:
+            StateError: the workers of a loader do not tell how far they are.
+        """
         return self._deal.dump(self._mine())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

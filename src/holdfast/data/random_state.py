@@ -45,8 +45,12 @@ class RandomState:
     Raises:
         OptionError: only one of the two is given, or the rank is invalid.
 
-    Example:
-        ``state = {"model": model, "optimizer": optimizer, "random": holdfast.RandomState()}``
+    Example::
+
+        random_state = holdfast.RandomState()
+        state = {"model": model, "optimizer": optimizer, "random": random_state}
+        saved = random_state.state_dict()  # `holdfast.save` calls it, and `load` the other
+        random_state.load_state_dict(saved)
     """
 
     def __init__(self, *, rank: int | None = None, world_size: int | None = None) -> None:
@@ -56,7 +60,11 @@ class RandomState:
     @worker.in_worker
     @ordinary_torch()
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of this rank's generators."""
+        """Return the states of this rank's generators.
+
+        Raises:
+            StateError: NumPy draws from another bit generator than its default.
+        """
         rank, world_size = self._place or place_of_group()
         return {"world_size": world_size, "ranks": {str(rank): _capture()}}
 

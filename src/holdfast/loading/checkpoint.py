@@ -64,11 +64,18 @@ class Checkpoint:
         path: directory of the checkpoint.
         options: as for `holdfast.open`.
 
+    Raises:
+        HoldfastError: as `holdfast.open`.
+
     Example::
 
         checkpoint = holdfast.open("runs/a/step-00001000")
         for name in checkpoint.names():
-            print(checkpoint.info(name).shape, name)
+            print(checkpoint.info(name).shape, name, checkpoint.path_of(name))
+        first_rows = checkpoint.tensor("model.weight", box=([0, 0], [2, 8]))
+        both = checkpoint.tensors(["model.weight", "model.bias"])
+        everything, values = checkpoint.state(), checkpoint.objects()
+        print([fault.what for fault in checkpoint.verify()])
     """
 
     def __init__(self, path: "str | os.PathLike[str]", options: Options | None = None) -> None:
@@ -157,7 +164,7 @@ class Checkpoint:
         return tuple(self._manifest.table.file_bytes.tolist())
 
     def names(self) -> list[str]:
-        """List the dotted names of all tensors, in the order of the state."""
+        """Return the dotted names of all tensors, in the order of the state."""
         return [self._names[path] for path in self._tensors]
 
     def objects(self) -> dict[str, Any]:
@@ -211,7 +218,7 @@ class Checkpoint:
 
     @in_worker
     def tensor(self, name: str, box: "tuple[Shape, Shape] | None" = None) -> "torch.Tensor":
-        """Read and verify a tensor, or a box of it; no other chunks are read.
+        """Return a tensor, or a box of it, read and verified; no other chunks are read.
 
         Args:
             name: from `names`.
@@ -228,7 +235,7 @@ class Checkpoint:
 
     @in_worker
     def tensors(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
-        """Read several whole tensors; faster than one by one.
+        """Return several whole tensors by name; faster than one by one.
 
         Args:
             names: from `names`.
@@ -248,10 +255,13 @@ class Checkpoint:
 
     @in_worker
     def state(self) -> dict[Any, Any]:
-        """Read everything into a new nested dict of ordinary tensors; tied names share one tensor.
+        """Return everything as a new nested dict of ordinary tensors; tied names share one tensor.
 
         Containers come back as dicts, lists and tuples. To fill modules and optimizers, use
         `holdfast.load`.
+
+        Raises:
+            CorruptError: a chunk fails its check.
         """
         from ..state.tree import rebuild
 

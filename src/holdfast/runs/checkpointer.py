@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
 from ..errors import OptionError, PeerError, writable
-from ..group.base import COORDINATOR, Phase, Poll, SingleGroup
+from ..group.base import COORDINATOR, Phase, Poll
 from ..group.find import find_group
 from ..options import Options, options_of
 from ..saving.request import SaveRequest
 from .directory import Run, check_step
-from .emergency import LastState, meet
+from .emergency import LastState, meet, release
 from .restore import agree_steps, check_into, restore_newest, restore_step
 from .retention import Keep
 from .saver import Saver
 from .schedule import Every, Schedule
-from .settings import Alike, check_run
+from .settings import Alike, check_found, check_process, check_run
 from .signals import SignalWatch
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ class Checkpointer:
                 checkpointer.step(step, state)
                 if checkpointer.stopping:
                     break
+            checkpointer.save(steps, state)  # the last step, if it was not due
+            checkpointer.wait()
+            newest = checkpointer.path(checkpointer.steps()[-1])
+            checkpointer.retire_after(start)  # delete what came after it, to train again from there
+        checkpointer.close()  # the end of the block has done it: does nothing
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Checkpointer:
         self._stopping = self._closed = False
         self._process = os.getpid()
         # One that is dropped without `close` must not go on catching signals and holding a state.
-        self._release = weakref.finalize(self, _release, self._signals, self._last)
+        self._release = weakref.finalize(self, release, self._signals, self._last)
         self._release.atexit = False
 
     def __enter__(self) -> "Checkpointer":
@@ -169,11 +174,19 @@ class Checkpointer:
         return self._stopping
 
     def steps(self) -> list[int]:
-        """List the committed steps, ascending, as this rank sees them."""
+        """Return the committed steps, ascending, as this rank sees them.
+
+        Raises:
+            StoreError: the disk or the network failed.
+        """
         return self._run.steps()
 
     def path(self, step: int) -> str:
-        """Return the directory of ``step``."""
+        """Return the directory of ``step``, which need not exist.
+
+        Raises:
+            OptionError: ``step`` is not an integer from 0.
+        """
         return self._run.path(step)
 
     def step(
@@ -236,7 +249,7 @@ class Checkpointer:
         Raises:
             HoldfastError: the save failed.
         """
-        self._check_process()
+        check_process(self.root, self._process)
         worker.run(self._saver.wait)
 
     def restore(
@@ -285,7 +298,12 @@ class Checkpointer:
         return step
 
     def retire_after(self, step: int) -> list[int]:
-        """Delete all steps after ``step``, to train on from there; return them."""
+        """Delete all steps after ``step``, to train on from there; return them.
+
+        Raises:
+            OptionError: ``step`` is not an integer from 0 (-1: delete all).
+            FencedError: another job writes to this run.
+        """
         self._check_open()
         check_step(step, least=-1)
         return worker.run(lambda: self._retire_after(step))
@@ -366,35 +384,16 @@ class Checkpointer:
         try:
             self._release()
         finally:
-            _release(self._signals, self._last)  # if an interrupt came before the end of it
+            release(self._signals, self._last)  # if an interrupt came before the end of it
 
     def _check_usable(self, step: int) -> None:
         """Check that this object can save this step."""
         self._check_open()
         self.path(step)  # refuses what is no step
-        if self._group is None and isinstance(self._ranks, SingleGroup):
-            found = find_group(None, writing=True)
-            if found.world_size > 1:
-                raise OptionError(
-                    f"the Checkpointer of {self.root} was created before the process group of "
-                    f"{found.world_size} ranks, so each would save alone; create it afterwards, or "
-                    'give group="alone" and another directory to each rank'
-                )
+        if self._group is None:
+            check_found(self.root, self._ranks)
 
     def _check_open(self) -> None:
-        self._check_process()
+        check_process(self.root, self._process)
         if self._closed:
             raise OptionError(f"the Checkpointer of {self.root} is closed; create a new one")
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise OptionError(
-                f"the Checkpointer of {self.root} belongs to process {self._process}, and this is "
-                f"its forked child {os.getpid()}; create a new one here"
-            )
-
-
-def _release(watch: SignalWatch, last: LastState | None) -> None:
-    if last is not None:
-        last.close()
-    watch.close()

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import PeerError, StateError
 from ..group.base import Group, Phase
 from ..state.steps import before_any_step
+from .signals import SignalWatch
 
 MEETING_S = 25.0  # with the coordinator's last word, nobody waits for 30 s for ranks that go on
 
@@ -79,3 +80,10 @@ def meet(ranks: Group, number: int, last: LastState) -> tuple[int, Mapping[Any, 
         steps = ", ".join(sorted({answer.decode() for answer in met.answers}))
         raise StateError(f"the ranks are at different steps, {steps}; expected the same step")
     return step, state
+
+
+def release(watch: SignalWatch, last: LastState | None) -> None:
+    """Stop watching for signals, and for steps of optimizers."""
+    if last is not None:
+        last.close()
+    watch.close()

@@ -24,8 +24,10 @@ class Keep:
     Raises:
         OptionError: an invalid count, metric or mode.
 
-    Example:
-        ``holdfast.Keep.latest(3) | holdfast.Keep.every(1000) | holdfast.Keep.best("loss", 2)``
+    Example::
+
+        keep = holdfast.Keep.latest(3) | holdfast.Keep.every(1000) | holdfast.Keep.best("loss", 2)
+        everything = holdfast.Keep.all()
     """
 
     _rules: tuple[_Rule, ...] = ()
@@ -49,25 +51,33 @@ class Keep:
 
     @staticmethod
     def all() -> "Keep":
-        """Keep every checkpoint."""
+        """Return the policy that keeps every checkpoint."""
         return Keep()
 
     @staticmethod
     def latest(count: int) -> "Keep":
-        """Keep the newest ``count`` checkpoints."""
+        """Return the policy that keeps the newest ``count`` checkpoints.
+
+        Raises:
+            OptionError: the count is not an integer above 0.
+        """
         _positive("Keep.latest", count)
         return Keep((lambda steps, _: set(steps[-count:]),), f"Keep.latest({count})")
 
     @staticmethod
     def every(steps: int) -> "Keep":
-        """Keep the checkpoints whose step is a multiple of ``steps``."""
+        """Return the policy that keeps the checkpoints whose step is a multiple of ``steps``.
+
+        Raises:
+            OptionError: ``steps`` is not an integer above 0.
+        """
         _positive("Keep.every", steps)
         rule = lambda known, _: {s for s in known if s % steps == 0}  # noqa: E731
         return Keep((rule,), f"Keep.every({steps})")
 
     @staticmethod
     def best(metric: str, count: int, *, mode: str = "min") -> "Keep":
-        """Keep the ``count`` checkpoints with the best values of a metric.
+        """Return the policy that keeps the ``count`` checkpoints with the best metric.
 
         A checkpoint without this metric, or with NaN, is not kept by this policy. Of equal values
         the newer is better. A call that saves and is not given the metric raises an OptionError.
@@ -77,6 +87,9 @@ class Keep:
             metric: name of a metric that is given to `Checkpointer.step`.
             count: number of checkpoints.
             mode: "min" if smaller is better, "max" if larger is.
+
+        Raises:
+            OptionError: an invalid count, metric or mode.
         """
         _positive("Keep.best", count)
         if not isinstance(metric, str):

@@ -1,5 +1,6 @@
 """What a Checkpointer is given: whether it is valid, and the same on all ranks. Knows no files."""
 
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import check_alike, decode_arguments, encode_arguments, is_positive
 from ..engine.registry import find_codec, show_codec
 from ..errors import OptionError, shown
-from ..group.base import COORDINATOR, Phase
+from ..group.base import COORDINATOR, Phase, SingleGroup
+from ..group.find import find_group
 from ..group.replies import decode_replies, encode_reply
 from ..saving.request import SaveRequest
 from .retention import Keep
@@ -42,6 +44,33 @@ def check_run(request: SaveRequest, keep: object, ranks: "Group", *, emergency: 
         raise OptionError(
             f"group is a {type(ranks).__name__} without a method background(), which saves in the "
             'background need; give stage="sync" and emergency=False'
+        )
+
+
+def check_found(root: str, ranks: "Group") -> None:
+    """Check that a Checkpointer that found no process group was not created too early.
+
+    Raises:
+        OptionError: there is one by now.
+    """
+    if isinstance(ranks, SingleGroup) and (found := find_group(None, writing=True)).world_size > 1:
+        raise OptionError(
+            f"the Checkpointer of {root} was created before the process group of "
+            f"{found.world_size} ranks, so each would save alone; create it afterwards, or "
+            'give group="alone" and another directory to each rank'
+        )
+
+
+def check_process(root: str, process: int) -> None:
+    """Check that this process created a Checkpointer.
+
+    Raises:
+        OptionError: it is a forked child.
+    """
+    if os.getpid() != process:
+        raise OptionError(
+            f"the Checkpointer of {root} belongs to process {process}, and this is its forked "
+            f"child {os.getpid()}; create a new one here"
         )
 
 

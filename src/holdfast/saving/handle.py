@@ -36,8 +36,12 @@ class SaveHandle:
     Example::
 
         handle = holdfast.save_async(state, "runs/a/step-00000007")
+        handle.wait_staged()  # from here on the state may change
         train()
-        print(handle.progress().written_bytes, handle.result())
+        if not handle.done():
+            print(handle.progress().written_bytes)
+        print(handle.result())
+        assert not handle.cancel()  # too late: it is committed
     """
 
     def __init__(self, path: str, step: int | None, ledger: Ledger, deadline_s: float) -> None:
@@ -83,12 +87,20 @@ class SaveHandle:
         return self.path
 
     def done(self) -> bool:
-        """Return whether the save has ended, successfully or not."""
+        """Return whether the save has ended, successfully or not.
+
+        Raises:
+            HoldfastError: this is a forked child of the process that saves.
+        """
         self._check_process()
         return self._done.is_set()
 
     def progress(self) -> Progress:
-        """Return how far the save is, on this rank."""
+        """Return how far the save is, on this rank.
+
+        Raises:
+            HoldfastError: this is a forked child of the process that saves.
+        """
         self._check_process()
         return self.ledger.progress()
 
@@ -96,6 +108,9 @@ class SaveHandle:
         """Cancel the save on all ranks; return False if it is too late.
 
         `result` then raises a CancelledError here, and a PeerError on the other ranks.
+
+        Raises:
+            HoldfastError: this is a forked child of the process that saves.
         """
         self._check_process()
         return not self._done.is_set() and self.ledger.cancel()

@@ -37,6 +37,9 @@ class Fault:
             nothing and reports success), "delay" (milliseconds), "kill" (SIGKILL to this process
             before the call) or "kill_after".
         argument: as the action takes it.
+
+    Example:
+        ``no_space = Fault("write", nth=3, persistent=True, argument=errno.ENOSPC)``
     """
 
     operation: str
@@ -50,11 +53,22 @@ def faulty(*faults: Fault, base: Vfs | None = None) -> AbstractContextManager[Vf
     """Make stores opened inside the block go through a disk with these faults.
 
     Args:
-        base: what lies below; default: the real disk. With that of `recording`, what was really
-            done is logged.
+        faults: all that go wrong.
+        base: the disk below; default: the real one. That of `recording` logs what was really done.
 
-    Example:
-        ``with faulty(Fault("write", nth=3, argument=errno.ENOSPC)) as disk: … disk.calls()``
+    Returns:
+        A context manager that gives the disk. Its ``calls()`` lists the calls.
+
+    Raises:
+        OptionError: an unknown operation or action.
+
+    Example::
+
+        with faulty(Fault("sync", nth=1)) as disk:  # the first fsync fails with EIO
+            try:
+                holdfast.save(state, "runs/a/first")
+            except holdfast.errors.StoreError:
+                print(disk.calls())
     """
     return use_vfs(Vfs.faulty([astuple(fault) for fault in faults], base))
 
@@ -62,7 +76,13 @@ def faulty(*faults: Fault, base: Vfs | None = None) -> AbstractContextManager[Vf
 def recording() -> AbstractContextManager[Vfs]:
     """Make stores opened inside the block log every change to the disk, with its bytes, in memory.
 
-    Example:
-        ``with recording() as disk: … disk.trace()``
+    Returns:
+        A context manager that gives the disk. Its ``trace()`` lists the changes.
+
+    Example::
+
+        with recording() as disk:
+            holdfast.save(state, "runs/a/first")
+        print(len(disk.trace()))
     """
     return use_vfs(Vfs.recording())

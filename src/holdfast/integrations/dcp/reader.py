@@ -41,8 +41,20 @@ class _Load(Call):
 class HoldfastReader(Placed, StorageReader):
     """Reads any holdfast checkpoint for DCP, whoever wrote it, resharded as the planner asks.
 
+    DCP calls its methods.
+
+    Args:
+        path: directory of the checkpoint, or a ``holdfast://`` URL of it.
+        cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
+        pickled: hand values that were saved as pickles to the planner, which runs whatever code is
+            in them; otherwise asking for one is an error.
+        options: settings such as ``io`` and ``trust``.
+
+    Raises:
+        OptionError: the path is invalid.
+
     Example:
-        ``dcp.load(state_dict, storage_reader=HoldfastReader("runs/a/first"))``
+        ``dcp.load(state_dict, storage_reader=HoldfastReader("runs/a/step-00001000"))``
     """
 
     _call: _Load
@@ -55,17 +67,7 @@ class HoldfastReader(Placed, StorageReader):
         pickled: bool = False,
         options: Options | None = None,
     ) -> None:
-        """Prepare; nothing is read yet.
-
-        Args:
-            path: directory of the checkpoint, or a ``holdfast://`` URL of it.
-            cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
-            pickled: hand values that were saved as pickles to the planner, which runs whatever
-                code is in them; otherwise asking for one is an error.
-
-        Raises:
-            OptionError: ``path`` cannot be.
-        """
+        """Prepare; nothing is read yet."""
         self._cast, self._pickled = cast, pickled
         self._options = options_of(options)
         self._call = _Load()

@@ -21,11 +21,17 @@ _EXECUTORS = {
 
 
 class Routing:
-    """What `install` has put in DCP's way; `remove`, or the end of a ``with`` block, takes it out.
+    """The routing of DCP's calls that `install` has set up. It ends with a ``with`` block.
 
     Attributes:
-        every: see `install`.
-        pickled: see `install`.
+        every: as for `install`.
+        pickled: as for `install`.
+
+    Example::
+
+        routing = install()
+        dcp.save(state_dict, checkpoint_id="holdfast://runs/a/first")
+        routing.remove()
     """
 
     def __init__(self, *, every: bool, pickled: bool) -> None:
@@ -43,7 +49,7 @@ class Routing:
         self.remove()
 
     def remove(self) -> None:
-        """Let DCP be as it was before; saves in the background that have begun stay ours."""
+        """Restore DCP's own behaviour. Background saves that have begun still go to holdfast."""
         if self in _routings:
             _routings.remove(self)
         while not _routings and _replaced:
@@ -62,11 +68,11 @@ def install(*, every: bool = False, pickled: bool = False) -> Routing:
 
     Args:
         every: route plain paths too, and DCP's own FileSystemWriter and FileSystemReader where a
-            program gives them; what stands at a path as a checkpoint of DCP is still read by DCP.
-        pickled: as `HoldfastWriter` and `HoldfastReader` take it.
+            program gives them. DCP still reads its own checkpoints.
+        pickled: as for `HoldfastWriter` and `HoldfastReader`.
 
     Returns:
-        what takes it out again; as a context manager, at the end of the block.
+        The routing. Its ``remove()`` ends it, and so does the end of a ``with`` block.
 
     Example:
         ``with install(): dcp.save(state_dict, checkpoint_id="holdfast://runs/a/first")``

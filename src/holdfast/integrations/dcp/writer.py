@@ -61,7 +61,17 @@ class HoldfastWriter(Placed, StorageWriter):
     """Writes what DCP saves as a holdfast checkpoint: committed in one step, durable, never torn.
 
     Every planner's plan is taken as it is. Also an ``AsyncStager``: `dcp.async_save` copies the
-    state to host memory with it, anew for each save, before it returns.
+    state to host memory with it, again for each save, before it returns. DCP calls its methods.
+
+    Args:
+        path: directory of the checkpoint, which must not hold one yet; or a ``holdfast://`` URL of
+            it.
+        pickled: keep values that are not JSON-like as the bytes that the planner makes of them,
+            which DCP's own planners pickle; otherwise they are refused.
+        options: settings such as ``io`` and ``queue_depth``.
+
+    Raises:
+        OptionError: the path is invalid.
 
     Example:
         ``dcp.save(state_dict, storage_writer=HoldfastWriter("runs/a/first"))``
@@ -77,17 +87,7 @@ class HoldfastWriter(Placed, StorageWriter):
         pickled: bool = False,
         options: Options | None = None,
     ) -> None:
-        """Prepare; nothing is written yet.
-
-        Args:
-            path: directory of the checkpoint, which must not hold one yet; or a
-                ``holdfast://`` URL of it.
-            pickled: keep values that are not JSON-like as the bytes that the planner makes of
-                them, which DCP's own planners pickle; otherwise they are refused.
-
-        Raises:
-            OptionError: ``path`` cannot be.
-        """
+        """Prepare; nothing is written yet."""
         self._options = options_of(options)
         self._pickled = pickled
         self._call = _Save()
