@@ -55,9 +55,11 @@ def find_chunks(manifest: Manifest, wants: Wants) -> Reads:
     number, rows, exact = _rows_within(manifest, wants)
     files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
     place = files << 40 | manifest.chunk_start[rows]
-    if not np.all(place[1:] > place[:-1]):
+    if not (place[1:] > place[:-1]).all():
         order = np.lexsort((number, place))
         number, rows, exact = number[order], rows[order], exact[order]
+    if (rows[1:] != rows[:-1]).all():  # each is wanted once
+        return Reads(manifest, rows, np.arange(len(rows)), np.ones_like(rows), number, exact)
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     return Reads(manifest, rows[first], first, np.diff(first, append=len(rows)), number, exact)
 

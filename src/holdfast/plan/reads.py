@@ -150,8 +150,10 @@ def chunk_at(manifest: Manifest, row: int, index: int, shard: Shard) -> Chunk:
 def spread_out(first: I64, end: I64) -> tuple[I64, I64]:
     """Write ranges out: (which range, number in it) of every number of every range."""
     counts = end - first
-    which = np.repeat(np.arange(len(counts)), counts)
-    before = np.cumsum(counts) - counts
+    if (counts == 1).all():
+        return np.arange(len(counts)), first
+    which = np.arange(len(counts)).repeat(counts)
+    before = counts.cumsum() - counts
     return which, np.arange(len(which)) - before[which] + first[which]
 
 
