@@ -20,11 +20,11 @@ from .run import run_blocks
 NOT_RUN_MAX = 7
 WORDS_MAX = 900  # what is read in five minutes
 README_WORDS_MAX, README_LINES_MAX = 700, 10
-USERS_PAGES = [
-    page
-    for page in PAGES
-    if re.match(r"docs/(howto/|(index|start|choose|understand|faq)\.md)", page)
-]
+USERS = (
+    "index|start|choose|understand|faq|saving|saving-rules|loading|checkpointer|schedule|"
+    "compression|data|repair|repair-manifest|scrub|dcp"
+)
+USERS_PAGES = [page for page in PAGES if re.match(rf"docs/(howto/|({USERS})\.md)", page)]
 BLOCKS = {page: blocks_of(page) for page in PAGES}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SHOWN_NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)  # the site shows its docstring there
