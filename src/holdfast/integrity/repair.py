@@ -125,8 +125,7 @@ def repair(
         AlreadyCommittedError: there is a checkpoint at ``to``; or another one was committed here.
         CorruptError: nothing can be recovered; nothing was written.
         VersionError: a newer holdfast wrote it.
-        OptionError: both ``to`` and ``write`` are given; ``to`` is named as another step; or torch
-            is needed and not installed.
+        OptionError: ``to`` and ``write``; ``to`` named as another step; or torch is missing.
 
     Example:
         ``print(holdfast.repair("runs/a/step-00001000").whole)``
