@@ -29,7 +29,15 @@ def run_survivor(
     world_size: int, victim: int, function: Callable[..., Any], *arguments: Any
 ) -> Any:
     """Do as `run_ranks` for two ranks of which one is killed; return the other's result."""
-    return _run(world_size, world_size - 1, function, arguments)[1 - victim]
+    return run_survivors(world_size, victim, function, *arguments)[0]
+
+
+def run_survivors(
+    world_size: int, victim: int, function: Callable[..., Any], *arguments: Any
+) -> list[Any]:
+    """Do as `run_ranks` where one rank is killed; return the results of the others."""
+    found = _run(world_size, world_size - 1, function, arguments)
+    return [found[rank] for rank in range(world_size) if rank != victim]
 
 
 def _run(
@@ -37,12 +45,10 @@ def _run(
 ) -> dict[int, Any]:
     context = multiprocessing.get_context("forkserver")
     start_server()
-    port = _free_port()
+    port, are_all_due = _free_port(), answers_due == world_size
     answers: Queue[tuple[int, bool, Any]] = context.Queue()
-    processes = [
-        context.Process(target=_main, args=(rank, world_size, port, answers, function, arguments))
-        for rank in range(world_size)
-    ]
+    asked = (world_size, port, are_all_due, answers, function, arguments)
+    processes = [context.Process(target=_main, args=(rank, *asked)) for rank in range(world_size)]
     for process in processes:
         process.start()
     try:
@@ -84,6 +90,7 @@ def _main(
     rank: int,
     world_size: int,
     port: int,
+    are_all_due: bool,
     answers: "Queue[tuple[int, bool, Any]]",
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
@@ -103,7 +110,8 @@ def _main(
         )
         # As bytes: a queue would send tensors by descriptors that die with this process.
         answers.put((rank, True, pickle.dumps(function(rank, *arguments))))
-        dist.barrier()
+        if are_all_due:
+            dist.barrier()
         dist.destroy_process_group()
     except BaseException:
         answers.put((rank, False, traceback.format_exc()))

@@ -118,7 +118,7 @@ class StoreGroup:
 
     def _answer(self, found: list[bytes]) -> None:
         with _contact():
-            self._put(self._answer_key(self._round), _ANSWER + _join(found))
+            self._put(self._answer_key(self._round), _ANSWER + join_parts(found))
 
     def _collect(self, data: bytes) -> list[bytes] | None:
         """Arrive; the coordinator picks up what all ranks put down."""
@@ -137,7 +137,7 @@ class StoreGroup:
         return [
             data,
             *found[:followers],
-            *(part for all_ in found[followers:] for part in _split(all_)),
+            *(part for all_ in found[followers:] for part in split_parts(all_)),
         ]
 
     def _lead(self, data: bytes) -> None:
@@ -147,7 +147,7 @@ class StoreGroup:
             return  # the coordinator sees who is missing
         found = [data, *self._take(keys)]
         with _contact():
-            self._put(self._joined_key(self.rank), _join(found))
+            self._put(self._joined_key(self.rank), join_parts(found))
             self._delete(self._key(self.rank), data)
 
     def _followers(self) -> range:
@@ -194,7 +194,7 @@ class StoreGroup:
         if answer[:1] == _FAILURE:
             rank, _, text = answer[1:].decode(errors="replace").partition(" ")
             raise PeerError(text, rank=int(rank), cause=text)
-        return _split(answer[1:])
+        return split_parts(answer[1:])
 
     def _put(self, key: str, data: bytes) -> None:
         keys = _part_keys(key, len(data))
@@ -249,11 +249,13 @@ def _part_keys(key: str, size: int) -> list[str]:
     return [key, *(f"{key}/{number}" for number in range(1, -(-size // PART_BYTES)))]
 
 
-def _join(parts: list[bytes]) -> bytes:
+def join_parts(parts: list[bytes]) -> bytes:
+    """Write the bytes of several as one."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
-def _split(data: bytes) -> list[bytes]:
+def split_parts(data: bytes) -> list[bytes]:
+    """Undo `join_parts`."""
     parts, at = [], 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 8], "little")

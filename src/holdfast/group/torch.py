@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import logging
+import struct
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from .. import threads
 from ..errors import OptionError, PeerError
 from .barrier import StoreGroup
 from .base import COORDINATOR, Group, lost_peer
+from .star import Star
 
 logger = logging.getLogger("holdfast")
 
@@ -55,20 +58,24 @@ class TorchGroup:
             )
         self._device = "cpu" if on_cpu else "cuda"  # no call of torch, which a mode would see
         self._stream: torch.cuda.Stream | None = None
+        send, receive = (partial(self._begin, call, _TOLD_TAG) for call in (dist.isend, dist.irecv))
+        star = Star(self.rank, self.world_size, send, receive, self._ring)
+        self._star = star if on_cpu else None
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """Gather sizes, then padded bytes."""
+        """Give every rank the bytes of all, in rank order."""
+        if self._star:
+            return self._star.all_gather(data)
         try:
             sizes = self._sizes(data)
-            parts = [self._empty(max(sizes)) for _ in sizes]
-            padded = self._padded(data, max(sizes))
-            _wait(dist.all_gather(parts, padded, group=self._group, async_op=True))
         except RuntimeError as error:
             raise lost_peer(error) from error
-        return [_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
+        return self._ring(data, max(sizes))
 
     def gather(self, data: bytes) -> list[bytes] | None:
-        """Gather sizes everywhere, then padded bytes on the coordinator."""
+        """Give the coordinator the bytes of all; the others get None."""
+        if self._star:
+            return self._star.gather(data)
         here = self.rank == COORDINATOR
         try:
             sizes = self._sizes(data)
@@ -96,15 +103,15 @@ class TorchGroup:
 
     def start_send(self, data: memoryview, rank: int) -> Callable[[], None]:
         """Start a point-to-point send."""
-        return self._start(dist.isend, data, group_dst=rank)
+        return self._begin(dist.isend, _TAG, data, rank)
 
     def start_receive(self, data: memoryview, rank: int) -> Callable[[], None]:
         """Start a point-to-point receive."""
-        return self._start(dist.irecv, data, group_src=rank)
+        return self._begin(dist.irecv, _TAG, data, rank)
 
     def announce(self, data: bytes) -> bytes:
-        """Gather what all have, of which the coordinator's counts: all ranks meet."""
-        return self.all_gather(data)[COORDINATOR]
+        """Give every rank the coordinator's bytes."""
+        return self._star.announce(data) if self._star else self.all_gather(data)[COORDINATOR]
 
     def connect(self) -> Callable[[str, float], Group]:
         """Reach the store that the process group was made with."""
@@ -142,7 +149,9 @@ class TorchGroup:
         return read
 
     def all_sum(self, values: Sequence[int]) -> list[int]:
-        """Wait for an all_reduce of a few integers."""
+        """Add each value up over all ranks."""
+        if self._star:
+            return self._star.all_sum(values)
         try:
             with self._beside_training():
                 numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
@@ -152,11 +161,12 @@ class TorchGroup:
             raise lost_peer(error) from error
         return result
 
-    def _start(self, begin: Any, data: memoryview, **peer: int) -> Callable[[], None]:
-        """Start a transfer; return what waits for its end."""
+    def _begin(self, begin: Any, tag: int, data: memoryview, rank: int) -> Callable[[], None]:
+        """Start a transfer with another rank; return what waits for its end."""
+        end = "group_dst" if begin is dist.isend else "group_src"
         try:
             part = torch.frombuffer(data, dtype=torch.uint8)
-            work = begin(part, group=self._group, tag=_TAG, **peer)
+            work = begin(part, group=self._group, tag=tag, **{end: rank})
         except RuntimeError as error:
             raise lost_peer(error) from error
 
@@ -167,6 +177,18 @@ class TorchGroup:
                 raise lost_peer(error) from error
 
         return wait
+
+    def _ring(self, data: bytes, size_max: int) -> list[bytes]:
+        """Gather, on every rank, what has so many bytes at most on all."""
+        size = _SIZE.size + size_max
+        try:
+            parts = [self._empty(size) for _ in range(self.world_size)]
+            padded = self._padded(_SIZE.pack(len(data)) + data, size)
+            _wait(dist.all_gather(parts, padded, group=self._group, async_op=True))
+        except RuntimeError as error:
+            raise lost_peer(error) from error
+        found = [_bytes(part, size) for part in parts]
+        return [part[_SIZE.size :][: _SIZE.unpack_from(part)[0]] for part in found]
 
     def _beside_training(self) -> contextlib.AbstractContextManager[object]:
         """Wait for nothing that training has queued on a CUDA device."""
@@ -194,6 +216,8 @@ class TorchGroup:
 
 
 _TAG = 0x686F6C64  # of transfers between two ranks, so that they meet none of training's
+_TOLD_TAG = _TAG + 1  # of the star's
+_SIZE = struct.Struct("<Q")
 
 _connections: "weakref.WeakKeyDictionary[dist.ProcessGroup, Any]" = weakref.WeakKeyDictionary()
 
