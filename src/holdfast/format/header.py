@@ -6,6 +6,7 @@ What comes out of `decode_header` has passed every check that the header alone c
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import starmap
 from math import prod
 from operator import attrgetter, itemgetter
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from ..errors import CorruptError, VersionError
 from ..layout import ITEM_BYTES, Path, Shape, Tensor
 from . import spec
 from .coding import RAW, Coding, decode_coding, encode_coding, renumbered
-from .fields import count, entries, keys, scalars, text
+from .fields import Listed, count, entries, keys, read_listed, scalars, text
 from .links import Base, TensorLoss, decode_base, decode_losses
 from .values import (
     decode_path,
@@ -218,7 +219,13 @@ def decode_header(text: bytes) -> Header:
         bare = text.rstrip(b" ")
         if len(text) - len(bare) > 7:  # it is a multiple of 8 bytes
             raise CorruptError(f"its JSON header is padded by {len(text) - len(bare)} spaces")
-        return _decode_header(parse_json(bare))
+        listed = read_listed(bare)
+        if listed is not None:
+            try:
+                values = parse_json(listed.rest)
+            except CorruptError:
+                listed = None  # what is wrong is said of the whole text
+        return _decode_header(parse_json(bare) if listed is None else values, listed)
     except RecursionError as error:  # of values in values; all else has a form of few levels
         raise CorruptError(_TOO_DEEP) from error
     finally:
@@ -226,20 +233,21 @@ def decode_header(text: bytes) -> Header:
             gc.enable()
 
 
-def _decode_header(values: Any) -> Header:
+def _decode_header(values: Any, listed: Listed | None) -> Header:
     if not isinstance(values, dict):
         raise CorruptError("its JSON header is not an object")
     features = _check_known(values)
     if set(values) != _KEYS.union(*map(_FEATURES.__getitem__, features)):
         raise CorruptError("its JSON header does not have the keys of version 1")
-    listed, tied, valued = entries(values, "tensors", "ties", "objects")
-    tensors, codec_of = _decode_tensors(listed, values["codecs"])
+    told, tied, valued = entries(values, "tensors", "ties", "objects")
+    if listed is not None:
+        tensors, codec_of = _listed_tensors(listed, len(values["codecs"]))
+    else:
+        tensors, codec_of = _decode_tensors(told, values["codecs"])
     ties = tuple(map(partial(_decode_tie, len(tensors)), tied))
     objects = tuple(map(_decode_object, valued))
     header = Header(
         **scalars(values),
-        mesh=_mesh(values["mesh"]),
-        metrics=_metrics(values["metrics"]),
         tensors=tensors,
         ties=ties,
         objects=objects,
@@ -317,12 +325,22 @@ def _decode_tensors(
     first = dict(zip(reversed(alike), reversed(range(len(alike))), strict=True))
     known: dict[str, Shape] = {}
     for form, number in sorted(first.items(), key=itemgetter(1)):
-        known[form] = _tensor_shape(dtypes[number], shapes[number], codec_of[number], len(codecs))
+        known[form] = _tensor_shape(len(codecs), dtypes[number], shapes[number], codec_of[number])
     found = map(Tensor, decode_paths(paths), dtypes, map(known.__getitem__, alike))
     return tuple(found), codec_of
 
 
-def _tensor_shape(dtype: Any, shape: Any, codec: Any, codecs: int) -> Shape:
+def _listed_tensors(listed: Listed, codecs: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Do as `_decode_tensors`."""
+    forms, form = listed.forms, listed.form
+    checked = starmap(partial(_tensor_shape, codecs), forms.values())
+    shapes = dict(zip(forms, checked, strict=True))
+    dtypes = map(itemgetter(0), map(forms.__getitem__, form))
+    found = map(Tensor, listed.paths, dtypes, map(shapes.__getitem__, form))
+    return tuple(found), tuple(map(itemgetter(2), map(forms.__getitem__, form)))
+
+
+def _tensor_shape(codecs: int, dtype: Any, shape: Any, codec: Any) -> Shape:
     """Check all of a tensor but its path."""
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CorruptError(f"the dtype {dtype!r:.40} is unknown")
@@ -354,28 +372,3 @@ def _shape(values: list[Any]) -> Shape:
     if are_whole and min(values, default=0) >= 0 and max(values, default=0) < 1 << 63:
         return tuple(values)
     return tuple([count(n, 0, "a dimension") for n in values])
-
-
-def _mesh(value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict) or set(value) != {"shape", "names"}:
-        raise CorruptError("mesh is neither null nor an object of shape and names")
-    shape, names = value["shape"], value["names"]
-    if not isinstance(shape, list) or not isinstance(names, list) or len(shape) != len(names):
-        raise CorruptError("the mesh's shape and names are not lists of one length")
-    return {"shape": list(_shape(shape)), "names": [text(name, "a mesh name") for name in names]}
-
-
-def _metrics(value: Any) -> dict[str, float]:
-    if type(value) is dict and not value:
-        return value
-    decoded = decode_value(value)
-    if not isinstance(decoded, dict) or any(
-        not isinstance(name, str)
-        or not isinstance(number, (int, float))
-        or isinstance(number, bool)
-        for name, number in decoded.items()
-    ):
-        raise CorruptError("metrics is not an object of numbers")
-    return decoded
