@@ -3,7 +3,6 @@
 It follows the order of that page (§ are its sections) and always makes the full check of §7.
 """
 
-import base64
 import json
 import math
 import re
@@ -21,16 +20,22 @@ sys.path.append(str(Path(__file__).parent))  # so that payloads is found from ev
 import chains
 import payloads
 from chains import Corrupt, check, hash128
-
-
-class Newer(Exception): ...  # It takes a reader of a later version.
+from values import Newer, decode, fits
 
 
 class NotACheckpoint(Exception): ...  # There is no MANIFEST.
 
 
 # § 1. A checkpoint is a directory.
+MARKER = b"# holdfast checkpoint: see MANIFEST. Read it with holdfast, not with torch alone.\n"
+
+
 def check_names(root, save_id, named):
+    for of_dcp in (entry for entry in root.iterdir() if entry.name.endswith(".distcp")):
+        check(False, f"{of_dcp.name!r} is of a checkpoint of PyTorch DCP")
+    if (marker := root / ".metadata").is_symlink() or marker.exists():
+        check(marker.is_file() and not marker.is_symlink(), ".metadata is no regular file")
+        check(marker.read_bytes() == MARKER, ".metadata is not the marker")
     found, dead, ours = set(), rf"data/(?!{save_id}/)[^/]+/", ("MANIFEST", "SIGNATURE", "data")
     entries = [entry for entry in root.iterdir() if entry.name in ours]
     for entry in entries:  # The list grows by what is in its directories.
@@ -167,15 +172,6 @@ SCHEMA |= {"ties": [{"path": list, "tensor": int}], "objects": [{"path": list, "
 SCHEMA |= {"mesh": object, "step": object}
 
 
-def fits(value, schema):
-    if isinstance(schema, dict):
-        same = isinstance(value, dict) and value.keys() == schema.keys()
-        return same and all(fits(value[key], schema[key]) for key in schema)
-    if isinstance(schema, list):
-        return isinstance(value, list) and all(fits(item, schema[0]) for item in value)
-    return schema is object or type(value) is schema  # A bool is not taken for an int.
-
-
 def unique(pairs):
     check(len(dict(pairs)) == len(pairs), "a key stands twice in a JSON object")
     return dict(pairs)
@@ -228,40 +224,6 @@ def path_text(entry):
     check(len(text.encode()) <= 4096 and len(entry["path"]) <= 128, "length of a path")
     check(all(-(2**63) <= k < 2**63 for k in entry["path"] if isinstance(k, int)), "an integer")
     return text
-
-
-# § 6. Values. What JSON has must not be written in the ways of what it lacks.
-def decode(value):
-    if isinstance(value, list):
-        return [decode(item) for item in value]
-    if not isinstance(value, dict):
-        check(not fits(value, int) or abs(value) < 2**53, "an integer of 2^53 or more")
-        check(not fits(value, float) or math.isfinite(value), "a number that is not finite")
-        return value
-    if not any(key.startswith("$") for key in value):
-        return {key: decode(item) for key, item in value.items()}
-    kind, inner = next(iter(value.items()))
-    unknown = re.fullmatch(r"\$(?!(int|float|bytes|complex|tuple|dict)$)[a-z0-9_]{1,40}", kind)
-    expected = {"$tuple": list, "$complex": list, "$dict": [list]}.get(kind, str)
-    check(len(value) == 1 and (unknown or fits(inner, expected)), f"value of {kind}")
-    try:
-        if kind == "$int" and str(int(inner)) == inner and abs(int(inner)) >= 2**53:
-            return int(inner)
-        if kind == "$float" and re.fullmatch("[7f]ff[0-9a-f]{13}", inner):
-            return struct.unpack(">d", bytes.fromhex(inner))[0]
-        if kind == "$bytes" and base64.b64encode(base64.b64decode(inner)).decode() == inner:
-            return base64.b64decode(inner)
-        if kind == "$tuple":
-            return tuple(decode(inner))
-        if kind == "$complex" and [type(part) for part in decode(inner)] == [float, float]:
-            return complex(*decode(inner))
-        pairs = {decode(key): decode(item) for key, item in inner} if kind == "$dict" else {}
-        if any(not isinstance(key, str) or key.startswith("$") for key in pairs):
-            check(len(pairs) == len(inner), "two equal keys of a $dict")
-            return pairs
-    except (TypeError, ValueError) as error:
-        raise Corrupt(f"value of {kind}: {error}") from None
-    raise (Newer if unknown else Corrupt)(f"value of {kind}")
 
 
 # § 7. What a reader checks.

@@ -96,7 +96,7 @@ def test_what_dcp_saves_is_a_checkpoint_like_any_other(new_path: NewPath) -> Non
             "empty", "scalar", "tensors.0", "tensors.1.b"
         ]  # fmt: skip
         assert checkpoint.objects()["nested.list"] == state["nested"]["list"]
-    assert sorted(p.name for p in path.iterdir()) == ["MANIFEST", "data"]
+    assert sorted(p.name for p in path.iterdir()) == [".metadata", "MANIFEST", "data"]
 
 
 def test_what_was_saved_comes_back_through_dcp(new_path: NewPath) -> None:

@@ -40,6 +40,7 @@ from ..format.names import (
 from ..format.signature import Statement
 from ..format.table import Table, decode_table, encode_table, renumbered_tensors
 from ..stores.base import NOT_A_FILE, Entry, Store
+from .marker import is_marker, without_marker
 from .read import open_data_file, still_there
 from .trust import Check, read_signature
 
@@ -109,6 +110,11 @@ def _why_not_committed(store: Store) -> str:
         names = [entry.name for entry in store.list()]
     except StoreError:
         return f"{place} is not a directory; expected the directory of a checkpoint"
+    if DCP_METADATA_NAME in names and is_marker(store):
+        return (
+            f"{place} has no MANIFEST, but the marker of a checkpoint ({DCP_METADATA_NAME}): its "
+            "deletion was cut short, or it was copied in part. Use another checkpoint"
+        )
     if spec.DATA_DIRECTORY in names:
         if lost := lost_manifest(store):
             return lost
@@ -191,7 +197,7 @@ def check_names(store: Store, manifest: Manifest) -> None:
         is_signed = is_signed or entry.name == spec.SIGNATURE_NAME
         if entry.kind != known.get(entry.name, entry.kind):
             raise _stranger(store, entry.name, entry.kind)
-    if of_dcp:
+    if of_dcp and (of_dcp := without_marker(store, of_dcp)):
         raise _two_checkpoints(store, of_dcp)
     for entry in _list_data(store, manifest, spec.DATA_DIRECTORY):
         # Directories of saves that died belong to no checkpoint, and are never read.
@@ -215,7 +221,8 @@ def check_alone(store: Store) -> None:
         CorruptError: it has; nobody can tell which of the two is newer.
     """
     with still_there(store):
-        if found := names_of_dcp(entry.name for entry in store.list()):
+        found = names_of_dcp(entry.name for entry in store.list())
+        if found and (found := without_marker(store, found)):
             raise _two_checkpoints(store, found)
 
 

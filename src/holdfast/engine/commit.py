@@ -42,6 +42,7 @@ from ..format.rows import Planned, Written, join_written
 from ..group.base import COORDINATOR, Phase
 from ..stores.base import NOT_A_FILE, Store
 from .check import read_manifest
+from .marker import without_marker
 from .retire import is_leaving
 
 # What is said where a pending manifest is gone, or barred (`engine/retire.py`).
@@ -211,7 +212,8 @@ def check_absent(store: Store) -> None:
             f"{store.location} is a run, with {some(steps)}; save to one of its steps, such "
             f"as {store.location}/{step_name((step_of(steps[-1]) or 0) + 1)}"
         )
-    if found := names_of_dcp(names):
+    found = names_of_dcp(names)
+    if found and (found := without_marker(store, found)):
         raise OptionError(
             f"{store.location} holds a checkpoint of PyTorch DCP ({some(found)}); save to another "
             "directory, or delete it first"

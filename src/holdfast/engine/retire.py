@@ -22,6 +22,7 @@ from ..format import spec
 from ..format.manifest import decode_manifest
 from ..stores.base import Entry, Store
 from ..stores.local import LocalStore
+from .marker import remove_marker
 
 logger = logging.getLogger("holdfast")
 
@@ -78,9 +79,11 @@ def retire(store: LocalStore) -> None:
     Raises:
         StoreError: something could not be removed; what is left has no manifest any more.
     """
+    remove_marker(store)  # durably: programs take what has one for whole
     if store.exists(spec.SIGNATURE_NAME):  # of nothing, were it to outlive the manifest
         store.remove(spec.SIGNATURE_NAME)
     store.remove(spec.MANIFEST_NAME)
+    remove_marker(store)  # of a job that healed it meanwhile
     for save in _saves(store):
         _remove_save(store, save)
     store.remove_directory(spec.DATA_DIRECTORY)

@@ -13,7 +13,7 @@ from .spec import DATA_DIRECTORY, MANIFEST_NAME, PENDING_MANIFEST_PREFIX, SIGNAT
 LATEST_NAME = "LATEST"  # a hint beside the steps: the one that was committed last
 LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
 _SAVE_ID = re.compile(r"[0-9a-f]{32}")
-DCP_METADATA_NAME = ".metadata"  # of a checkpoint that PyTorch DCP wrote
+DCP_METADATA_NAME = ".metadata"  # of a checkpoint that PyTorch DCP wrote; or our marker
 DCP_PATTERN = re.compile(r"\.metadata|.*\.distcp", re.DOTALL)  # all files of one
 NAMED_MAX = 3  # of many names, in a text
 STEP_PATTERN = re.compile(r"step-(\d{8,})")
@@ -23,7 +23,7 @@ _SPECIAL = re.compile(r'[\\"\[\]()\x00-\x1f\x7f]')
 
 def is_foreign(name: str) -> bool:
     """Return whether a name in a checkpoint's directory is none of holdfast's."""
-    ours = (MANIFEST_NAME, SIGNATURE_NAME, DATA_DIRECTORY)
+    ours = (MANIFEST_NAME, SIGNATURE_NAME, DATA_DIRECTORY, DCP_METADATA_NAME)
     return name not in ours and not name.startswith(PENDING_MANIFEST_PREFIX)
 
 

@@ -6,6 +6,8 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "MANIFEST"
 PENDING_MANIFEST_PREFIX = ".manifest-"
 DATA_DIRECTORY = "data"
+# What ".metadata" holds beside a MANIFEST: no opcode of a pickle is "#".
+MARKER = b"# holdfast checkpoint: see MANIFEST. Read it with holdfast, not with torch alone.\n"
 
 # 3. Tensors, shards, chunks
 DIMENSIONS_MAX = 64

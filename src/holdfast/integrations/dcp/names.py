@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
@@ -25,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 from ...errors import StateError
 from ...format.manifest import Manifest
 from ...format.names import dotted, escaped
+from ...format.spec import MANIFEST_NAME
 from ...layout import Path, Shape
 from ...state.tensors import DTYPE_NAMES, TORCH_DTYPES
 from ...state.tree import rebuild
@@ -124,6 +127,20 @@ def tensor_metadata(dtype: str, shape: Shape) -> TensorStorageMetadata:
     return TensorStorageMetadata(TensorProperties(dtype=TORCH_DTYPES[dtype]), size, [chunk])
 
 
+def stored_in(described: Mapping[str, STORAGE_TYPES]) -> dict[MetadataIndex, _StorageInfo]:
+    """Say of each item how many bytes it has; where they are, MANIFEST says, to our reader."""
+    found = {}
+    for fqn, item in described.items():
+        if not isinstance(item, TensorStorageMetadata):
+            found[MetadataIndex(fqn)] = _StorageInfo(MANIFEST_NAME, 0, 0)
+            continue
+        for number, chunk in enumerate(item.chunks):
+            size_bytes = chunk.sizes.numel() * item.properties.dtype.itemsize
+            index = MetadataIndex(fqn, chunk.offsets, number)
+            found[index] = _StorageInfo(MANIFEST_NAME, 0, size_bytes)
+    return found
+
+
 class _Described(dict[str, STORAGE_TYPES]):
     """What a planner is told of; values that were opened are there too when it asks for them.
 
@@ -140,6 +157,11 @@ class _Described(dict[str, STORAGE_TYPES]):
     def __missing__(self, fqn: str) -> STORAGE_TYPES:
         assert fqn in self._whole, f"{fqn} is not in the checkpoint"
         return BytesStorageMetadata()
+
+
+def is_described(metadata: Metadata) -> bool:
+    """Return whether metadata is what `describe` made of a checkpoint of ours."""
+    return isinstance(metadata.state_dict_metadata, _Described)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +192,14 @@ def describe(manifest: Manifest, checkpoint_id: str) -> Contents:
     described |= {fqns[path]: BytesStorageMetadata() for path in values}
     whole = {dotted(path): value for path, value in header.objects if path not in values}
     keys = {fqn: keys_of(path) for path, fqn in fqns.items()}
-    meta = StorageMeta(checkpoint_id=checkpoint_id, save_id=header.save_id)
     return Contents(
-        Metadata(_Described(described, whole), planner_data=keys, storage_meta=meta),
+        Metadata(
+            _Described(described, whole),
+            planner_data=keys,
+            storage_data=stored_in(described),
+            storage_meta=StorageMeta(checkpoint_id=checkpoint_id, save_id=header.save_id),
+            version=CURRENT_DCP_VERSION,
+        ),
         {fqns[path]: index for path, index in tensors.items()},
         whole | {fqns[path]: value for path, value in values.items()},
     )

@@ -27,6 +27,7 @@ from ...state.ambient import ordinary_torch
 from ...state.memory import own_memory
 from ...state.tensors import DTYPE_NAMES, Part
 from ...stores.url import open_store
+from .healing import heal
 from .names import PICKLED, Contents, describe, is_pickled
 from .place import Call, Placed
 
@@ -92,7 +93,9 @@ class HoldfastReader(Placed, StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Do nothing: `read_metadata` has prepared all."""
+        """Put the marker that DCP's programs look for where it lacks; all else is prepared."""
+        if is_coordinator:
+            heal(self._call.path)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
@@ -26,6 +27,7 @@ from torch.futures import Future
 from ...engine.commit import check_absent, commit
 from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
+from ...engine.marker import put_marker
 from ...engine.origin import OnDemand
 from ...engine.pool import lease
 from ...engine.registry import RAW
@@ -41,7 +43,8 @@ from ...state.tensors import local_tensor
 from ...stores.local import LocalStore
 from ...stores.url import open_store
 from .copy import copy_state
-from .names import PICKLED, path_of
+from .healing import heal
+from .names import PICKLED, path_of, stored_in
 from .place import Call, Placed
 from .plan import WrittenShare, header_of, join, pieces_of
 from .word import Word, check_stands, end, give, hear, take_back
@@ -177,6 +180,10 @@ class HoldfastWriter(Placed, StorageWriter):
             commit(store, header, planned, [share.written for share in shares])
         finally:
             end(store, word)
+        put_marker(store)
+        heal(store.location)
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = stored_in(metadata.state_dict_metadata)
         metadata.storage_meta = StorageMeta(checkpoint_id=save.path, save_id=word.save_id)
         seconds = time.perf_counter() - save.started
         gigabytes = size_of(header.tensors) / 1e9
