@@ -84,6 +84,9 @@ def test_writers_of_dcp_that_a_program_names_are_routed_too(new_path: NewPath) -
         class Own(FileSystemWriter):
             """Does more than to write."""
 
+            def finish(self, *given: Any, **more: Any) -> None:
+                super().finish(*given, **more)
+
         dcp.save(STATE, storage_writer=Own(other))
     assert not is_ours(other)
 
@@ -185,9 +188,28 @@ def test_the_environment_does_no_harm_to_programs_that_import_us_first(new_path:
     assert is_ours(path)
 
 
+@pytest.mark.parametrize("asked", ["all", "every,", "every,casts", "1,every"])
 def test_an_environment_that_asks_for_what_there_is_not_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_DCP", "all")
-    with pytest.raises(OptionError, match=r"'all'.*'1', 'every'"):
+    monkeypatch.setenv("HOLDFAST_DCP", asked)
+    with pytest.raises(OptionError, match=r"expected '1', or of 'every', 'cast'"):
         autoload()
+
+
+OPTIONS = """
+import argparse, sys, torch, torch.distributed.checkpoint as dcp
+dcp.save({"w": torch.ones(3), "o": argparse.Namespace(a=object)}, checkpoint_id=sys.argv[1])
+state = {"w": torch.zeros(3, dtype=torch.float64), "o": None}
+dcp.load(state, checkpoint_id=sys.argv[1])
+assert state["w"].tolist() == [1.0] * 3 and state["o"].a is object
+"""
+
+
+def test_the_environment_sets_the_options_of_install(new_path: NewPath) -> None:
+    path = new_path()
+    done = run(OPTIONS, "every,cast, pickled", path)
+    assert done.returncode == 0, done.stderr
+    assert is_ours(path)
+    refused = run(OPTIONS, "every", new_path())
+    assert "HoldfastWriter(pickled=True)" in refused.stderr

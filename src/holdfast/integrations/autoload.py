@@ -14,7 +14,8 @@ from typing import Any
 
 from ..errors import OptionError
 
-ENVIRONMENT = "HOLDFAST_DCP"  # "1": holdfast:// alone; "every": every path
+ENVIRONMENT = "HOLDFAST_DCP"  # "1": holdfast:// alone; else words of `install`: "every,cast"
+OPTIONS = ("every", "cast", "pickled")
 DCP = "torch.distributed.checkpoint"
 
 
@@ -25,16 +26,18 @@ def autoload() -> None:
         OptionError: it asks for what there is not.
     """
     asked = os.environ.get(ENVIRONMENT, "")
-    if asked not in ("", "0", "1", "every"):
-        raise OptionError(f"{ENVIRONMENT} is {asked!r}; expected one of '1', 'every'")
-    if asked in ("1", "every"):
-        _when_imported(DCP, lambda: _install(every=asked == "every"))
+    words = [word.strip() for word in asked.split(",")] if asked not in ("", "0", "1") else []
+    if unknown := [word for word in words if word not in OPTIONS]:
+        expected = "'1', or of 'every', 'cast' and 'pickled', as in 'every,cast'"
+        raise OptionError(f"{ENVIRONMENT} is {asked!r}, with {unknown[0]!r}; expected {expected}")
+    if words or asked == "1":
+        _when_imported(DCP, lambda: _install(dict.fromkeys(words, True)))
 
 
-def _install(*, every: bool) -> None:
+def _install(options: dict[str, bool]) -> None:
     from .dcp.routing import install
 
-    install(every=every)
+    install(**options)
 
 
 def _when_imported(name: str, then: Callable[[], object]) -> None:

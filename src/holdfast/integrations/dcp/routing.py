@@ -1,19 +1,26 @@
-"""DCP's plain checkpoint_ids → holdfast, by `install`.
+"""DCP's own calls and classes → holdfast, by `install`.
 
 Imports what serves DCP only when it is in use: `install` may be called in the middle of whatever
 is being imported (`autoload`).
 """
 
+import functools
 import importlib
+import logging
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...format.spec import MANIFEST_NAME
-from ...stores.url import SCHEME, absolute
+from ...stores.url import SCHEME
+
+if TYPE_CHECKING:
+    from .routed import Choice
+
+logger = logging.getLogger("holdfast")
 
 DCP = "torch.distributed.checkpoint"
+VERSIONS = ("2.13",)  # of torch, whose private names are replaced: others may mean something else
 _EXECUTORS = {
     "_async_thread_executor": "_ThreadBasedAsyncCheckpointExecutor",
     "_async_process_executor": "_ProcessBasedAsyncCheckpointExecutor",
@@ -24,8 +31,7 @@ class Routing:
     """The routing of DCP's calls that `install` has set up. It ends with a ``with`` block.
 
     Attributes:
-        every: as for `install`.
-        pickled: as for `install`.
+        every, cast, pickled: as for `install`.
 
     Example::
 
@@ -34,8 +40,8 @@ class Routing:
         routing.remove()
     """
 
-    def __init__(self, *, every: bool, pickled: bool) -> None:
-        self.every, self.pickled = every, pickled
+    def __init__(self, *, every: bool, cast: bool, pickled: bool) -> None:
+        self.every, self.cast, self.pickled = every, cast, pickled
 
     def __enter__(self) -> "Routing":
         return self
@@ -61,14 +67,16 @@ _routings: list[Routing] = []  # the newest counts
 _replaced: list[tuple[Any, str, Any]] = []
 
 
-def install(*, every: bool = False, pickled: bool = False) -> Routing:
+def install(*, every: bool = False, cast: bool = False, pickled: bool = False) -> Routing:
     """Make `dcp.save`, ``async_save`` and ``load`` take ``checkpoint_id="holdfast://DIRECTORY"``.
 
-    ``holdfast:///a/b`` is the directory ``/a/b``, ``holdfast://a/b`` is ``a/b``, from here.
+    ``holdfast:///a/b`` is the directory ``/a/b``, ``holdfast://a/b`` is ``a/b``, from here. Under
+    a version of torch that is not known to work so, DCP is left as it is, and the log says so.
 
     Args:
-        every: route plain paths too, and DCP's own FileSystemWriter and FileSystemReader where a
-            program gives them. DCP still reads its own checkpoints.
+        every: route plain paths too, and DCP's own FileSystemWriter and FileSystemReader wherever
+            a program uses them. DCP still reads its own checkpoints.
+        cast: as for `HoldfastReader`.
         pickled: as for `HoldfastWriter` and `HoldfastReader`.
 
     Returns:
@@ -77,14 +85,32 @@ def install(*, every: bool = False, pickled: bool = False) -> Routing:
     Example:
         ``with install(): dcp.save(state_dict, checkpoint_id="holdfast://runs/a/first")``
     """
-    routing = Routing(every=every, pickled=pickled)
-    if not _routings:
+    routing = Routing(every=every, cast=cast, pickled=pickled)
+    if not _routings and _is_known():
         _patch()
     _routings.append(routing)
     return routing
 
 
+def _is_known() -> bool:
+    """Return whether this torch is one that may be patched; the log says when it is not."""
+    import torch
+
+    found = torch.__version__
+    if ".".join(found.split(".")[:2]) in VERSIONS:
+        return True
+    logger.warning(
+        "torch is %s; holdfast routes the calls of DCP in torch %s only, so DCP reads and writes "
+        "its own files. Use HoldfastWriter and HoldfastReader, or upgrade holdfast",
+        found,
+        ", ".join(VERSIONS),
+    )
+    return False
+
+
 def _patch() -> None:
+    from .routed import replacements
+
     modules = [importlib.import_module(f"{DCP}.{name}") for name in _EXECUTORS]
     for module, name in zip(modules, _EXECUTORS.values(), strict=True):
         executor = getattr(module, name)
@@ -92,6 +118,8 @@ def _patch() -> None:
     for part in ("state_dict_saver", "state_dict_loader", "_storage_utils"):
         module = importlib.import_module(f"{DCP}.{part}")
         _replace(module, "_storage_setup", _setting_up(module._storage_setup))
+    for owner, name, ours in replacements(_current):
+        _replace(owner, name, ours)
 
 
 def _replace(owner: Any, name: str, ours: Any) -> None:
@@ -99,9 +127,24 @@ def _replace(owner: Any, name: str, ours: Any) -> None:
     setattr(owner, name, ours)
 
 
+def _current() -> "Choice":
+    """Return what was asked for last."""
+    from .routed import Choice
+
+    if not _routings:
+        return Choice()
+    routing = _routings[-1]
+    return Choice(routing.every, routing.cast, routing.pickled)
+
+
 def _setting_up(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
     def set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
+        from .routed import note_passed
+
         ours = _chosen(storage, checkpoint_id, reader=reader)
+        if ours is None and not reader:
+            note_passed(storage, _current())
         return ours or stock(storage, checkpoint_id, reader)
 
     return set_up
@@ -110,35 +153,38 @@ def _setting_up(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _executing(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Choose the writer where `async_save` is called: later, in its thread or process, is late."""
 
-    def execute(self: Any, state: Any, **given: Any) -> Any:
-        storage = given.get("storage_writer")
-        ours = _chosen(storage, given.get("checkpoint_id"), reader=False)
-        return stock(self, state, **given | {"storage_writer": ours or storage})
+    @functools.wraps(stock)
+    def execute(*args: Any, **given: Any) -> Any:
+        storage, place = given.get("storage_writer"), given.get("checkpoint_id")
+        ours = _chosen(storage, place, reader=False)
+        if ours is None and _current().every:
+            ours = _background(storage, place, given.get("use_collectives", True))
+        return stock(*args, **given | {"storage_writer": ours or storage})
 
     return execute
 
 
 def _chosen(storage: Any, checkpoint_id: Any, *, reader: bool) -> Any:
-    """Return a writer or reader of ours, or None where DCP is to go its own way."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-
-    from .reader import HoldfastReader
-    from .writer import HoldfastWriter
-
-    routing = _routings[-1] if _routings else Routing(every=False, pickled=False)
-    place = checkpoint_id
-    if storage is not None:
-        # Of others' subclasses nobody knows what else they do.
-        if not routing.every or type(storage) not in (FileSystemReader, FileSystemWriter):
-            return None
-        place = storage.path if checkpoint_id is None else checkpoint_id
-    if not place:
+    """Return a writer or reader of ours for a URL of ours; None: DCP goes on."""
+    name = os.fspath(checkpoint_id) if isinstance(checkpoint_id, (str, os.PathLike)) else ""
+    if not isinstance(name, str) or not name.startswith(SCHEME):
         return None
-    name = os.fspath(place)
-    if not name.startswith(SCHEME):
-        if not routing.every or "://" in name:
-            return None
-        if reader and not os.path.lexists(os.path.join(absolute(name), MANIFEST_NAME)):
-            return None
-    kind = HoldfastReader if reader else HoldfastWriter
-    return kind(place, pickled=routing.pickled)
+    from .routed import is_stock
+
+    choice = _current()
+    if storage is not None and not (choice.every and is_stock(storage)):
+        return None
+    return choice.reader(name) if reader else choice.writer(name)
+
+
+def _background(storage: Any, checkpoint_id: Any, use_collectives: bool) -> Any:
+    """Return our writer for what DCP is about to write in another thread or process."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    from .routed import writer_for
+
+    if storage is None and FileSystemWriter.validate_checkpoint_id(checkpoint_id or ""):
+        storage = FileSystemWriter(checkpoint_id)
+    elif isinstance(storage, FileSystemWriter) and checkpoint_id:
+        storage.reset(checkpoint_id)
+    return writer_for(storage, _current(), use_collectives=use_collectives) if storage else None
