@@ -11,11 +11,11 @@ from format import reader
 from format.forge import Forgery
 from holdfast.errors import CorruptError, HoldfastError, VersionError
 
-from . import file_lies, header_lies, row_lies
+from . import file_lies, header_lies, row_lies, value_lies
 from .header_lies import stream_of
 from .lies import LIES, OPTIONS, Lie, target
 
-assert file_lies and header_lies and row_lies  # they add to LIES
+assert file_lies and header_lies and row_lies and value_lies  # they add to LIES
 
 NewPath = Callable[[], Path]
 

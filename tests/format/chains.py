@@ -26,7 +26,7 @@ def check(condition, rule):
         raise Corrupt(rule)
 
 
-KNOWN = {"features": ("base", "losses"), "codecs": ("raw", "lossless", "compact", "excp")}
+KNOWN = {"features": ("base", "losses", "values"), "codecs": ("raw", "lossless", "compact", "excp")}
 
 
 def unpack(content, packed, size):
@@ -55,7 +55,7 @@ def schema(header):
     known = {"base": {"name": str, "digest": str, "links": int}, "losses": [loss]}
     names = [feature["name"] for feature in header["features"]]
     check(len(set(names)) == len(names), "a feature stands twice")
-    return {name: known[name] for name in names}
+    return {name: known[name] for name in names if name != "values"}
 
 
 def check_losses(header):
@@ -70,7 +70,9 @@ def check_losses(header):
 
 
 def without_losses(header):
-    features = [feature for feature in header["features"] if feature["name"] != "losses"]
+    features = [
+        feature for feature in header["features"] if feature["name"] not in ("losses", "values")
+    ]
     return {key: header[key] for key in header if key != "losses"} | {"features": features}
 
 

@@ -11,15 +11,22 @@ import math
 import shutil
 import struct
 import tempfile
+from argparse import Namespace
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path as FilePath
+from pathlib import PosixPath
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
-from attacks import file_lies, header_lies, row_lies
+from attacks import file_lies, header_lies, row_lies, value_lies
 from attacks.lies import LIES, save_truth
 from format.forge import Forgery
 from format.simulated_ranks import Piece, pieces, save_pieces
@@ -30,7 +37,7 @@ from holdfast.engine.basis import forget_bases
 from holdfast.layout import Path, Shape
 from holdfast.state.tensors import DTYPE_NAMES
 
-assert file_lies and header_lies and row_lies  # they add to LIES
+assert file_lies and header_lies and row_lies and value_lies  # they add to LIES
 
 HERE = FilePath(__file__).parent
 GOLDEN, ERRORS = HERE / "golden" / "v1", HERE / "golden-errors" / "v1"
@@ -143,6 +150,33 @@ def _objects() -> Case:
     }
     metrics = {"loss": 0.25, "best": math.inf, "odd": math.nan, "count": 2**60}
     return Case([values], metrics=metrics, step=0)
+
+
+def _further() -> Case:
+    """Each of the further values, which `torch`'s are left out of: they need torch to be read."""
+    zone = timezone(timedelta(hours=5, minutes=30))
+    values: dict[Path, Any] = {
+        ("bytes",): [bytearray(b"\0\xff"), bytearray()],
+        ("dicts",): [OrderedDict([("b", 1), (2, "a")]), defaultdict(list, {"a": [1]})],
+        ("defaults",): [defaultdict(None, {1: 2}), defaultdict(set)],
+        ("sets",): [{1, 2.5, "x", None, b"y"}, frozenset([(1, 2), "z"]), set()],
+        ("lines",): [range(5), range(10, -3, -4), deque([1, [2]], 5), deque()],
+        ("path",): [PosixPath("a/../b"), PosixPath("/"), PosixPath(".")],
+        ("moments",): [
+            *(datetime(2024, 2, 29, 23, 59, 58, 7), datetime(1, 1, 1, tzinfo=UTC)),
+            *(
+                datetime(9999, 12, 31, tzinfo=zone),
+                date(2024, 2, 29),
+                time(1, 2),
+                time(tzinfo=zone),
+            ),
+            *(timedelta(days=-1, microseconds=5), timedelta.max, zone, UTC),
+        ],
+        ("numbers",): [Decimal("1.50"), Decimal("-Infinity"), Fraction(-7, 3), Fraction(2**70)],
+        ("namespace",): Namespace(lr=0.1, betas=(0.9, 0.95), inner=Namespace()),
+        ("numpy",): [np.float64(0.1), np.int8(-3), np.bool_(True), np.complex64(1 + 2j)],
+    }
+    return Case([values])
 
 
 def _chunks() -> Case:
@@ -294,6 +328,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "boxes": _boxes,
     "ties": _ties,
     "objects": _objects,
+    "further-values": _further,
     "chunks": _chunks,
     "aligned": _aligned,
     "files": _files,

@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest as hash64
 sys.path.append(str(Path(__file__).parent))  # so that payloads is found from everywhere
 
 import chains
+import further
 import payloads
 from chains import Corrupt, check, hash128
 from values import Newer, decode, fits
@@ -247,6 +248,8 @@ def read(path, links=65):
     tensors = {path_text(each): dense_tensor(each, shards[id(each)]) for each in header["tensors"]}
     ties = {path_text(tie): list(tensors)[tie["tensor"]] for tie in header["ties"]}
     objects = {path_text(entry): decode(entry["value"]) for entry in header["objects"]}
+    named = "values" in [feature["name"] for feature in header["features"]]
+    check(further.is_used(header["objects"]) == named, "the feature values")
     found = {"header": header, "tensors": tensors, "ties": ties, "objects": objects}
     return found | {"digest": chains.content_digest(header, files)}
 

@@ -26,7 +26,17 @@ from .simulated_ranks import Piece, cut, pieces, save_pieces
 
 NewPath = Callable[[], FilePath]
 HERE = FilePath(__file__).parent
-PARTS = {"reader", "centres", "replays", "steps", "chains", "payloads", "symbols", "values"}
+PARTS = {
+    "reader",
+    "centres",
+    "replays",
+    "steps",
+    "chains",
+    "payloads",
+    "symbols",
+    "values",
+    "further",
+}
 ALLOWED = {"numpy", "xxhash"} | PARTS  # beside the standard library
 LINES_MAX = 300
 ROUNDS = 80

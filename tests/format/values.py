@@ -5,6 +5,7 @@ import math
 import re
 import struct
 
+import further
 from chains import Corrupt, check
 
 
@@ -31,6 +32,8 @@ def decode(value):
     if not any(key.startswith("$") for key in value):
         return {key: decode(item) for key, item in value.items()}
     kind, inner = next(iter(value.items()))
+    if kind in further.TAGS:
+        return further.decode(value, decode)
     unknown = re.fullmatch(r"\$(?!(int|float|bytes|complex|tuple|dict)$)[a-z0-9_]{1,40}", kind)
     expected = {"$tuple": list, "$complex": list, "$dict": [list]}.get(kind, str)
     check(len(value) == 1 and (unknown or fits(inner, expected)), f"value of {kind}")

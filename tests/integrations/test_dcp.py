@@ -222,7 +222,7 @@ class Custom:
 
 
 def test_values_that_need_a_pickle_are_refused_by_name(new_path: NewPath) -> None:
-    path, state = new_path(), {"a": {"b": Custom(), "c": {1, 2}}, "w": torch.ones(2)}
+    path, state = new_path(), {"a": {"b": Custom(), "c": [Custom]}, "w": torch.ones(2)}
     with pytest.raises(CheckpointException) as caught:
         dcp.save(state, storage_writer=HoldfastWriter(path))
     cause = cause_of(caught.value)

@@ -122,9 +122,7 @@ def _mesh(value: Any) -> dict[str, Any]:
 def _metrics(value: Any) -> dict[str, float]:
     decoded = decode_value(value)
     if not isinstance(decoded, dict) or any(
-        not isinstance(name, str)
-        or not isinstance(number, (int, float))
-        or isinstance(number, bool)
+        not isinstance(name, str) or type(number) not in (int, float)
         for name, number in decoded.items()
     ):
         raise CorruptError("metrics is not an object of numbers")

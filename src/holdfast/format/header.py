@@ -18,10 +18,12 @@ from .coding import RAW, Coding, decode_coding, encode_coding, renumbered
 from .fields import Listed, count, entries, keys, read_listed, scalars, text
 from .links import Base, TensorLoss, decode_base, decode_losses
 from .values import (
+    MAY_BE_NATIVE,
     decode_path,
     decode_paths,
     decode_value,
     encode_value,
+    has_native,
     parse_json,
     path_text,
     write_json,
@@ -31,6 +33,7 @@ _TOO_DEEP = f"its JSON header is nested deeper than {spec.JSON_DEPTH_MAX} levels
 _FEATURES = {
     spec.FEATURE_BASE: {"base"},
     spec.FEATURE_LOSSES: {"losses"},
+    spec.FEATURE_VALUES: set[str](),
 }  # the keys that a header of each has besides
 REPAIRED: Path = ("repaired by holdfast",)  # the value that says what was not recovered
 _SINCE = {"since": "0.1.0"}
@@ -133,13 +136,16 @@ def encode_header(header: Header) -> bytes:
         further["base"] = asdict(header.base)
     if header.losses:
         further["losses"] = [asdict(loss) for loss in header.losses]
+    objects = ",".join(_object_texts(header)) if header.objects else ""
     features = [*map(_feature, further)] if further else []
+    if '"$' in objects and MAY_BE_NATIVE.search(objects.encode()) and has_native(objects):
+        features.append(_feature(spec.FEATURE_VALUES))
     first = {
         "save_id": header.save_id,
         "step": header.step,
         "world_size": header.world_size,
         "mesh": header.mesh,
-        "metrics": encode_value(header.metrics, ("metrics",)) if header.metrics else {},
+        "metrics": _metric_values(header.metrics) if header.metrics else {},
         "written_by": header.written_by,
         "chunk_elements": header.chunk_elements,
         "features": features,
@@ -152,7 +158,6 @@ def encode_header(header: Header) -> bytes:
         tensors = ",".join(_tensor_texts(header)) if header.tensors else ""
         _written = header.tensors, header.codec_of, tensors
     ties = ",".join(_tie_texts(header)) if header.ties else ""
-    objects = ",".join(_object_texts(header)) if header.objects else ""
     begin = write_json(first)[:-1]
     text = f'{begin},"tensors":[{tensors}],"ties":[{ties}],"objects":[{objects}]}}'.encode()
     text += b" " * (-len(text) % 8)
@@ -161,6 +166,12 @@ def encode_header(header: Header) -> bytes:
             f"its JSON header takes {len(text)} bytes; expected at most {spec.HEADER_BYTES_MAX}"
         )
     return text
+
+
+def _metric_values(metrics: dict[str, float]) -> Any:
+    """Write metrics, also those of subclasses such as numpy's float64, as numbers of JSON."""
+    plain = {n: float(v) if isinstance(v, float) else int(v) for n, v in metrics.items()}
+    return encode_value(plain, ("metrics",))
 
 
 def _feature(key: str) -> dict[str, str]:
@@ -222,10 +233,11 @@ def decode_header(text: bytes) -> Header:
         listed = read_listed(bare)
         if listed is not None:
             try:
-                values = parse_json(listed.rest)
+                values, bare = parse_json(listed.rest), listed.rest
             except CorruptError:
                 listed = None  # what is wrong is said of the whole text
-        return _decode_header(parse_json(bare) if listed is None else values, listed)
+        tagged = MAY_BE_NATIVE.search(bare) is not None
+        return _decode_header(parse_json(bare) if listed is None else values, listed, tagged)
     except RecursionError as error:  # of values in values; all else has a form of few levels
         raise CorruptError(_TOO_DEEP) from error
     finally:
@@ -233,7 +245,14 @@ def decode_header(text: bytes) -> Header:
             gc.enable()
 
 
-def _decode_header(values: Any, listed: Listed | None) -> Header:
+def _check_natives(valued: list[dict[str, Any]], named: bool) -> None:
+    """Check that the feature of further values is named if, and only if, there is one."""
+    if has_native(write_json([entry["value"] for entry in valued])) != named:
+        what = "it has no value of it" if named else "is not named, but a value is of it"
+        raise CorruptError(f"the feature {spec.FEATURE_VALUES!r}: {what}")
+
+
+def _decode_header(values: Any, listed: Listed | None, tagged: bool) -> Header:
     if not isinstance(values, dict):
         raise CorruptError("its JSON header is not an object")
     features = _check_known(values)
@@ -246,6 +265,8 @@ def _decode_header(values: Any, listed: Listed | None) -> Header:
         tensors, codec_of = _decode_tensors(told, values["codecs"])
     ties = tuple(map(partial(_decode_tie, len(tensors)), tied))
     objects = tuple(map(_decode_object, valued))
+    if tagged or spec.FEATURE_VALUES in features:
+        _check_natives(valued, spec.FEATURE_VALUES in features)
     header = Header(
         **scalars(values),
         tensors=tensors,

@@ -43,6 +43,14 @@ REFERENCE_BYTES_MAX = 15 << 20  # from a payload to the end of one that refers t
 REFERENCE_DEPTH_MAX = 3
 FEATURE_BASE = "base"
 FEATURE_LOSSES = "losses"
+FEATURE_VALUES = "values"
+# Its tags; those of torch's types are known without torch too.
+VALUE_TAGS = {
+    *("$bytearray", "$bytes_io", "$ordered_dict", "$default_dict", "$set", "$frozenset", "$range"),
+    *("$deque", "$path", "$datetime", "$date", "$time", "$timedelta", "$timezone", "$decimal"),
+    *("$fraction", "$namespace", "$ndarray", "$numpy", "$enum", "$dataclass"),
+    *("$dtype", "$device", "$size"),
+}
 CHAIN_LINKS_MAX = 64  # checkpoints below one
 BASE_NAME_BYTES_MAX = 255
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from ..errors import CorruptError, StateError, VersionError
 from ..layout import Key, Path
+from .inexact import Inexact, Malformed
 from .names import dotted
-from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX
+from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX, VALUE_TAGS
 
 Json = Any  # null, bool, int, float, str, list of Json, dict of str to Json
 _TEXTS = {str}
@@ -39,6 +40,8 @@ def _encode(value: object, path: Path, depth: int) -> Json:
         )
     if value is None or isinstance(value, bool):
         return value
+    if type(value) not in _PLAIN and is_listed(value):  # before base types: numpy's are floats
+        return _encode_native(value, path, depth)
     if isinstance(value, str):
         _check_text(value, path)
         return str.__str__(value)  # an enumeration's str() is another text
@@ -60,12 +63,42 @@ def _encode(value: object, path: Path, depth: int) -> Json:
         return {"$tuple": _encode_items(value, path, depth - 2)}
     if isinstance(value, dict):
         return _encode_dict(value, path, depth)
+    if has_class(value):
+        return _encode_native(value, path, depth)
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     raise StateError(
-        f"{dotted(path)} is a {kind}; a state holds tensors, JSON-like values (None, bool, int, "
-        "float, complex, str, bytes, list, tuple, dict) and objects with state_dict() and "
-        "load_state_dict(). Convert it, give it those two methods, or leave it out"
+        f"{dotted(path)} is a {kind}; a state holds tensors, plain values (docs/format.md, Values) "
+        "and objects with state_dict() and load_state_dict(). Convert it, give it those two "
+        "methods, or leave it out"
     )
+
+
+_PLAIN = {bool, str, int, float, complex, bytes, list, tuple, dict}
+
+
+def is_listed(value: object) -> bool:
+    """Return whether a value's very type is one of the further ones."""
+    from .natives import NATIVE_TYPES  # which imports much that most programs do not need
+
+    return type(value) in NATIVE_TYPES
+
+
+def has_class(value: object) -> bool:
+    """Return whether a value is a member of an enumeration, or of a dataclass."""
+    from .natives import is_native
+
+    return is_native(value)
+
+
+def _encode_native(value: Any, path: Path, depth: int) -> Json:
+    """Encode a value of the list of `natives`; what it holds takes at most three levels more."""
+    from .natives import encode_native
+
+    try:
+        return encode_native(value, lambda item: _encode(item, path, depth - 4))
+    except Inexact as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise StateError(f"{dotted(path)} is a {kind} that {error}; convert it") from error
 
 
 def _encode_items(items: Iterable[Any], path: Path, depth: int) -> list[Json]:
@@ -154,16 +187,40 @@ def _decode(value: Json) -> Any:
     if len(value) != 1:
         raise CorruptError(f"a tagged value has {len(value)} keys; expected one")
     ((tag, content),) = value.items()
-    if tag not in _UNTAG:
+    if tag not in _UNTAG and tag not in VALUE_TAGS:
         if re.fullmatch(r"\$[a-z0-9_]{1,40}", tag) is None:
             raise CorruptError(f"{tag!r:.80} is not the name of a tag")
         raise VersionError(
             f"a value has the tag {tag!r}, which this holdfast does not know. Upgrade holdfast"
         )
     try:
-        return _UNTAG[tag](content)
-    except (ValueError, TypeError, struct.error, binascii.Error, AttributeError) as error:
+        return _UNTAG[tag](content) if tag in _UNTAG else _decode_native(tag, content)
+    except _MALFORMED as error:
         raise CorruptError(f"the content of the tag {tag} is malformed: {error}") from error
+
+
+def _decode_native(tag: str, content: Json) -> Any:
+    from .natives import decode_native
+
+    return decode_native(tag, content, _decode)
+
+
+_MALFORMED = (
+    *(ValueError, TypeError, struct.error, binascii.Error, AttributeError),
+    *(ArithmeticError, LookupError, Malformed),
+)
+_TAG = re.compile(r'(?<!\\)"(\$[a-z0-9_]+)":')
+
+
+# Where there may be one, in a header as anybody may write it: by one call that is no Python.
+MAY_BE_NATIVE = re.compile(
+    rb'"\$(?:%s)"|\\u' % "|".join(sorted(t[1:] for t in VALUE_TAGS)).encode()
+)
+
+
+def has_native(text: str) -> bool:
+    """Return whether the JSON text of values, as `write_json` writes it, has a tag of `natives`."""
+    return not VALUE_TAGS.isdisjoint(_TAG.findall(text))
 
 
 def _decode_items(items: Iterable[Json]) -> list[Json]:

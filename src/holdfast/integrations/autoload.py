@@ -31,13 +31,13 @@ def autoload() -> None:
         expected = "'1', or of 'every', 'cast' and 'pickled', as in 'every,cast'"
         raise OptionError(f"{ENVIRONMENT} is {asked!r}, with {unknown[0]!r}; expected {expected}")
     if words or asked == "1":
-        _when_imported(DCP, lambda: _install(dict.fromkeys(words, True)))
+        _when_imported(DCP, lambda: _install(words))
 
 
-def _install(options: dict[str, bool]) -> None:
+def _install(words: list[str]) -> None:
     from .dcp.routing import install
 
-    install(**options)
+    install(every="every" in words, cast="cast" in words, pickled="pickled" in words)
 
 
 def _when_imported(name: str, then: Callable[[], object]) -> None:

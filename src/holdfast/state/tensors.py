@@ -20,7 +20,10 @@ from ..format.values import path_text
 from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
 from .dtensor import local_part
 from .memory import ORDINARY, check_dense, own_memory, spread
+from .natives import add_torch_types
 from .shard import TENSORS, Shard, check_shard, parts_of
+
+add_torch_types()
 
 DTYPE_NAMES = {
     **{torch.bool: "bool", torch.float64: "f64", torch.float32: "f32"},

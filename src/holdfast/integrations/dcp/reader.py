@@ -5,6 +5,7 @@ Knows no process group: each rank reads what its own plan asks for.
 
 import io
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ...engine.pool import lease
 from ...engine.read_pipeline import read_chain
 from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
+from ...format.natives import revive, types_by_name
 from ...layout import Box, Path
 from ...loading.fit import converts
 from ...options import SLOT_BYTES, Options, options_of
@@ -49,6 +51,8 @@ class HoldfastReader(Placed, StorageReader):
         cast: convert to the target's dtype where it differs; otherwise that is a mismatch.
         pickled: hand values that were saved as pickles to the planner, which runs whatever code is
             in them; otherwise asking for one is an error.
+        types: enumerations and dataclasses that values come back as; of others you get
+            `holdfast.format.natives.Tagged`. No constructor is called.
         options: settings such as ``io`` and ``trust``.
 
     Raises:
@@ -66,10 +70,11 @@ class HoldfastReader(Placed, StorageReader):
         *,
         cast: bool = False,
         pickled: bool = False,
+        types: Iterable[type] = (),
         options: Options | None = None,
     ) -> None:
         """Prepare; nothing is read yet."""
-        self._cast, self._pickled = cast, pickled
+        self._cast, self._pickled, self._types = cast, pickled, types_by_name(types)
         self._options = options_of(options)
         self._call = _Load()
         self._move_to(path)
@@ -190,6 +195,7 @@ class HoldfastReader(Placed, StorageReader):
 
         Raises:
             OptionError: it is a pickle, and nobody asked for that.
+            MismatchError: a class of ``types`` is not as it was saved.
         """
         fqn = item.storage_index.fqn
         value = contents.values[fqn]
@@ -202,6 +208,10 @@ class HoldfastReader(Placed, StorageReader):
                 )
             found: bytes = value[PICKLED]
             return found
+        try:
+            value = revive(value, self._types) if self._types else value
+        except (MismatchError, ValueError) as error:
+            raise MismatchError(f"{fqn} of {self._call.path}: {error}. Check types=") from error
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue()

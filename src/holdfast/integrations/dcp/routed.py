@@ -46,6 +46,7 @@ class Choice:
     every: bool = False
     cast: bool = False
     pickled: bool = False
+    types: tuple[type, ...] = ()
 
     def writer(self, place: "str | os.PathLike[str]") -> HoldfastWriter:
         """Return a writer of ours."""
@@ -53,7 +54,7 @@ class Choice:
 
     def reader(self, place: "str | os.PathLike[str]") -> HoldfastReader:
         """Return a reader of ours."""
-        return HoldfastReader(place, cast=self.cast, pickled=self.pickled)
+        return HoldfastReader(place, cast=self.cast, pickled=self.pickled, types=self.types)
 
 
 def replacements(current: Callable[[], Choice]) -> list[tuple[type, str, Any]]:

@@ -8,7 +8,7 @@ import functools
 import importlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ class Routing:
     """The routing of DCP's calls that `install` has set up. It ends with a ``with`` block.
 
     Attributes:
-        every, cast, pickled: as for `install`.
+        every, cast, pickled, types: as for `install`.
 
     Example::
 
@@ -40,8 +40,10 @@ class Routing:
         routing.remove()
     """
 
-    def __init__(self, *, every: bool, cast: bool, pickled: bool) -> None:
-        self.every, self.cast, self.pickled = every, cast, pickled
+    def __init__(
+        self, *, every: bool, cast: bool, pickled: bool, types: tuple[type, ...] = ()
+    ) -> None:
+        self.every, self.cast, self.pickled, self.types = every, cast, pickled, types
 
     def __enter__(self) -> "Routing":
         return self
@@ -67,7 +69,13 @@ _routings: list[Routing] = []  # the newest counts
 _replaced: list[tuple[Any, str, Any]] = []
 
 
-def install(*, every: bool = False, cast: bool = False, pickled: bool = False) -> Routing:
+def install(
+    *,
+    every: bool = False,
+    cast: bool = False,
+    pickled: bool = False,
+    types: Iterable[type] = (),
+) -> Routing:
     """Make `dcp.save`, ``async_save`` and ``load`` take ``checkpoint_id="holdfast://DIRECTORY"``.
 
     ``holdfast:///a/b`` is the directory ``/a/b``, ``holdfast://a/b`` is ``a/b``, from here. Under
@@ -76,7 +84,7 @@ def install(*, every: bool = False, cast: bool = False, pickled: bool = False) -
     Args:
         every: route plain paths too, and DCP's own FileSystemWriter and FileSystemReader wherever
             a program uses them. DCP still reads its own checkpoints.
-        cast: as for `HoldfastReader`.
+        cast, types: as for `HoldfastReader`.
         pickled: as for `HoldfastWriter` and `HoldfastReader`.
 
     Returns:
@@ -85,7 +93,7 @@ def install(*, every: bool = False, cast: bool = False, pickled: bool = False) -
     Example:
         ``with install(): dcp.save(state_dict, checkpoint_id="holdfast://runs/a/first")``
     """
-    routing = Routing(every=every, cast=cast, pickled=pickled)
+    routing = Routing(every=every, cast=cast, pickled=pickled, types=tuple(types))
     if not _routings and _is_known():
         _patch()
     _routings.append(routing)
@@ -134,7 +142,7 @@ def _current() -> "Choice":
     if not _routings:
         return Choice()
     routing = _routings[-1]
-    return Choice(routing.every, routing.cast, routing.pickled)
+    return Choice(routing.every, routing.cast, routing.pickled, routing.types)
 
 
 def _setting_up(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,8 +69,9 @@ class HoldfastWriter(Placed, StorageWriter):
     Args:
         path: directory of the checkpoint, which must not hold one yet; or a ``holdfast://`` URL of
             it.
-        pickled: keep values that are not JSON-like as the bytes that the planner makes of them,
-            which DCP's own planners pickle; otherwise they are refused.
+        pickled: keep values that are not plain data (docs/format.md, Values), enumerations and
+            dataclasses as the bytes that the planner makes of them, which DCP's own planners
+            pickle; otherwise the first are refused, and the rest are stored as plain data.
         options: settings such as ``io`` and ``queue_depth``.
 
     Raises:
@@ -227,7 +228,7 @@ class HoldfastWriter(Placed, StorageWriter):
         """Write the values that this rank is to save as JSON texts.
 
         Raises:
-            StateError: values are not JSON-like; the text names all of them.
+            StateError: values are not plain data; the text names all of them.
         """
         objects, refused = {}, []
         for item in plan.items:
@@ -236,10 +237,12 @@ class HoldfastWriter(Placed, StorageWriter):
             path = path_of(item.index.fqn, plan.planner_data)
             try:
                 objects[path] = encode_object(_value_of(item, planner), path)
+                is_kept = not self._pickled or not _has_class(objects[path])
             except StateError as error:
-                if not self._pickled:
+                is_kept = not self._pickled
+                if is_kept:
                     refused.append(str(error))
-                    continue
+            if not is_kept:
                 objects[path] = encode_object({PICKLED: _bytes_of(item, planner)}, path)
         if refused:
             raise StateError(
@@ -287,6 +290,11 @@ def _value_of(item: WriteItem, planner: SavePlanner) -> Any:
         named = re.search(r"GLOBAL (\S+)", str(error))  # of torch's text, which is for programmers
         kind = f"the type {named[1]}" if named else "a type"
         raise StateError(f"{item.index.fqn} is of {kind}, which needs a pickle") from error
+
+
+def _has_class(text: bytes) -> bool:
+    """Return whether a value would come back as another type where no reader knows its classes."""
+    return b'"$enum":' in text or b'"$dataclass":' in text
 
 
 def _makes_bytes_as_dcp(kind: type[DefaultSavePlanner]) -> bool:
