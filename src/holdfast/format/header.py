@@ -63,6 +63,9 @@ def marked_names(mark: object, key: Literal["lost", "not_recovered"]) -> tuple[s
 _RAW_CODECS = [{"name": spec.CODEC_RAW}]
 
 
+_Written = tuple[tuple[Tensor, ...], tuple[int, ...], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What the JSON header of a table says.
@@ -153,13 +156,15 @@ def encode_header(header: Header) -> bytes:
         "codecs": _RAW_CODECS if header.codecs == (RAW,) else [*map(encode_coding, header.codecs)],
     }
     global _written
-    known, codec_of, tensors = _written
-    if known is not header.tensors or codec_of != header.codec_of:
-        tensors = ",".join(_tensor_texts(header)) if header.tensors else ""
-        _written = header.tensors, header.codec_of, tensors
+    latest, before = _written
+    kept = latest if latest[0] is header.tensors else before
+    if kept[0] is not header.tensors or kept[1] != header.codec_of:
+        kept = header.tensors, header.codec_of, ",".join(_tensor_texts(header))
+    if kept is not latest:
+        _written = kept, latest
     ties = ",".join(_tie_texts(header)) if header.ties else ""
     begin = write_json(first)[:-1]
-    text = f'{begin},"tensors":[{tensors}],"ties":[{ties}],"objects":[{objects}]}}'.encode()
+    text = f'{begin},"tensors":[{kept[2]}],"ties":[{ties}],"objects":[{objects}]}}'.encode()
     text += b" " * (-len(text) % 8)
     if len(text) > spec.HEADER_BYTES_MAX:
         raise CorruptError(
@@ -183,9 +188,9 @@ def _tie_texts(header: Header) -> list[str]:
     return [f'{{"path":{path_text(path)},"tensor":{number}}}' for path, number in header.ties]
 
 
-# The last tensors that were written, their codecs, and the text. Those of a plan are the same in
-# its footers, its manifest, and every save.
-_written: tuple[tuple[Tensor, ...], tuple[int, ...], str] = ((), (), "")
+# The last tensors that were written, their codecs, and the text; and those before. The tensors of a
+# plan are the same in every manifest, and in the footer of a file that has them all.
+_written: tuple[_Written, _Written] = (((), (), ""), ((), (), ""))
 
 
 def _tensor_texts(header: Header) -> list[str]:
