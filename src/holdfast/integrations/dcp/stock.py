@@ -7,6 +7,7 @@ than to hold values: any other name in it is refused before anything is called.
 import io
 import os
 import pickle
+import pickletools
 import zipfile
 from math import prod
 from typing import Any
@@ -48,6 +49,9 @@ _ALLOWED = {
 }
 
 
+_MEMO_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
+
+
 class _Reader(pickle.Unpickler):
     """Calls nothing but the classes of DCP's metadata."""
 
@@ -70,7 +74,9 @@ def read_metadata(directory: str) -> Metadata:
     where = os.path.join(directory, DCP_METADATA_NAME)
     try:
         with open(where, "rb") as file:
-            metadata: Metadata = _Reader(file).load()
+            data = file.read()
+        _check_memo(data)
+        metadata: Metadata = _Reader(io.BytesIO(data)).load()
         whole = isinstance(metadata, Metadata) and _is_whole(metadata)
     except OSError as error:
         raise _failure(where, error) from error
@@ -79,6 +85,19 @@ def read_metadata(directory: str) -> Metadata:
     if not whole:
         raise CorruptError(f"{where} is not the metadata of a checkpoint that DCP wrote")
     return metadata
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuse places in the pickle's memo that it is too short to need.
+
+    Python takes 16 bytes of memory for every place below one that is named, and a place is named
+    by four bytes: they would cost up to 64 GB.
+    """
+    for opcode, place, _ in pickletools.genops(data):
+        if opcode.name in _MEMO_PUTS and isinstance(place, int) and place >= len(data):
+            raise CorruptError(
+                f"it names place {place} of its memo, and has {len(data)} bytes; expected fewer"
+            )
 
 
 def _is_whole(metadata: Metadata) -> bool:
