@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-blocks power-cuts strike chaos simulate damage mutations process \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
-  wheels-arm clean
+  wheels-arm torch-versions clean
 all: $(VENV)/.native
 
 demo: $(VENV)/.native
@@ -183,6 +183,10 @@ wheels-check: $(VENV)/.python
 
 wheels-arm: $(VENV)/.python
 	$(BIN)/python scripts/check-wheels --arm
+
+# Part of the tests with each version of torch from 2.9 on; TORCH_VERSIONS="2.9.1 2.15.0" for some.
+torch-versions: $(VENV)/.native
+	$(BIN)/python scripts/test-torch-versions $(TORCH_VERSIONS)
 
 # System packages: through apt as root, else the command to run.
 $(VENV)/.system: scripts/install-packages Makefile
