@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test test-all check words docs crash crash-blocks power-cuts strike chaos simulate damage mutations process \
+.PHONY: all demo test test-all check words docs crash crash-blocks power-cuts strike chaos simulate damage mutations process dcp-suite \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -73,6 +73,10 @@ chaos: $(VENV)/.native
 SIMULATE ?= --seeds 1000000 --processes 2
 simulate: $(VENV)/.native
 	$(BIN)/python tests/simulation/campaign.py $(SIMULATE)
+
+# Behaviours of DCP, with DCP alone and routed to holdfast; fails when one differs without a word.
+dcp-suite: $(VENV)/.native
+	$(BIN)/python tests/integrations/dcp_suite/play.py
 
 # DAMAGE="--cases 5000 --seed 7" changes the first.
 damage: $(VENV)/.native

@@ -32,7 +32,7 @@ from ...engine.origin import OnDemand
 from ...engine.pool import lease
 from ...engine.registry import RAW
 from ...engine.write_pipeline import write_shards
-from ...errors import OptionError, StateError
+from ...errors import AlreadyCommittedError, OptionError, StateError
 from ...format.rows import written_in
 from ...layout import Box, Path, Shard, size_of
 from ...options import Options, options_of
@@ -134,7 +134,11 @@ class HoldfastWriter(Placed, StorageWriter):
             StoreError: disk, network or permission.
         """
         self._call.store = store = open_store(self._call.path)
-        check_absent(store)
+        try:
+            check_absent(store)
+        except AlreadyCommittedError as error:
+            text = f"Checkpoint already exists and self.overwrite=False: {error}"  # DCP's words
+            raise AlreadyCommittedError(text) from error
         self._call.word = give(store, len(plans), self._options)
         return plans
 
