@@ -17,13 +17,12 @@ from . import spec
 from .coding import RAW, Coding, decode_coding, encode_coding, renumbered
 from .fields import Listed, count, entries, keys, read_listed, scalars, text
 from .links import Base, TensorLoss, decode_base, decode_losses
+from .tags import MAY_BE_NATIVE, has_native
 from .values import (
-    MAY_BE_NATIVE,
     decode_path,
     decode_paths,
     decode_value,
     encode_value,
-    has_native,
     parse_json,
     path_text,
     write_json,

@@ -1,7 +1,6 @@
 """JSON-like leaves and paths ⇄ JSON, with tags for what JSON lacks. No pickle, no torch."""
 
 import base64
-import binascii
 import functools
 import json
 import math
@@ -13,7 +12,7 @@ from typing import Any
 
 from ..errors import CorruptError, StateError, VersionError
 from ..layout import Key, Path
-from .inexact import Inexact, Malformed
+from .inexact import MALFORMED, Inexact
 from .names import dotted
 from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX, VALUE_TAGS
 
@@ -22,15 +21,14 @@ _TEXTS = {str}
 
 
 def encode_value(value: object, path: Path) -> Json:
-    """Turn a JSON-like leaf into tagged JSON; exact for every value and type it accepts.
+    """Turn a JSON-like leaf into tagged JSON; exact for all that it accepts.
 
     ``(1, b"x", nan)`` → ``{"$tuple": [1, {"$bytes": "eA=="}, {"$float": "7ff8000000000000"}]}``
 
     Raises:
         StateError: the leaf, or something inside it, is of another type; the text names ``path``.
     """
-    # What wraps the value takes at most four levels: the header, "objects", the entry, a tag.
-    return _encode(value, path, JSON_DEPTH_MAX - 4)
+    return _encode(value, path, JSON_DEPTH_MAX - 4)  # the header, "objects", the entry, a tag
 
 
 def _encode(value: object, path: Path, depth: int) -> Json:
@@ -194,33 +192,13 @@ def _decode(value: Json) -> Any:
             f"a value has the tag {tag!r}, which this holdfast does not know. Upgrade holdfast"
         )
     try:
-        return _UNTAG[tag](content) if tag in _UNTAG else _decode_native(tag, content)
-    except _MALFORMED as error:
+        if tag not in _UNTAG:
+            from .natives import decode_native
+
+            return decode_native(tag, content, _decode)
+        return _UNTAG[tag](content)
+    except MALFORMED as error:
         raise CorruptError(f"the content of the tag {tag} is malformed: {error}") from error
-
-
-def _decode_native(tag: str, content: Json) -> Any:
-    from .natives import decode_native
-
-    return decode_native(tag, content, _decode)
-
-
-_MALFORMED = (
-    *(ValueError, TypeError, struct.error, binascii.Error, AttributeError),
-    *(ArithmeticError, LookupError, Malformed),
-)
-_TAG = re.compile(r'(?<!\\)"(\$[a-z0-9_]+)":')
-
-
-# Where there may be one, in a header as anybody may write it: by one call that is no Python.
-MAY_BE_NATIVE = re.compile(
-    rb'"\$(?:%s)"|\\u' % "|".join(sorted(t[1:] for t in VALUE_TAGS)).encode()
-)
-
-
-def has_native(text: str) -> bool:
-    """Return whether the JSON text of values, as `write_json` writes it, has a tag of `natives`."""
-    return not VALUE_TAGS.isdisjoint(_TAG.findall(text))
 
 
 def _decode_items(items: Iterable[Json]) -> list[Json]:
