@@ -41,6 +41,7 @@ ERRORS = {
     "StoreError": "HoldfastError",
     "NoSpaceError": "StoreError",
     "NotCommittedError": "HoldfastError",
+    "ReplacedError": "NotCommittedError",
     "AlreadyCommittedError": "HoldfastError",
     "FencedError": "HoldfastError",
     "OptionError": "HoldfastError",

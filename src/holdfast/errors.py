@@ -6,6 +6,7 @@ HoldfastError
 ├── StoreError             disk, network, permission; cause chained, path and offset in the text
 │   └── NoSpaceError           the disk or the quota is full
 ├── NotCommittedError      no MANIFEST here
+│   └── ReplacedError          another save was committed in its place meanwhile
 ├── AlreadyCommittedError  this step exists, with other contents
 ├── FencedError            a newer job writes to this run
 ├── OptionError            an invalid option or argument (lists what is allowed)
@@ -84,8 +85,15 @@ class NotCommittedError(HoldfastError):
     """The directory holds no committed checkpoint."""
 
 
+class ReplacedError(NotCommittedError):
+    """Another save (``replace=True``) replaced this checkpoint while it was saved or read."""
+
+
 class AlreadyCommittedError(HoldfastError):
-    """There is a checkpoint at this path already; holdfast never overwrites one."""
+    """There is a checkpoint at this path already: ``replace=True`` was not given, or it must stay.
+
+    It must stay if a delta checkpoint is made from it, or if it is signed.
+    """
 
 
 class FencedError(HoldfastError):

@@ -41,6 +41,19 @@ class Record:
     disk: Vfs
     begun: set[tuple[str, int]] = field(default_factory=set)
     saved: list[Saved] = field(default_factory=list)
+    replaced: set[tuple[str, int]] = field(default_factory=set)
+
+    def replace(self, place: str, number: int, group: Group | None = None) -> None:
+        """Save in the place of a lower number."""
+        self.replacing(place, number)
+        state, path = make_state(number), self.base / place
+        holdfast.save(state, path, options=OPTIONS, group=group, replace=True)
+        self.acknowledge(place, number)
+
+    def replacing(self, place: str, number: int) -> None:
+        """Note that a save in the place of a lower number begins."""
+        self.begun.add((place, number))
+        self.replaced.add((place, number))
 
     def save(self, place: str, number: int, group: Group | None = None) -> None:
         """Save a lone checkpoint; when it returns, it counts as acknowledged."""
@@ -173,6 +186,10 @@ def checkpoint_faults(state: CrashState, record: Record, judge: Judge) -> list[s
         found = judge.checkpoint(_find(state.tree, place))
         known = {number for where, number in record.begun if where == place}
         acknowledged = _acknowledged(state, record, place)
+        if newest := max(acknowledged, default=0):
+            later = {n for where, n in record.replaced if where == place and n > newest}
+            gone = {n for n in acknowledged if n < max(acknowledged) and record.replaced}
+            acknowledged = (acknowledged - gone) | later
         if isinstance(found, str):
             faults.append(f"{place} {found}")
         elif found is not None and found not in known:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+import holdfast.engine.retire
 import holdfast.runs.directory
 import holdfast.runs.saver
 import holdfast.saving.save
 from holdfast.chains import recompress as recompress_module
 from holdfast.engine.commit import remove_files
+from holdfast.engine.replace import Replacement
+from holdfast.engine.retire import replacer_of
 from holdfast.engine.write import DataFileWriter
 from holdfast.stores.local import LocalStore
 
@@ -170,6 +173,44 @@ def remove_the_old_files_before_rebasing(patch: pytest.MonkeyPatch) -> None:
         commit_again(store, *rest)
 
     patch.setattr(recompress_module, "commit_again", remove_first)
+
+
+def remove_the_old_data_before_replacing(patch: pytest.MonkeyPatch) -> None:
+    replace = Replacement.replace
+
+    def remove_first(self: Replacement) -> None:
+        for save in self._store.list("data"):
+            if save.name != self._save_id:
+                remove_files(self._store, save.name)
+        replace(self)
+
+    patch.setattr(Replacement, "replace", remove_first)
+
+
+def rename_before_the_manifest_is_synced(patch: pytest.MonkeyPatch) -> None:
+    publish = LocalStore.publish
+
+    def publish_synced(self: LocalStore, pending_name: str, name: str) -> bool:
+        _sync_file(self, pending_name)
+        return publish(self, pending_name, name)
+
+    drop_the_manifest_fsync(patch)
+    patch.setattr(LocalStore, "publish", publish_synced)
+
+
+def remove_the_old_data_before_the_rename_is_durable(patch: pytest.MonkeyPatch) -> None:
+    sync = LocalStore.sync_directory
+
+    def sync_below(self: LocalStore, name: str = "") -> None:
+        if name or not self.exists("MANIFEST"):
+            sync(self, name)
+
+    patch.setattr(LocalStore, "sync_directory", sync_below)
+
+
+def take_the_new_data_for_the_old(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.engine.retire, "_save_of", lambda store, mark: replacer_of(mark))
+    patch.setattr(holdfast.engine.retire, "_published", lambda store: "")
 
 
 def _write_carelessly(self: LocalStore, path: str, data: bytes) -> None:

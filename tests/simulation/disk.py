@@ -7,6 +7,7 @@ failed. Times of files are of the disk's own clock.
 """
 
 import errno
+import itertools
 import os
 import random
 import stat
@@ -26,13 +27,17 @@ WRITTEN_BACK_S = 3600.0  # what is older is on the disk, synced or not: docs/dur
 Trouble = Callable[[str, str], "tuple[str, int] | None"]
 
 
+_numbers = itertools.count(1)  # of files, in all worlds: which one it is says nothing
+
+
 class SimFile(File):
     """A file with what a reader sees now, and when it was changed."""
 
-    __slots__ = ("changed", "now", "written")
+    __slots__ = ("changed", "now", "number", "written")
 
     def __init__(self, changed: float, content: bytes = b"") -> None:
         super().__init__(content)
+        self.number = next(_numbers)
         self.changed, self.now = changed, content
         self.written = 0.0  # when, by the scheduler
 
@@ -277,7 +282,15 @@ class Disk:
         changed: float = node.changed  # type: ignore[union-attr]
         mode = stat.S_IFDIR if isinstance(node, Directory) else stat.S_IFREG
         device = 2 if path.startswith(MOUNT) else 1
-        return SimpleNamespace(st_mtime=changed, st_ctime=changed, st_dev=device, st_mode=mode)
+        return SimpleNamespace(
+            st_mtime=changed,
+            st_mtime_ns=int(changed * 1e9),
+            st_ctime=changed,
+            st_dev=device,
+            st_mode=mode,
+            st_ino=getattr(node, "number", 0),
+            st_size=len(node.now),  # type: ignore[union-attr]
+        )
 
     def write_note(self, fd: int, data: bytes) -> int:
         """Write as `os.write` does, at the beginning."""

@@ -23,6 +23,7 @@ from holdfast.chains import recompress as recompress_module
 from holdfast.codecs.base import Codec
 from holdfast.engine import chain as chains
 from holdfast.engine import check, commit, ledger, retire, write_pipeline
+from holdfast.engine import replace as replace_module
 from holdfast.engine.file_plan import WriterPlan
 from holdfast.engine.registry import RAW
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
@@ -302,6 +303,7 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (check, "decode_manifest", decode_manifest),
     (check, "check_tiling", check_tiling),
     (commit, "content_digest", content_digest),
+    (replace_module, "content_digest", content_digest),
     (chains, "content_digest", content_digest),
     (base_choice_module, "content_digest", content_digest),
     (recompress_module, "content_digest", content_digest),

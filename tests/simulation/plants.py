@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.engine import commit as commits
-from holdfast.engine import ledger, retire
+from holdfast.engine import epochs, ledger, retire
 from holdfast.engine.write import DataFileWriter
 from holdfast.errors import StoreError
 from holdfast.format.rows import Planned
@@ -124,7 +124,7 @@ _hold = fence_module.Fence.hold
 
 
 def _hold_without_a_look(fence: Any) -> None:
-    if fence._store.location not in fence_module._held:
+    if fence._store.location not in epochs.held:
         _hold(fence)
 
 

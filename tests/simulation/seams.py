@@ -16,7 +16,7 @@ from typing import Any
 from crash.disk_model import Directory
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
-from holdfast.engine import commit, ledger, retire
+from holdfast.engine import commit, epochs, ledger, retire
 from holdfast.group import barrier
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import directory as directory_module
@@ -61,7 +61,7 @@ def switch(before: Process, after: Process) -> None:
     before.flight, before.preparing = handle_module._last, handle_module._owner
     handle_module._last = after.flight  # type: ignore[assignment]
     handle_module._owner = after.preparing
-    fence_module._held = after.epochs
+    epochs.held = after.epochs
     local._changed_s = after.synced
 
 
@@ -75,7 +75,7 @@ def enter(
     SEAT.scheduler, SEAT.disk, SEAT.names = scheduler, disk, itertools.count(1)
     SEAT.saving, SEAT.tidying = saving, tidying
     local._current_vfs = disk  # type: ignore[assignment]
-    handle_module._last, handle_module._owner, fence_module._held = None, None, {}
+    handle_module._last, handle_module._owner, epochs.held = None, None, {}
     local._changed_s = {}
 
 
@@ -123,7 +123,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         dirname=lambda path: path.rpartition("/")[0] or "/",
         basename=os.path.basename,
         split=os.path.split,
-        abspath=lambda path: path,
+        abspath=os.path.normpath,
         isdir=_is_directory,
     )
     lstat = lambda path: SEAT.disk.lstat(path)  # noqa: E731
@@ -182,7 +182,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
 def installed() -> Iterator[None]:
     """Put the stand-ins in place, and back."""
     put = [(where, name, getattr(where, name), new) for where, name, new in _patches()]
-    before = local._current_vfs, handle_module._last, handle_module._owner, fence_module._held
+    before = local._current_vfs, handle_module._last, handle_module._owner, epochs.held
     synced = local._changed_s
     logger = logging.getLogger("holdfast")
     level = logger.level
@@ -194,6 +194,6 @@ def installed() -> Iterator[None]:
     finally:
         for where, name, old, _ in reversed(put):
             setattr(where, name, old)
-        local._current_vfs, handle_module._last, handle_module._owner, fence_module._held = before
+        local._current_vfs, handle_module._last, handle_module._owner, epochs.held = before
         local._changed_s = synced
         logger.setLevel(level)

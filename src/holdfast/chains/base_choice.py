@@ -45,7 +45,9 @@ def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any
     """
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
-    is_own = bool(location) and _is_step(location) == _is_step(store.location)
+    # Not what this one replaces.
+    may_be = location not in ("", store.location)
+    is_own = may_be and _is_step(location) == _is_step(store.location)
     if not (is_own and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
         location, is_own = step_before(store), False
     if not location:

@@ -15,13 +15,14 @@ from ..codecs.base import Codec
 from ..codecs.groups import units_of
 from ..engine.basis import Basis
 from ..engine.chain import Chain, open_chain
-from ..engine.commit import check_absent, commit, commit_again, remove_files
+from ..engine.commit import check_absent, commit, remove_files
 from ..engine.file_plan import WriterPlan
 from ..engine.ledger import Ledger
 from ..engine.origin import OnDemand
 from ..engine.pool import lease
 from ..engine.read_pipeline import read_parts
 from ..engine.registry import LOSSLESS, find_codec
+from ..engine.replace import commit_again
 from ..engine.write_pipeline import write_shards
 from ..format import spec
 from ..format.coding import Coding

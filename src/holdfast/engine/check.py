@@ -41,7 +41,7 @@ from ..format.signature import Statement
 from ..format.table import Table, decode_table, encode_table, renumbered_tensors
 from ..stores.base import NOT_A_FILE, Entry, Store
 from .marker import is_marker, without_marker
-from .read import open_data_file, still_there
+from .read import check_not_replaced, open_data_file, still_there
 from .trust import Check, read_signature
 
 NAMED_STEPS = 5  # in the error of one that is missing
@@ -251,6 +251,7 @@ def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         if manifest.file_names:
+            check_not_replaced(store, manifest.file_names[0], error)
             raise damaged(
                 store.location,
                 f"{store.location}/{name} is missing, but MANIFEST names files in it",

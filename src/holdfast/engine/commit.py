@@ -50,11 +50,18 @@ REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
 
 
 class Commit(contextlib.AbstractContextManager["Commit"]):
-    """One commit, as a context manager: `prepare`, a last look, `publish` (or `replace`).
+    """One commit, as a context manager: `prepare`, a last look, `publish`.
 
     Run by the coordinator alone. When no manifest names them in the end, every file of this save is
     removed: from here on nobody else knows whether one does.
+
+    Attributes:
+        manifest: after `prepare`.
+        may_stand: whether a MANIFEST of this save may be there, after a failure.
     """
+
+    manifest: Manifest
+    may_stand = False
 
     def __init__(self, store: Store, save_id: str) -> None:
         self._store, self._save_id = store, save_id
@@ -77,7 +84,7 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
             StoreError: the disk failed, a rank wrote somewhere else, or the base is let go of.
         """
         store = self._store
-        manifest, self._data = _manifest_of(store, header, planned, written)
+        self.manifest, self._data = manifest, _ = _manifest_of(store, header, planned, written)
         if content and content != content_digest(manifest.table):
             raise StateError(
                 f"the elements read from {store.location} differ from its MANIFEST; the checkpoint "
@@ -100,11 +107,6 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         if not self._store.publish(self._pending, spec.MANIFEST_NAME):
             _settle_race(self._store, self._data)
 
-    def replace(self) -> None:
-        """Let the manifest take the place of the one there; return when it is durable."""
-        self._may_be_there = True
-        self._store.replace(self._pending, spec.MANIFEST_NAME)
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -120,6 +122,7 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         if not self._may_be_there or _certainly_not_published(self._store, self._data):
             remove_files(self._store, self._save_id)
         else:
+            self.may_stand = True
             error.add_note(
                 f"MANIFEST of {self._store.location} may exist nevertheless. If so, the checkpoint "
                 "is whole and loads, but may not survive a power cut"
@@ -144,21 +147,6 @@ def commit(
         made.prepare(header, planned, written)
         look()
         made.publish()
-
-
-def commit_again(
-    store: Store, header: Header, planned: Planned, written: Sequence[Written], digest: str
-) -> None:
-    """Replace the manifest of a checkpoint by one of the same content, whose files are durable.
-
-    When it names them not, every file of this save is removed.
-
-    Raises:
-        StateError: the content is another; nothing was replaced.
-    """
-    with Commit(store, header.save_id) as made:
-        made.prepare(header, planned, written, digest)
-        made.replace()
 
 
 def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
@@ -203,8 +191,8 @@ def check_absent(store: Store) -> None:
         raise
     if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(
-            f"{store.location} holds a committed checkpoint, which is never overwritten; "
-            "save under another step or path, or delete it first"
+            f"{store.location} holds a committed checkpoint; save under another step or path, or "
+            "replace it with replace=True"
         )
     steps = [name for name in names if step_of(name) is not None]
     if steps:

@@ -16,10 +16,18 @@ import numpy as np
 from .. import worker
 from .._core import checksum, first_damaged, is_zero
 from ..codecs.base import Payload
-from ..errors import CorruptError, NotCommittedError, StoreError, TrustError, damaged
+from ..errors import (
+    CorruptError,
+    NotCommittedError,
+    ReplacedError,
+    StoreError,
+    TrustError,
+    VersionError,
+    damaged,
+)
 from ..format import spec
 from ..format.data_file import chunk_seed, seed_head
-from ..format.manifest import Manifest
+from ..format.manifest import Manifest, decode_manifest
 from ..format.names import dotted
 from ..format.signature import Statement
 from ..plan.reads import ChunkRead, ReadRun
@@ -232,6 +240,8 @@ def still_there(store: Store) -> Iterator[None]:
             is_gone = False  # for all that is known
         if is_gone:
             raise _gone(store) from error
+        if isinstance(error, ReplacedError):
+            raise
         if isinstance(error, NotCommittedError):
             raise damaged(
                 store.location, f"{store.location} is a delta of a missing checkpoint: {error}"
@@ -251,7 +261,7 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
 
     Raises:
         CorruptError: it is missing or is not a regular file.
-        NotCommittedError: MANIFEST is gone too.
+        NotCommittedError: MANIFEST is gone too, or of another save by now.
     """
     try:
         return store.open(name, direct=direct)
@@ -262,8 +272,29 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
         elif error.errno in (*NOT_A_FILE, errno.ENOENT, errno.ENOTDIR):
             if not store.exists(spec.MANIFEST_NAME):
                 raise _gone(store) from error
+            check_not_replaced(store, name, error)
             raise damaged(
                 store.location,
                 f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it",
             ) from error
         raise
+
+
+def check_not_replaced(store: Store, name: str, error: Exception) -> None:
+    """Check that MANIFEST is still of the save that something missing belongs to.
+
+    Args:
+        name: of a data file, or its directory.
+
+    Raises:
+        ReplacedError: it is of another.
+    """
+    try:
+        data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+        save_id = decode_manifest(data, store.location).table.header.save_id
+    except (CorruptError, StoreError, VersionError):
+        return
+    if save_id != name.split("/")[1]:
+        raise ReplacedError(
+            f"{store.location} was replaced by another checkpoint while it was read. Open it again"
+        ) from error

@@ -15,11 +15,13 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..errors import CorruptError, StoreError
 from ..format import spec
+from ..format.header import Header
 from ..format.manifest import decode_manifest
+from ..format.names import is_save_id
 from ..stores.base import Entry, Store
 from ..stores.local import LocalStore
 from .marker import remove_marker
@@ -29,6 +31,13 @@ logger = logging.getLogger("holdfast")
 # The mark of a checkpoint that is being let go. One that a crash left goes with the checkpoint: it
 # says no more than that the next link is to be made from another.
 LEAVING_PREFIX = f"{spec.PENDING_MANIFEST_PREFIX}leaving-"
+
+# Ends of the name that a pending manifest has to be renamed from: over another checkpoint, or over
+# one of the same content (`engine/replace.py`).
+OVER, AGAIN = ".over", ".again"
+
+# Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
+GRACE_S = 24 * 3600.0
 
 
 @contextlib.contextmanager
@@ -58,6 +67,37 @@ def is_leaving(store: Store) -> bool:
         return False
 
 
+def is_being_replaced(store: Store) -> bool:
+    """Return whether somebody may be about to publish another checkpoint in this one's place."""
+    return any(replacer_of(entry.name) for entry in store.list())
+
+
+def replacer_of(name: str) -> str:
+    """Return the save whose mark a name is; empty: it is none of who replaces a checkpoint."""
+    owner = name.removeprefix(LEAVING_PREFIX)
+    return owner if owner != name and is_save_id(owner) else ""
+
+
+def settle(store: LocalStore) -> None:
+    """Remove what was replaced, and the marks of those who did, or never will.
+
+    A mark whose pending manifest is gone is of one of these: the manifest is made before the mark,
+    once. What it names is then published, or never again.
+
+    Raises:
+        CorruptError: MANIFEST is damaged, so nobody can tell what it names.
+        StoreError: something could not be removed.
+    """
+    for entry in store.list():
+        owner = replacer_of(entry.name)
+        if not owner or store.exists(f"{spec.PENDING_MANIFEST_PREFIX}{owner}{OVER}"):
+            continue
+        old = _save_of(store, entry.name)
+        if old and old != _published(store):
+            _remove_save(store, old)
+        store.remove(entry.name)
+
+
 def revoke_links(store: LocalStore, base: str) -> None:
     """Remove from a directory what is pending of links that are made from a base.
 
@@ -69,7 +109,7 @@ def revoke_links(store: LocalStore, base: str) -> None:
     """
     for entry in store.list():
         is_file = entry.kind == "file" and not entry.name.startswith(LEAVING_PREFIX)
-        if is_file and is_pending(entry.name) and _base_of(store, entry.name) == base:
+        if is_file and is_pending(entry.name) and _pending_base(store, entry.name) == base:
             store.remove(entry.name)
 
 
@@ -84,7 +124,7 @@ def retire(store: LocalStore) -> None:
         store.remove(spec.SIGNATURE_NAME)
     store.remove(spec.MANIFEST_NAME)
     remove_marker(store)  # of a job that healed it meanwhile
-    for save in _saves(store):
+    for save in _saves(store, store.list()):
         _remove_save(store, save)
     store.remove_directory(spec.DATA_DIRECTORY)
     for entry in store.list():
@@ -107,8 +147,9 @@ def sweep(store: LocalStore, before_s: float) -> None:
         before_s: by the clock that gives files their times, as `LocalStore.modified_s` tells them:
             this machine's may be wrong.
     """
-    saves = _saves(store)
-    if store.exists(spec.MANIFEST_NAME) and len(saves) <= 1:
+    entries = store.list()
+    saves, is_pure = _saves(store, entries), not any(is_pending(e.name) for e in entries)
+    if store.exists(spec.MANIFEST_NAME) and len(saves) <= 1 and is_pure:
         return  # the usual case: nothing but the checkpoint
     keep = _published(store)
     # Asked first: whatever is removed below makes it young again.
@@ -117,10 +158,11 @@ def sweep(store: LocalStore, before_s: float) -> None:
         below = f"{spec.DATA_DIRECTORY}/{save}"
         if save == keep:
             continue
-        names = [f"{below}/{file.name}" for file in store.list(below)]
+        names = [f"{below}/{file.name}" for file in _list_if_there(store, below)]
         if _is_older(store, [below, *names], before_s) and _remove_save(store, save):
             logger.info("deleted %s/%s of a save that died", store.location, below)
     sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
+    settle(store)
     if is_dead:
         for name in (spec.DATA_DIRECTORY, ""):
             with contextlib.suppress(StoreError):
@@ -134,7 +176,7 @@ def sweep_pending(store: LocalStore, prefix: str, before_s: float) -> None:
     """
     for entry in store.list():
         if entry.name.startswith(LEAVING_PREFIX) and store.exists(spec.MANIFEST_NAME):
-            continue
+            continue  # those of who replaces a checkpoint are settled
         if is_pending(entry.name, prefix) and _is_older(store, [entry.name], before_s):
             _remove_pending(store, entry)
 
@@ -143,14 +185,26 @@ def _remove_save(store: LocalStore, save: str) -> bool:
     """Remove the data of a save that no manifest names; False: it was published meanwhile."""
     bar, below = f"{spec.PENDING_MANIFEST_PREFIX}{save}", f"{spec.DATA_DIRECTORY}/{save}"
     store.bar(bar)
+    for end in (OVER, AGAIN):
+        store.remove(f"{bar}{end}")  # none is made from here on
     is_dead = _published(store) != save
     if is_dead:
         store.sync_directory()  # or a power cut brings a MANIFEST back whose removal nobody synced
-        for file in store.list(below):
+        for file in _list_if_there(store, below):
             store.remove(f"{below}/{file.name}")
         store.remove_directory(below)
     store.remove_directory(bar)
     return is_dead
+
+
+def _list_if_there(store: LocalStore, name: str) -> list[Entry]:
+    """List a directory that another process may be removing, too."""
+    try:
+        return store.list(name)
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return []
 
 
 def _remove_pending(store: LocalStore, entry: Entry) -> None:
@@ -161,18 +215,42 @@ def _remove_pending(store: LocalStore, entry: Entry) -> None:
         store.remove(entry.name)
 
 
-def _base_of(store: LocalStore, name: str) -> str:
+def _pending_base(store: LocalStore, name: str) -> str:
     """Return the name of the base in a manifest; empty: it has none, is not whole, or is gone."""
     try:
-        data = store.get(name, spec.MANIFEST_BYTES_MAX)
-        base = decode_manifest(data, f"{store.location}/{name}").table.header.base
+        return base_of(store, name)
     except CorruptError:
         return ""
+
+
+def base_of(store: LocalStore, name: str) -> str:
+    """Return the name of the base in a manifest; empty: it has none, or is gone.
+
+    Raises:
+        CorruptError: it is not whole.
+        VersionError: a newer holdfast wrote it.
+    """
+    header = _header_of(store, name)
+    return header.base.name if header and header.base else ""
+
+
+def _save_of(store: LocalStore, name: str) -> str:
+    """Return the id of the save that a manifest is of; empty: it is not whole, or is gone."""
+    try:
+        header = _header_of(store, name)
+    except CorruptError:
+        return ""
+    return header.save_id if header else ""
+
+
+def _header_of(store: LocalStore, name: str) -> Header | None:
+    try:
+        data = store.get(name, spec.MANIFEST_BYTES_MAX)
     except StoreError as error:
         if error.errno != errno.ENOENT:
             raise
-        return ""
-    return base.name if base else ""
+        return None
+    return decode_manifest(data, f"{store.location}/{name}").table.header
 
 
 def _published(store: LocalStore) -> str:
@@ -187,12 +265,16 @@ def _is_older(store: LocalStore, names: list[str], before_s: float) -> bool:
     return max(store.modified_s(name) for name in names) < before_s
 
 
-def _saves(store: LocalStore) -> list[str]:
-    """List the directories of saves; what is a link is left alone: it may lead anywhere."""
-    if spec.DATA_DIRECTORY not in _directories(store, ""):
+def _saves(store: LocalStore, entries: Sequence[Entry]) -> list[str]:
+    """List the directories of saves; what is a link is left alone: it may lead anywhere.
+
+    Args:
+        entries: of the checkpoint's directory.
+    """
+    if spec.DATA_DIRECTORY not in _directories(entries):
         return []
-    return sorted(_directories(store, spec.DATA_DIRECTORY))
+    return sorted(_directories(store.list(spec.DATA_DIRECTORY)))
 
 
-def _directories(store: LocalStore, name: str) -> set[str]:
-    return {entry.name for entry in store.list(name) if entry.kind == "directory"}
+def _directories(entries: Sequence[Entry]) -> set[str]:
+    return {entry.name for entry in entries if entry.kind == "directory"}

@@ -16,6 +16,7 @@ from typing import Any
 from ..engine.chain import Chain, open_readable
 from ..engine.check import read_manifest
 from ..engine.commit import check_absent, check_present, commit, remove_files
+from ..engine.retire import replacer_of
 from ..errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -207,7 +208,9 @@ def _mend(store: LocalStore) -> Rebuilt | None:
     with contextlib.suppress(StoreError):
         candidates.append(mend(store, store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)))
     for entry in store.list():
-        if entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and entry.kind == "file":
+        is_old = bool(replacer_of(entry.name))  # the MANIFEST before this one
+        is_pending = entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and entry.kind == "file"
+        if is_pending and not is_old:
             with contextlib.suppress(StoreError):
                 candidates.append(store.get(entry.name, spec.MANIFEST_BYTES_MAX))
     found: dict[bytes, Manifest] = {}

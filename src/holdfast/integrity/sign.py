@@ -9,7 +9,7 @@ from ..engine.check import check_files, check_names
 from ..engine.pool import lease
 from ..engine.read import DataFileReader, still_there
 from ..engine.trust import digest, is_signed_by, read_private_key, read_signature, show_key
-from ..errors import CorruptError
+from ..errors import CorruptError, ReplacedError
 from ..format import spec
 from ..format.manifest import Manifest, decode_manifest
 from ..format.signature import encode_signature, statement_of
@@ -46,7 +46,7 @@ def sign(
         report: called with the bytes read since the last call.
 
     Raises:
-        NotCommittedError: there is no checkpoint.
+        NotCommittedError: there is no checkpoint, or another one by now (`ReplacedError`).
         CorruptError: the checkpoint or a base is damaged, and is not signed.
         OptionError: the key is invalid, or ``holdfast-checkpoint[sign]`` is not installed.
 
@@ -69,6 +69,12 @@ def sign(
         pending = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
         store.prepare(pending, content)
         store.replace(pending, spec.SIGNATURE_NAME)
+        if store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX) != data:
+            store.remove(spec.SIGNATURE_NAME)  # of nothing
+            raise ReplacedError(
+                f"{store.location} was replaced by another checkpoint while it was signed. Sign "
+                "the new one"
+            )
         signed.append(store.location)
         below = digest(statement)
     return signed

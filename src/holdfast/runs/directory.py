@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..engine.check import lost_manifest
-from ..engine.retire import leaving, retire, revoke_links, sweep, sweep_pending
+from ..engine.retire import GRACE_S, leaving, retire, revoke_links, sweep, sweep_pending
 from ..errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError, shown
 from ..format import spec
 from ..format.header import Header
@@ -30,8 +30,6 @@ logger = logging.getLogger("holdfast")
 
 PENDING_LATEST_PREFIX = ".latest-"
 METRICS_NAME = "metrics.jsonl"
-# Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
-GRACE_S = 24 * 3600.0
 _ROOM = (
     "The newest step is written before an old one is deleted, so n steps take the room of n + 1. "
     "Keep fewer steps, or free space for one more"
@@ -65,6 +63,7 @@ class Run:
         self.fence = Fence(self._store)
         self.keep = keep
         self._headers: dict[int, Header] = {}  # of steps, where the policy has looked at them
+        self._stamps: dict[int, object] = {}  # of their MANIFESTs: a step may be replaced
         self._seen = False
         self._committed: int | None = None  # the step that this job saved last: it is durable
 
@@ -277,17 +276,22 @@ class Run:
             logger.warning("%s tidying %s failed: %s", said, self.root, error)
 
     def _is_judged(self, step: int) -> bool:
-        """Read what a step says of itself, once, where the policy does not keep every step."""
-        if not self.keep.keeps_all and step not in self._headers:
-            name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
-            try:
+        """Read what a step says of itself, where the policy does not keep every step."""
+        if self.keep.keeps_all:
+            return True
+        name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
+        try:
+            stamp = self._store.stamp(name)
+            if step not in self._headers or self._stamps[step] != stamp:
                 data = self._store.get(name, spec.MANIFEST_BYTES_MAX)
                 manifest = decode_manifest(data, f"{self.root}/{name}")
-            except (CorruptError, StoreError, VersionError) as error:
-                logger.warning("step %d cannot be read, and is not deleted: %s", step, error)
-                return False
-            # Without what may be large.
-            self._headers[step] = manifest.table.header.part(())
+                # Without what may be large.
+                self._headers[step] = manifest.table.header.part(())
+                self._stamps[step] = stamp  # the older of the two: what came since is read again
+        except (CorruptError, StoreError, VersionError) as error:
+            logger.warning("step %d cannot be read, and is not deleted: %s", step, error)
+            self._headers.pop(step, None)
+            return False
         return True
 
     def _step_names(self) -> list[str]:

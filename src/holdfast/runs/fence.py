@@ -16,10 +16,11 @@ so that several Checkpointers of one go together.
 import json
 import logging
 import os
-import re
 import socket
 from datetime import UTC, datetime
 
+from ..engine import epochs
+from ..engine.epochs import epoch_name, epochs_of
 from ..engine.retire import LEAVING_PREFIX, is_pending
 from ..errors import FencedError, StoreError
 from ..format.names import step_of
@@ -27,12 +28,6 @@ from ..stores.base import list_if_there
 from ..stores.local import LocalStore
 
 logger = logging.getLogger("holdfast")
-
-_EPOCH = re.compile(r"\.epoch-(\d{8,15})")
-_BYTES_MAX = 4096
-
-_held: dict[str, int] = {}  # by this process, in each run
-os.register_at_fork(after_in_child=_held.clear)
 
 
 class Fence:
@@ -73,7 +68,7 @@ class Fence:
             StoreError: that cannot be found out.
         """
         newest = self._newest()
-        if newest and newest == _held.get(self._store.location):
+        if newest and newest == epochs.held.get(self._store.location):
             return
         if self._seen is None:
             self._seen = newest
@@ -82,18 +77,20 @@ class Fence:
         self._take(newest + 1)
 
     def _take(self, epoch: int) -> None:
-        if not self._store.claim(_name(epoch), f"{json.dumps(_description(epoch))}\n".encode()):
+        if not self._store.claim(
+            epoch_name(epoch), f"{json.dumps(_description(epoch))}\n".encode()
+        ):
             raise self._refusal(epoch)
         self._seen = epoch  # should what follows fail, it is done again with the next one
         newest = self._newest()
         if newest != epoch:  # we came so late that the next one is there, and this one was free
-            self._store.remove(_name(epoch))
+            self._store.remove(epoch_name(epoch))
             raise self._refusal(newest)
         self._revoke()
-        for older in self._epochs():
+        for older in epochs_of(self._store):
             if older < epoch:
-                self._store.remove(_name(older))
-        _held[self._store.location] = epoch
+                self._store.remove(epoch_name(older))
+        epochs.held[self._store.location] = epoch
         logger.debug("this job may write to %s, in epoch %d", self._store.location, epoch)
 
     def _revoke(self) -> None:
@@ -110,29 +107,17 @@ class Fence:
         entries = list_if_there(self._store) or []
         return [e.name for e in entries if e.kind == "directory" and step_of(e.name) is not None]
 
-    def _epochs(self) -> list[int]:
-        found = [_EPOCH.fullmatch(entry.name) for entry in list_if_there(self._store) or []]
-        return [int(match[1]) for match in found if match]
-
     def _newest(self) -> int:
-        return max(self._epochs(), default=0)
-
-    def _read(self, epoch: int) -> dict[str, object]:
-        try:
-            found = json.loads(self._store.get(_name(epoch), _BYTES_MAX))
-        except (StoreError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return max(epochs_of(self._store), default=0)
 
     def _refusal(self, newest: int) -> FencedError:
-        found = self._read(newest)
-        host, pid, started = (found.get(key, "?") for key in ("host", "pid", "started"))
-        held = _held.get(self._store.location)
+        held = epochs.held.get(self._store.location)
         mine = f"this one has epoch {held}" if held else f"this one saw epoch {self._seen or 0}"
         return FencedError(
-            f"{self._store.location} belongs to a newer job: epoch {newest}, taken at {started} by "
-            f"process {pid} on {host}; {mine}, and may no longer write there. End this job. To "
-            "continue with this one instead, end the newer job and call restore() again"
+            f"{self._store.location} belongs to a newer job: "
+            f"{epochs.describe(self._store, newest)}; {mine}, and may no longer write there. End "
+            "this job. To continue with this one instead, end the newer job and call restore() "
+            "again"
         )
 
 
@@ -140,7 +125,3 @@ def _description(epoch: int) -> dict[str, object]:
     """Describe this job, for people."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "started": started}
-
-
-def _name(epoch: int) -> str:
-    return f".epoch-{epoch:08d}"

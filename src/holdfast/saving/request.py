@@ -42,6 +42,7 @@ class SaveRequest:
     stage: str = "eager"
     busy: str = "wait"
     deadline_s: float = 1800.0
+    replace: bool = False
     free_bytes: Callable[[], int | None] | None = None
     check_last: Callable[[], None] = lambda: None
 
@@ -54,6 +55,7 @@ class SaveRequest:
         """
         call = "save_async" if background else "save"
         alike = {"call": call, "path": place, "step": self.step, "codec": show_codec(codec)}
+        alike["replace"] = self.replace
         return alike | ({"stage": self.stage, "busy": self.busy} if background else {})
 
     def settings(self, codec: Codec, world_size: int, *, background: bool) -> dict[str, Any]:
@@ -94,6 +96,8 @@ def check_request(request: SaveRequest) -> None:
             )
     if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
         raise OptionError(f"step is {shown(step)}; expected an integer from 0 below 2^53, or None")
+    if type(request.replace) is not bool:
+        raise OptionError(f"replace is {shown(request.replace)}; expected True or False")
 
 
 def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import replace as with_fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ from ..engine.ledger import Ledger
 from ..engine.origin import LiveTensors
 from ..engine.pool import lease, staging
 from ..engine.registry import find_codec
+from ..engine.replace import check_replaceable, commit_over, remove_replaced
 from ..engine.staging import LazyCopies, copy_now, hold
 from ..engine.write_pipeline import write_shards
 from ..errors import StoreError
@@ -65,6 +66,7 @@ def save(
     step: int | None = None,
     metrics: Mapping[str, float] | None = None,
     codec: "str | Codec" = "raw",
+    replace: bool = False,
     group: "GroupLike" = None,
     options: Options | None = None,
 ) -> None:
@@ -85,6 +87,7 @@ def save(
             change since the previous checkpoint in the same directory; or lossy: "compact",
             "compact:tiny" to "compact:high", "excp". Or one of `holdfast.codecs` with options. See
             docs/codecs.md.
+        replace: whether to replace a checkpoint at ``path``, in one atomic step (docs/saving.md).
         group: ranks that save together; default: the default process group, or this process.
             ``"alone"``: this process by itself, even if there is a process group.
         options: settings such as ``io`` and ``writers``.
@@ -93,14 +96,15 @@ def save(
         OptionError: an invalid argument, or the ranks gave different ones; the text says which
             rank gave what.
         StateError: the state cannot be saved as given; the text names the leaf.
-        AlreadyCommittedError: there is a checkpoint at ``path``.
+        AlreadyCommittedError: there is a checkpoint at ``path``; or one that ``replace`` refuses.
+        ReplacedError, FencedError: as docs/saving.md says of ``replace``.
         StoreError: disk, network or permission; `NoSpaceError` when the disk is full.
         PeerError: another rank failed; nothing was committed.
 
     Example:
         ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/b/step-00001000")``
     """
-    request = SaveRequest(path, step, metrics, codec, options_of(options))
+    request = SaveRequest(path, step, metrics, codec, options_of(options), replace=replace)
     ranks = find_group(group, writing=True)
     worker.run(lambda: save_now(state, request, ranks))
 
@@ -115,6 +119,7 @@ def save_async(
     stage: Literal["eager", "lazy"] = "eager",
     busy: Literal["wait", "skip", "fail"] = "wait",
     deadline_s: float = 1800.0,
+    replace: bool = False,
     group: "GroupLike" = None,
     options: Options | None = None,
 ) -> SaveHandle:
@@ -124,7 +129,7 @@ def save_async(
     ranks of the group call it with the same path.
 
     Args:
-        state, path, step, metrics, codec, group, options: as for `save`.
+        state, path, step, metrics, codec, replace, group, options: as for `save`.
         stage: "eager": returns once the state is copied. "lazy": returns at once; parameters and
             optimizer state are copied during forward and backward, and the next ``step()`` of the
             state's optimizers waits for the copy. Everything else is copied before it returns. A
@@ -147,7 +152,8 @@ def save_async(
     Example:
         ``handle = holdfast.save_async({"model": model}, "runs/a/step-00000007")``
     """
-    request = SaveRequest(path, step, metrics, codec, options_of(options), stage, busy, deadline_s)
+    told = (path, step, metrics, codec, options_of(options), stage, busy, deadline_s, replace)
+    request = SaveRequest(*told)
     ranks = find_group(group, writing=True)
     handle = worker.run(lambda: start_save(state, request, ranks), dropped=SaveHandle.cancel)
     handle.is_given = True  # by no call, before which an interrupt may come
@@ -173,7 +179,7 @@ def save_now(
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
 
-    records = _finish(agreement, ranks, write, ledger, request.check_last)
+    records = _finish(agreement, ranks, write, ledger, request)
     ledger.stall_s = time.perf_counter() - ledger.started
     return records
 
@@ -214,15 +220,13 @@ def start_save(
         try:
             write = _stage(agreement, ranks.rank, proposal.leaves, handle, request)
         except BaseException as error:
-            # The others are on their way: they are told as they would be of any other failure.
-            failure = error
+            failure = error  # the others are on their way: they are told of it as of any other
             handle.staged()  # as far as it will be: no step has to wait for them
-            handle.start(lambda: _finish(agreement, background, lambda: _raise(failure), ledger))
+            fail = lambda: _raise(failure)  # noqa: E731
+            handle.start(lambda: _finish(agreement, background, fail, ledger, request))
             raise
         ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
-        handle.start(
-            lambda: _finish(agreement, background, write, ledger, request.check_last), after
-        )
+        handle.start(lambda: _finish(agreement, background, write, ledger, request), after)
         begun(handle)
     return handle
 
@@ -249,7 +253,7 @@ def _propose(
     busy = is_mine is False
     word: dict[str, Any] = {}
     if ranks.rank == COORDINATOR:
-        check_absent(store)
+        check_replaceable(store) if request.replace else check_absent(store)
         word["save_id"], word["step"] = secrets.token_hex(16), request.step
         word["base"] = choose_base(store, codec, ranks.rank) if codec.every > 1 else None
         metrics = dict(request.metrics or {})
@@ -282,12 +286,8 @@ def _stage(
     agreement: Agreement, rank: int, leaves: Leaves, handle: SaveHandle, request: SaveRequest
 ) -> Callable[[], Files]:
     """Copy what has to be copied now; return what copies the rest, and writes."""
-    ledger, store, files, shards = (
-        handle.ledger,
-        agreement.store,
-        agreement.files,
-        agreement.cached.shards,
-    )
+    ledger, store, files = handle.ledger, agreement.store, agreement.files
+    shards = agreement.cached.shards
     with ledger.timed("stage"):
         images = lay_out(files, shards)
         lease = staging(store.vfs, store.location, request.options, images.size_bytes)
@@ -325,7 +325,7 @@ def _finish(
     ranks: "Group",
     write: Callable[[], Files],
     ledger: Ledger,
-    check_last: Callable[[], None] = lambda: None,
+    request: SaveRequest,
 ) -> Records:
     """Write this rank's share; commit when all ranks have written theirs."""
     store, header = agreement.store, agreement.files.header
@@ -356,9 +356,12 @@ def _finish(
         if ranks.rank == COORDINATOR:
             started = time.perf_counter()
             shares = decode_shares(written.answers) if ranks.world_size > 1 else [share]
-            records = _commit(agreement, shares, ledger, check_last)
+            records = _commit(agreement, shares, ledger, request)
             ledger.seconds["commit"] = time.perf_counter() - started
     cached_plans.remember(agreement.cached)
+    if request.replace and ranks.rank == COORDINATOR:
+        ledger.state = "committed"  # who waits need not give up: old files are deleted now
+        remove_replaced(store)
     if basis:
         end_link(agreement.writing(ranks.rank), basis)
     if ranks.rank == COORDINATOR:
@@ -371,7 +374,7 @@ def _finish(
 
 
 def _commit(
-    agreement: Agreement, shares: list[Share], ledger: Ledger, check_last: Callable[[], None]
+    agreement: Agreement, shares: list[Share], ledger: Ledger, request: SaveRequest
 ) -> Records:
     """Publish what all ranks wrote, on the coordinator; return what each has measured."""
     plan, store = agreement.cached.plan, agreement.store
@@ -379,14 +382,15 @@ def _commit(
     values = join_objects(plan, objects) if plan.objects else ()
     losses = [*map(attrgetter("losses"), shares)]
     lost = join_losses(losses) if any(losses) else ()
-    header = replace(agreement.files.header, objects=values, losses=lost)
+    header = with_fields(agreement.files.header, objects=values, losses=lost)
+    publish = commit_over if request.replace else commit
 
     def look() -> None:
-        check_last()  # on a slow disk it may take until the deadline
+        request.check_last()  # on a slow disk it may take until the deadline
         ledger.check_deadline()
 
     try:
-        commit(store, header, plan.planned, [*map(attrgetter("written"), shares)], look)
+        publish(store, header, plan.planned, [*map(attrgetter("written"), shares)], look)
     except StoreError as error:
         if error.errno in REVOKED:
             look()  # the job that has taken this run over removes what was not published

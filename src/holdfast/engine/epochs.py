@@ -1,0 +1,64 @@
+"""Epochs, as far as one checkpoint has to know them: which job a run belongs to.
+
+How a job takes one is in `runs/fence.py`. Knows no ranks.
+"""
+
+import json
+import os
+import re
+
+from ..errors import FencedError, StoreError
+from ..format.names import step_of
+from ..stores.base import Store, list_if_there
+
+_EPOCH = re.compile(r"\.epoch-(\d{8,15})")
+_BYTES_MAX = 4096
+
+held: dict[str, int] = {}  # by this process, in each run
+os.register_at_fork(after_in_child=held.clear)
+
+
+def epoch_name(epoch: int) -> str:
+    """Name the file of an epoch."""
+    return f".epoch-{epoch:08d}"
+
+
+def epochs_of(run: Store) -> list[int]:
+    """List the epochs of a run."""
+    found = [_EPOCH.fullmatch(entry.name) for entry in list_if_there(run) or []]
+    return [int(match[1]) for match in found if match]
+
+
+def check_epoch(store: Store) -> None:
+    """Check that this process may replace a checkpoint, which may be a step of a run.
+
+    A step of a run that has epochs is replaced by its newest job alone. A checkpoint of another
+    name, such as ``best``, is replaced by any process but one of an older job.
+
+    Raises:
+        FencedError: another job has the run.
+    """
+    run, name = store.sibling(""), os.path.basename(store.location)
+    newest, mine = max(epochs_of(run), default=0), held.get(run.location)
+    if newest == (mine or 0) or (mine is None and step_of(name) is None):
+        return
+    who = f"this process has epoch {mine}" if mine else "this process has no epoch of it"
+    raise FencedError(
+        f"{run.location} belongs to another job, with {describe(run, newest)}; {who}, and may not "
+        f"replace {name}. Save it in that job, or save under another step or path"
+    )
+
+
+def describe(run: Store, epoch: int) -> str:
+    """Say who has taken an epoch."""
+    found = _read(run, epoch)
+    host, pid, started = (found.get(key, "?") for key in ("host", "pid", "started"))
+    return f"epoch {epoch}, taken at {started} by process {pid} on {host}"
+
+
+def _read(run: Store, epoch: int) -> dict[str, object]:
+    try:
+        found = json.loads(run.get(epoch_name(epoch), _BYTES_MAX))
+    except (StoreError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
