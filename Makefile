@@ -9,7 +9,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test test-all check words docs crash crash-blocks power-cuts strike chaos simulate damage mutations process dcp-suite \
+.PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
+  damage mutations process dcp-suite \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -48,6 +49,9 @@ $(VENV)/.docs: $(VENV)/.python pyproject.toml
 
 crash: $(VENV)/.native
 	$(BIN)/python tests/crash/kill_loop.py --kills 1000 --ranks 4
+
+crash-replace: $(VENV)/.native
+	$(BIN)/python tests/crash/kill_loop.py --kills 10000 --replace
 
 # Both need root: they mount real file systems, and leave nothing behind.
 crash-blocks: $(VENV)/.native

@@ -7,9 +7,11 @@ are killed a little later too, or have to raise. What is left is opened again an
 bit, with what was saved.
 
     python tests/crash/kill_loop.py --kills 1000 --ranks 4 --seed 1
+    python tests/crash/kill_loop.py --kills 10000 --replace    # one checkpoint, again and again
 """
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import os
@@ -19,9 +21,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import forked_ranks
 import torch
@@ -39,9 +43,11 @@ from forked_ranks import (
 )
 
 import holdfast
-from holdfast.errors import HoldfastError
+from holdfast.engine.retire import sweep
+from holdfast.errors import HoldfastError, NotCommittedError
 from holdfast.group.torch import ANSWER_S
 from holdfast.saving.handle import OUTCOME_GRACE_S
+from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault, faulty
 
 OPTIONS = dataclasses.replace(forked_ranks.OPTIONS, pool_bytes=5 << 20)  # two states, copied
@@ -129,8 +135,13 @@ class Tally:
         )
 
 
-def run(root: Path, kills: int, seed: int, world_size: int = 2) -> Tally:
-    """Kill ``kills`` times in the run at ``root``; stop at the first broken promise."""
+def run(root: Path, kills: int, seed: int, world_size: int = 2, *, replace: bool = False) -> Tally:
+    """Kill ``kills`` times in the run at ``root``; stop at the first broken promise.
+
+    Args:
+        replace: save one checkpoint again and again, in its own place, and no run.
+    """
+    work, check = (_replace_for_ever, _check_one) if replace else (_save_for_ever, _check_run)
     torch.set_num_threads(1)  # threads do not survive a fork
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     load_everything(root, CODECS.values())
@@ -141,10 +152,10 @@ def run(root: Path, kills: int, seed: int, world_size: int = 2) -> Tally:
         kill = Kill.choose(rng, world_size)
         where = f"seed {seed}, round {number}, {kill}"
         faults_before = len(tally.faults)
-        lines = _round(root, number, meeting.port, kill, world_size, tally)
+        lines = _round(root, number, meeting.port, kill, world_size, tally, work)
         newest = max([newest, *(step for _, step, _ in lines)])
         _check_acknowledged(lines, tally)
-        seen = _check_run(root, newest, seen, tally)
+        seen = check(root, newest, seen, tally)
         tally.kills[kill.mode] += 1
         tally.ways[f"{kill.codec} {kill.how}"] += 1
         if (number + 1) % NOTE_EVERY == 0 and not sys.stdout.isatty():
@@ -171,7 +182,13 @@ def _checkpointer(root: Path, codec: str, how: str) -> holdfast.Checkpointer:
 
 
 def _round(
-    root: Path, number: int, port: int, kill: Kill, world_size: int, tally: Tally
+    root: Path,
+    number: int,
+    port: int,
+    kill: Kill,
+    world_size: int,
+    tally: Tally,
+    work: Callable[[Path, int, int, Kill], None],
 ) -> list[tuple[int, int, str]]:
     """Fork the ranks, kill, wait for all to be gone; return what they acknowledged."""
     reading, writing = os.pipe()
@@ -182,7 +199,7 @@ def _round(
         os.close(opening)
         os.read(waiting, 1)  # ends when all are forked: see below
         join(f"round-{number}", port, rank, world_size, GROUP_TIMEOUT_S)
-        _save_for_ever(root / "run", rank, writing, kill)
+        work(root / "run", rank, writing, kill)
 
     children = {rank: fork(rank_main, rank) for rank in range(world_size)}
     # No rank may call the parent's store while another is forked: that would have the locks of the
@@ -237,6 +254,57 @@ def _save_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
             before = line
 
 
+def _replace_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
+    """Load, then save in its place, and say of each save that is durable, as `_save_for_ever`."""
+    state = make_state(-1)
+    options: dict[str, Any] = {"codec": CODECS[kill.codec], "options": OPTIONS, "replace": True}
+    with faulty(kill.fault(rank)):
+        with contextlib.suppress(NotCommittedError):
+            holdfast.load(root, into=state, options=OPTIONS)
+        os.write(writing, b"ready\n")
+        before, handle = "", None
+        for step in count(max(0, state["loop"]["number"]) + 1):
+            state = make_state(step)
+            line = f"{rank} {step} {digest(state)}\n"
+            if kill.how == "sync":
+                holdfast.save(state, root, step=step, **options)
+                os.write(writing, line.encode())
+                continue
+            handle = holdfast.save_async(
+                state, root, step=step, stage=kill.how, deadline_s=SAVE_DEADLINE_S, **options
+            )
+            os.write(writing, before.encode())  # the one before has ended well
+            before = line
+            if step % 2:
+                handle.result()
+
+
+def _check_one(root: Path, newest: int, seen: int, tally: Tally) -> int:
+    """Load the checkpoint: the newest that was acknowledged, or a later one; sweep, load again.
+
+    Returns:
+        The number that it holds; ``seen`` is that of the round before.
+    """
+    place, found = root / "run", 0
+    tally.inside += len(list(place.glob("data/*"))) > 1
+    for sweeping in (False, True):
+        if sweeping and place.exists():
+            sweep(LocalStore(place), float("inf"))  # as if what died were old
+        try:
+            found = load_number(place)
+        except NotCommittedError:
+            found = 0
+        except (HoldfastError, WrongContentError) as error:
+            tally.faults.append(f"it is visible, but: {error} (swept: {sweeping})")
+        if found < max(newest, seen):
+            tally.faults.append(f"{newest} was acknowledged, {seen} seen; there is {found}")
+    left = {path.name for path in place.iterdir()} if found else set()
+    if found and (left != {"MANIFEST", "data"} or len(list(place.glob("data/*"))) != 1):
+        tally.faults.append(f"after a sweep there are {sorted(left)}")
+    tally.unacknowledged += found > max(newest, seen)
+    return found
+
+
 def _check_acknowledged(lines: list[tuple[int, int, str]], tally: Tally) -> None:
     for _, step, content in lines:
         if content != digest(make_state(step)):
@@ -277,12 +345,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--replace", action="store_true", help="save in the place of what is there")
     parser.add_argument("--root", type=Path, help="an empty directory; default: a temporary one")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=arguments.root, prefix="holdfast-kill-") as root:
-        tally = run(Path(root), arguments.kills, arguments.seed, arguments.ranks)
+        given = arguments.kills, arguments.seed, arguments.ranks
+        tally = run(Path(root), *given, replace=arguments.replace)
     rate = sum(tally.kills.values()) / (time.monotonic() - started)
     print(f"{tally}; {rate:.1f} kills/s", *tally.faults, sep="\n")
     return 1 if tally.faults else 0

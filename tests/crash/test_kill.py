@@ -62,11 +62,38 @@ def test_a_kill_at_any_call_loses_nothing(scratch: Path, action: str) -> None:
     assert nth > 30
 
 
-def test_random_kills_lose_nothing_that_was_acknowledged(scratch: Path) -> None:
+@pytest.mark.parametrize("given", [("25", "--ranks", "4"), ("15", "--replace")])
+def test_random_kills_lose_nothing_that_was_acknowledged(
+    scratch: Path, given: tuple[str, ...]
+) -> None:
     seed = os.environ.get("CRASH_SEED") or str(random.randrange(1 << 32))
-    options = ["--kills", "25", "--ranks", "4", "--seed", seed, "--root", scratch]
+    options = ["--kills", *given, "--seed", seed, "--root", scratch]
     command = [sys.executable, KILL_LOOP, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
-    assert "25 kills" in done.stdout
+    assert f"{given[0]} kills" in done.stdout
+
+
+@pytest.mark.parametrize("action", ["kill", "kill_after"])
+def test_a_kill_at_any_call_of_a_replace_leaves_the_old_or_the_new(
+    scratch: Path, action: str
+) -> None:
+    found = set()
+    for nth in range(1, CALLS_MAX):
+        place = scratch / str(nth) / "place"  # each sibling is looked at
+        holdfast.save(make_state(1), place, options=OPTIONS)
+        child = os.fork()
+        if not child:
+            with faulty(Fault("*", nth, action=action, argument=0)):
+                holdfast.save(make_state(2), place, options=OPTIONS, replace=True)
+            os._exit(0)
+        end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        number = load_number(place)
+        assert number == 2 if end == 0 else number in (1, 2)
+        holdfast.save(make_state(3), place, options=OPTIONS, replace=True)
+        assert load_number(place) == 3
+        found.add((end, number))
+        if end == 0:
+            break
+    assert found == {(-signal.SIGKILL, 1), (-signal.SIGKILL, 2), (0, 2)}

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import shutil
@@ -25,11 +26,11 @@ import holdfast
 from holdfast.codecs import Delta
 from holdfast.engine.basis import forget_bases
 from holdfast.engine.retire import retire, settle, sweep
-from holdfast.errors import HoldfastError, ReplacedError
+from holdfast.errors import HoldfastError, ReplacedError, StoreError
 from holdfast.format.names import step_name
 from holdfast.runs.directory import Run
 from holdfast.stores.local import LocalStore
-from holdfast.testing import Fault
+from holdfast.testing import Fault, faulty
 
 SEED = int(os.environ.get("CRASH_SEED", "1"))
 SUBSETS = int(os.environ.get("CRASH_SUBSETS", "6"))
@@ -145,6 +146,34 @@ def test_what_a_crash_leaves_is_replaced_and_swept_and_the_new_one_stays(
         shutil.rmtree(place.parent)
         tried += 1
     assert tried > 40
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_replace_on_a_full_or_broken_disk_leaves_the_old_one_or_the_new(
+    scratch: Path, number: int, persistent: bool
+) -> None:
+    ends = set()
+    for nth in range(1, 100):  # of some 90 calls
+        place = scratch / str(nth) / "place"
+        replace(place, 1)
+        with faulty(Fault("*", nth, persistent=persistent, argument=number)):
+            failed = None
+            try:
+                replace(place, 2)
+            except StoreError as error:
+                failed = error
+        found = load_number(place)
+        ends.add((failed is None, found))
+        assert found == 2 if failed is None else found in (1, 2)
+        if found == 2 and failed is not None:
+            assert any("may exist" in note for note in failed.__notes__)
+        replace(place, 3)
+        assert load_number(place) == 3
+        sweep(LocalStore(place), AFTER_ALL)
+        assert load_number(place) == 3 and names(place) == ["MANIFEST", "1"]
+        shutil.rmtree(place.parent)
+    assert {(True, 2), (False, 1)} <= ends
 
 
 # Two at once: each is stopped before each of its calls, while the other runs to its end.

@@ -241,6 +241,7 @@ SAVES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"call": "save_async", "stage": "lazy"},
         "stage: 'eager' on rank 0; 'lazy' on rank 1",
     ),
+    "replace": ({"replace": True}, {}, "replace: True on rank 0; False on rank 1"),
     "busy": (
         {"call": "save_async", "busy": "skip"},
         {"call": "save_async", "busy": "fail"},

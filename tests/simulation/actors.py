@@ -32,6 +32,7 @@ class Process:
         self.retired: set[int] = set()
         self.tidied_at = 0.0  # when it last began to tidy
         self.is_plain = False  # what it saves is under no epoch
+        self.in_call = False  # it replaces a step in a call that has no deadline
         self.flight: object = None  # the last save in the background
         self.preparing: tuple[int, int] | None = None  # who prepares one
         self.last_link = ""

@@ -76,7 +76,7 @@ class Disk:
         trouble: says of each call how it goes wrong.
         watch: told of each change that stands: (operation, path, second path).
         free_bytes: what `LocalStore.free_bytes` says.
-        link_began: when the `link` that `watch` is told of was called.
+        link_began: when the `link` or `rename` that `watch` is told of was called.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -212,11 +212,16 @@ class Disk:
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, in the same directory."""
+        began = self._scheduler.now
         late = self._begin("rename", target)
         parent, name = self._parent("rename", target)
         node, old = self.node(source), source.rpartition("/")[2]
         if node is None:
             raise error_of(errno.ENOENT, f"rename {source}")
+        if isinstance(node, Directory) and name in parent.now:
+            raise error_of(errno.ENOTDIR, f"rename {source}")
+        self.link_began = began
+        self.watch("rename before", source, target)
         self._change(parent, {old: None, name: node})
         self.watch("rename", source, target)
         self._end(late, "rename", target)

@@ -3,7 +3,7 @@
 Judges without the product's help: it looks at the disk itself, and knows what every save wrote.
 
 - P1 What was acknowledged is there, bit-exact, after any crash; unless it was let go on demand, or
-  by policy when a newer one was durable.
+  by policy when a newer one was durable, or replaced by one that was published later.
 - P2 Every visible step is whole and of one save, and what it is made from is there.
 - P4 Nobody waits past a deadline; what the others were told is too late is not published.
 - P6 Nothing that a visible step is made from is let go, nor the newest durable step.
@@ -48,6 +48,7 @@ class Oracle:
         self.faults: list[str] = []
         self.saves: dict[str, Saved] = {}
         self.acked: dict[int, int] = {}  # step → value
+        self._published_values: dict[int, list[int]] = {}  # step → one after the other
         self._let_go: set[tuple[int, int]] = set()
         self._given_up: set[int] = set()  # steps found damaged, or gone back behind, by some job
         self.newest_epoch = 0
@@ -74,7 +75,10 @@ class Oracle:
 
     def acknowledge(self, step: int, value: int) -> None:
         """Take note of a save that has returned."""
-        if (step, value) not in self._let_go and self.acked.get(step) != value:
+        before = self.acked.get(step)
+        if before is not None and self._order(step, before) > self._order(step, value):
+            return  # replaced, and the one in its place was told first
+        if (step, value) not in self._let_go and before != value:
             self.scheduler.note(f"step {step} is acknowledged")
             self.counts["acknowledged"] += 1
             self.acked[step] = value
@@ -91,6 +95,9 @@ class Oracle:
         process = self.scheduler.current.process
         if operation == "link" and second.endswith("/MANIFEST"):
             self._published(process, second)
+            self._note_published(path, second)
+        elif operation == "rename before" and second.endswith("/MANIFEST"):
+            self._replaced(process, path, second)
         elif operation == "unlink" and path.endswith("/MANIFEST"):
             self._retired(process, path)
         elif operation == "unlink" and path.endswith(".hf"):
@@ -99,13 +106,41 @@ class Oracle:
 
     def _published(self, process: Process, path: str) -> None:
         self.counts["commits"] += 1
-        if self._is_fenced(process):
+        if self._is_fenced(process) and not process.in_call:  # `_replaced` looks at those
             self.fault(f"{process.name} publishes {path} after a newer epoch")
         handle = handle_module._last
-        if handle is None or handle.path != path[: -len("/MANIFEST")] or handle.done():
+        is_other = process.in_call or handle is None or handle.path != path[: -len("/MANIFEST")]
+        if is_other or handle is None or handle.done():
             return
         if self._disk.link_began > handle.deadline + 0.01:
             self.fault(f"{process.name} publishes {path} after its deadline")
+
+    def _replaced(self, process: Process, path: str, second: str) -> None:
+        """Look at a MANIFEST that is about to take another one's place."""
+        step = step_of(second.split("/")[-2])
+        old = self.visible().get(step or -1)
+        if old is not None:
+            self._retired_saves.add(old.table.header.save_id)
+        if path.endswith(".over"):
+            self._published(process, second)
+            if self.newest_epoch > self.epochs.get(process.job, 0):
+                self.fault(f"{process.name} replaces {second} in a run of another job")
+        self._note_published(path, second)
+
+    def _note_published(self, path: str, second: str) -> None:
+        step, node = step_of(second.split("/")[-2]), self._disk.node(path)
+        if step is not None and isinstance(node, SimFile):
+            try:
+                value = self._value(payload.decode_manifest(node.now, path))
+            except CorruptError:
+                return  # judged when it is visible
+            if value is not None:
+                self._published_values.setdefault(step, []).append(value)
+
+    def _order(self, step: int, value: int | None) -> int:
+        """Say when a value was published for the last time; -1: never."""
+        values = self._published_values.get(step, [])
+        return max((n for n, known in enumerate(values) if known == value), default=-1)
 
     def _retired(self, process: Process, path: str) -> None:
         step = step_of(path.split("/")[-2])
@@ -132,8 +167,10 @@ class Oracle:
         if needed and not self._is_fenced(process):
             self.fault(f"{process.name} retires step {step}, which steps {needed} are made from")
         if value is not None:
+            self._let_go |= {(step, known) for known in self._published_values.pop(step, [])}
             self._let_go.add((step, value))
-        if self.acked.get(step) == value:
+            self.acked.pop(step, None)
+        elif self.acked.get(step) == value:
             del self.acked[step]
 
     def _removed(self, process: Process, path: str) -> None:
@@ -188,7 +225,9 @@ class Oracle:
         torn = {step for step, manifest in found.items() if self._torn(step, manifest, when)}
         for step, value in self.acked.items():
             manifest = found.get(step)
-            if step not in torn and self._value(manifest) != value:
+            found_value = self._value(manifest)
+            is_newer = self._order(step, found_value) > self._order(step, value)
+            if step not in torn and found_value != value and not is_newer:
                 self.fault(f"{when}: step {step} was acknowledged, but there are {sorted(found)}")
         for step, manifest in found.items():
             if manifest is not None and (base := manifest.table.header.base):

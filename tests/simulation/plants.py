@@ -11,6 +11,7 @@ import numpy as np
 
 from holdfast.engine import commit as commits
 from holdfast.engine import epochs, ledger, retire
+from holdfast.engine import replace as replace_module
 from holdfast.engine.write import DataFileWriter
 from holdfast.errors import StoreError
 from holdfast.format.rows import Planned
@@ -23,6 +24,10 @@ Plant = list[tuple[Any, str, Any]]
 
 
 def _nothing(*given: object) -> None:
+    pass
+
+
+def _nothing_kept(store: object, *, revoke: bool) -> None:
     pass
 
 
@@ -136,7 +141,57 @@ def _keep_but_one(run: Any, kept: set[int]) -> set[int]:
     return kept - {max(kept)} if kept else kept
 
 
+def _replace_without_sync(made: Any) -> None:
+    made._may_be_there = True
+    made._store.rename(made._ready, "MANIFEST")
+
+
+def _remove_save_without_sync(store: Any, save: str) -> bool:
+    for file in retire._list_if_there(store, f"data/{save}"):
+        store.remove(f"data/{save}/{file.name}")
+    store.remove_directory(f"data/{save}")
+    return True
+
+
+_prepare_replacement = replace_module.Replacement.prepare
+
+
+def _prepare_without_sync(made: Any, *given: Any) -> None:
+    made._store.prepare = lambda name, data: _prepare_carelessly(made._store, name, data)
+    try:
+        _prepare_replacement(made, *given)
+    finally:
+        del made._store.prepare
+
+
+_replace = replace_module.Replacement.replace
+
+
+def _remove_old_data_first(made: Any) -> None:
+    store = made._store
+    for save in retire._saves(store, store.list()):
+        if save != made._save_id:
+            _remove_save_without_sync(store, save)
+    _replace(made)
+
+
 PLANTS: dict[str, Plant] = {
+    "old data removed before the rename": [
+        (replace_module.Replacement, "replace", _remove_old_data_first)
+    ],
+    "old data removed before the rename is durable": [
+        (replace_module.Replacement, "replace", _replace_without_sync),
+        (retire, "_remove_save", _remove_save_without_sync),
+    ],
+    "a manifest that is not synced replaces another": [
+        (replace_module.Replacement, "prepare", _prepare_without_sync)
+    ],
+    "data of who replaced is swept": [
+        (retire, "_save_of", lambda store, mark: retire.replacer_of(mark)),
+        (retire, "_published", lambda store: ""),
+    ],
+    "a replace looks for no deltas": [(replace_module, "check_free", _nothing_kept)],
+    "a replace does not look at the epoch": [(replace_module, "check_epoch", _nothing)],
     "no fsync of data": [(DataFileWriter, "_sync", _sync_directories_alone)],
     "no fsync of directories": [
         (LocalStore, "sync_made", _nothing),

@@ -19,6 +19,7 @@ HAPPENINGS = (
     "freeze",
     "cut off",
     "rebased",
+    "replaced",
 )
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.

@@ -7,6 +7,7 @@ a save that failed, and ends where training would: out of contact, fenced, nothi
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import holdfast
 from holdfast import Checkpointer, Keep
@@ -17,6 +18,7 @@ from holdfast.errors import (
     FencedError,
     HoldfastError,
     PeerError,
+    ReplacedError,
 )
 from holdfast.format.names import step_name
 from holdfast.group.base import Group
@@ -58,6 +60,7 @@ class Rank:
         self._oracle, self._root, self._job = oracle, root, job
         self._process, self._group = process, group
         self._into = {"value": 0}
+        self._replaced = 0  # how often
 
     def run(self) -> None:
         """Be that rank, until it ends."""
@@ -85,6 +88,8 @@ class Rank:
                 self._try(functools.partial(self._rebase, checkpointer, step))
             elif act == "go back":
                 step = self._go_back(checkpointer, step)
+            elif act == "replace":
+                self._replace(step)
             else:
                 step += 1
                 self._save(checkpointer, act, step)
@@ -131,7 +136,8 @@ class Rank:
         """
         try:
             call()
-        except AlreadyCommittedError:
+        except (AlreadyCommittedError, ReplacedError) as error:
+            self._oracle.counts[f"refused by {type(error).__name__}"] += 1
             return False
         except HoldfastError as error:
             self._oracle.counts[f"failed by {type(error).__name__}"] += 1
@@ -170,21 +176,39 @@ class Rank:
         job, process = self._job, self._process
         process.is_plain = True
         step = max(agree_steps(Run(self._root, Keep.all()), self._group), default=0)
-        for _ in job.acts:
+        for act in job.acts:
+            if act == "replace":
+                self._replace(step)
+                continue
             step += job.stride
             process.saving = step, job.number * 1000 + step
             if self._try(lambda step=step: self._save_at(step)):  # type: ignore[misc]
                 self._oracle.acknowledge(*process.saving)
 
-    def _save_at(self, step: int) -> None:
+    def _replace(self, step: int) -> None:
+        """Save a step again, in the place of what is there."""
+        if not step:
+            return
+        job, process = self._job, self._process
+        self._replaced += 1
+        process.saving = step, 100_000 * self._replaced + job.number * 1000 + step
+        if self._try(lambda: self._save_at(step, replace=True)):
+            self._oracle.acknowledge(*process.saving)
+            self._oracle.counts["replaced"] += 1
+
+    def _save_at(self, step: int, *, replace: bool = False) -> None:
         job, path = self._job, f"{self._root}/{step_name(step)}"
         state = {"value": self._process.saving[1]}
-        if job.kind == "plain":
-            holdfast.save(state, path, step=step, codec=job.codec, group=self._group)
+        given: dict[str, Any] = {"step": step, "codec": job.codec, "group": self._group}
+        given["replace"] = replace
+        if job.kind != "plain async":
+            self._process.in_call = replace
+            try:
+                holdfast.save(state, path, **given)
+            finally:
+                self._process.in_call = False
             return
-        handle = holdfast.save_async(
-            state, path, step=step, codec=job.codec, deadline_s=job.deadline_s, group=self._group
-        )
+        handle = holdfast.save_async(state, path, deadline_s=job.deadline_s, **given)
         failures: list[BaseException] = []
 
         def wait() -> None:

@@ -58,6 +58,7 @@ class World:
         self._stops: list[str] = []  # calls at which the second job is stopped
         if rng.random() < 0.1:
             self.jobs = self._jobs_beside_a_link()
+        self._let_some_replace(random.Random(f"replace {seed}"))
         self._meetings: dict[int, Meeting] = {}
         self._upset = False
 
@@ -88,6 +89,25 @@ class World:
             Job(number, 1, kind, "sync", 1, codec, 1800.0, some, 7 if kind != "run" else 1)
             for number, (kind, some) in enumerate(zip(kinds, acts, strict=True))
         ]
+
+    def _let_some_replace(self, rng: random.Random) -> None:
+        """Let jobs replace steps: their own, or those of others that save without epochs."""
+        if self._stops and rng.random() < 0.5:  # what is replaced is what the link is made from
+            for job in (self.jobs[0], self.jobs[2]):
+                job.kind, job.stride = "plain", 1
+            self.jobs[2].acts = ["replace"] * rng.choice((1, 2))
+            return
+        if rng.random() < 0.15:
+            kinds = [rng.choice(("plain", "plain async")) for _ in self.jobs]
+            if rng.random() < 0.3:
+                kinds[-1] = "run"
+            for job, kind in zip(self.jobs, kinds, strict=True):
+                job.kind, job.stride = kind, 1
+        for job in self.jobs:
+            share = 0.6 if job.kind != "run" else 0.1
+            added = sum(rng.random() < share for _ in job.acts)
+            for _ in range(added):
+                job.acts.insert(rng.randrange(1, len(job.acts) + 1), "replace")
 
     def play(self) -> list[str]:
         """Play it; return the promises broken."""
@@ -176,7 +196,7 @@ class World:
     def _watch(self, operation: str, path: str, second: str) -> None:
         """Let the oracle look; who is frozen likes to come back while a step is let go."""
         self.oracle.watch(operation, path, second)
-        is_begun = second.endswith("/LATEST") or "/.manifest-leaving-" in second
+        is_begun = second.endswith(("/LATEST", ".over")) or "/.manifest-leaving-" in second
         if is_begun or (operation == "unlink" and path.endswith("/MANIFEST")):
             for process in self._living():
                 if process.frozen_until > self.scheduler.now and self.rng.random() < 0.5:
