@@ -68,6 +68,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
                 "damage": [],
                 "spared": [],
                 "foreign": [],
+                "foreign_count": 0,
                 "error": None,
             }
         ],

@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +95,17 @@ def _names(path: str) -> list[str]:
     return [name for name, _, _ in SEAT.disk.list_directory(path, "")]
 
 
+def _scan(path: str) -> Any:
+    return nullcontext(
+        SimpleNamespace(
+            name=name,
+            is_dir=lambda follow_symlinks, kind=kind: kind == "directory",
+            is_file=lambda follow_symlinks, kind=kind: kind == "file",
+        )
+        for name, kind, _ in SEAT.disk.list_directory(path, "")
+    )
+
+
 def _free_bytes(store: object) -> int:
     SEAT.scheduler.step("free_bytes")
     return SEAT.disk.free_bytes
@@ -134,6 +146,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         stat=lstat,
         fspath=os.fspath,
         listdir=_names,
+        scandir=_scan,
         write=_write_note,
         getpid=lambda: 1,
         setpriority=lambda *kind: None,

@@ -1,8 +1,9 @@
 """Names beside a checkpoint that holdfast did not write are nobody's damage: nothing opens them."""
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import holdfast
 from holdfast.cli import main
-from holdfast.errors import OptionError, StoreError
+from holdfast.errors import CorruptError, OptionError, StoreError
+from holdfast.stores.base import Entry
+from holdfast.stores.local import LocalStore
 
 NewPath = Callable[[], Path]
 WEIGHT = torch.arange(8.0)
@@ -166,5 +169,76 @@ def test_a_crowd_of_them_costs_no_more_than_a_look(new_path: NewPath) -> None:
         (path / f"shard-{number}").touch()
     into = {"w": torch.zeros(8)}
     holdfast.load(path, into=into)
-    assert len(holdfast.verify(path).foreign) == 5000
+    assert holdfast.verify(path).foreign_count == 5000
     shutil.rmtree(path)
+
+
+MANY = 30_000
+
+
+@pytest.fixture
+def crowded(new_path: NewPath) -> Path:
+    """A checkpoint beside very many files of others."""
+    path = new_path()
+    holdfast.save({"w": WEIGHT}, path)
+    for number in range(MANY):
+        (path / f"part-{number:07d}.json").touch()
+    return path
+
+
+def test_a_load_looks_at_a_bounded_number_of_foreign_names(
+    crowded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = 0
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def counted(place: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        def count() -> Iterator[os.DirEntry[str]]:
+            nonlocal seen
+            for entry in entries:
+                seen += 1
+                yield entry
+
+        with scandir(place) as entries:
+            yield count()
+
+    def refuse(store: LocalStore, name: str = "") -> list[Entry]:
+        assert name, "a load lists all names"
+        return listed(store, name)
+
+    listed = LocalStore.list
+    monkeypatch.setattr(LocalStore, "list", refuse)
+    monkeypatch.setattr("holdfast.stores.local.os.scandir", counted)
+    for load in (
+        lambda: holdfast.load(crowded, into={"w": torch.zeros(8)}),
+        lambda: holdfast.load(crowded, into={"w": torch.zeros(8)}, partial=True),
+        lambda: holdfast.open(crowded).tensor("w"),
+    ):
+        seen = 0
+        load()
+        assert seen <= 1001
+
+
+def test_verify_and_inspect_name_some_of_many_foreign_files_and_count_all(
+    crowded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = holdfast.verify(crowded)
+    assert found.damage == () and found.foreign_count == MANY
+    assert found.foreign == tuple(f"part-{number:07d}.json" for number in range(1000))
+    for verb in ("verify", "inspect"):
+        assert main([verb, str(crowded)]) == 0
+        said = capsys.readouterr().out
+        assert "part-0000002.json and 29,997 more" in " ".join(said.split())
+        assert main([verb, "--json", str(crowded)]) == 0
+        assert '"foreign_count": 30000' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "__7_3.distcp"])
+def test_a_checkpoint_of_dcp_among_many_files_is_found(crowded: Path, name: str) -> None:
+    (crowded / name).write_bytes(b"not ours")
+    if name != "__7_3.distcp":  # which may be anywhere among them
+        with pytest.raises(CorruptError, match="holds two checkpoints"):
+            holdfast.load(crowded, into={"w": torch.zeros(8)})
+    (fault,) = holdfast.verify(crowded).damage
+    assert "holds two checkpoints" in fault.what and name in fault.what

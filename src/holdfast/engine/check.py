@@ -28,23 +28,31 @@ from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header
 from ..format.manifest import Manifest, decode_manifest
 from ..format.names import (
+    DCP_FIRST_NAME,
     DCP_METADATA_NAME,
     DCP_PATTERN,
     LATEST_BYTES_MAX,
     LATEST_NAME,
-    is_foreign,
+    Foreign,
+    foreign_of,
     names_of_dcp,
     some,
     step_of,
 )
 from ..format.signature import Statement
 from ..format.table import Table, decode_table, encode_table, renumbered_tensors
-from ..stores.base import NOT_A_FILE, Entry, Store
+from ..stores.base import NOT_A_FILE, Entry, Names, Store
 from .marker import is_marker, without_marker
 from .read import check_not_replaced, open_data_file, still_there
 from .trust import Check, read_signature
 
 NAMED_STEPS = 5  # in the error of one that is missing
+SEEN_MAX = 1000  # names in a directory that a load looks at
+_KINDS = {
+    spec.MANIFEST_NAME: "file",
+    spec.DATA_DIRECTORY: "directory",
+    spec.SIGNATURE_NAME: "file",
+}
 MANIFEST_TRIES = 2  # one that is published between the look and the next one is read by that
 
 
@@ -188,17 +196,15 @@ def check_names(store: Store, manifest: Manifest) -> None:
         CorruptError: an unknown file; the text names it.
     """
     save_id = manifest.table.header.save_id
-    known = {spec.MANIFEST_NAME: "file", spec.DATA_DIRECTORY: "directory"}
-    known |= {spec.SIGNATURE_NAME: "file"}
     is_signed, of_dcp = False, list[str]()
-    for entry in store.list():
-        if DCP_PATTERN.fullmatch(entry.name):
-            of_dcp.append(entry.name)
-        is_signed = is_signed or entry.name == spec.SIGNATURE_NAME
-        if entry.kind != known.get(entry.name, entry.kind):
-            raise _stranger(store, entry.name, entry.kind)
+    for name, kind in _names_seen(store):
+        if DCP_PATTERN.fullmatch(name):
+            of_dcp.append(name)
+        is_signed = is_signed or name == spec.SIGNATURE_NAME
+        if kind != _KINDS.get(name, kind):
+            raise _stranger(store, name, kind)
     if of_dcp and (of_dcp := without_marker(store, of_dcp)):
-        raise _two_checkpoints(store, of_dcp)
+        raise two_checkpoints(store, of_dcp)
     for entry in _list_data(store, manifest, spec.DATA_DIRECTORY):
         # Directories of saves that died belong to no checkpoint, and are never read.
         if entry.kind != "directory":
@@ -221,12 +227,25 @@ def check_alone(store: Store) -> None:
         CorruptError: it has; nobody can tell which of the two is newer.
     """
     with still_there(store):
-        found = names_of_dcp(entry.name for entry in store.list())
+        found = names_of_dcp(name for name, _ in _names_seen(store))
         if found and (found := without_marker(store, found)):
-            raise _two_checkpoints(store, found)
+            raise two_checkpoints(store, found)
 
 
-def _two_checkpoints(store: Store, of_dcp: Sequence[str]) -> CorruptError:
+def _names_seen(store: Store) -> Names:
+    """Return names in a checkpoint's directory, with their kinds.
+
+    Others may have put a million files there. Then it is some of them, and all that have a name of
+    ours; and what PyTorch DCP writes last, and what its first rank writes.
+    """
+    seen = store.some(SEEN_MAX)
+    if len(seen) == SEEN_MAX:
+        names = (*_KINDS, DCP_METADATA_NAME, DCP_FIRST_NAME)
+        seen += [(name, kind) for name in names if (kind := store.kind(name))]
+    return [*dict.fromkeys(seen)]
+
+
+def two_checkpoints(store: Store, of_dcp: Sequence[str]) -> CorruptError:
     return CorruptError(
         f"{store.location} holds two checkpoints: holdfast's (MANIFEST) and one of PyTorch DCP "
         f"({some(of_dcp)}), which may be newer. Remove the files of one, and save each checkpoint "
@@ -234,14 +253,14 @@ def _two_checkpoints(store: Store, of_dcp: Sequence[str]) -> CorruptError:
     )
 
 
-def foreign_names(store: Store) -> tuple[str, ...]:
-    """Return the names in a checkpoint's directory that are none of ours; they are not opened."""
+def find_foreign(store: Store) -> Foreign:
+    """Count the foreign names in a checkpoint's directory; what they name is not opened."""
     try:
-        return tuple(entry.name for entry in store.list() if is_foreign(entry.name))
+        return foreign_of(store.scan())
     except StoreError as error:
         if error.errno != errno.ENOENT:
             raise
-        return ()  # it went meanwhile
+        return Foreign()  # it went meanwhile
 
 
 def _list_data(store: Store, manifest: Manifest, name: str) -> list[Entry]:

@@ -6,6 +6,7 @@ Knows no file system.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..layout import Key, Path
 from .spec import DATA_DIRECTORY, MANIFEST_NAME, PENDING_MANIFEST_PREFIX, SIGNATURE_NAME
@@ -14,7 +15,9 @@ LATEST_NAME = "LATEST"  # a hint beside the steps: the one that was committed la
 LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
 _SAVE_ID = re.compile(r"[0-9a-f]{32}")
 DCP_METADATA_NAME = ".metadata"  # of a checkpoint that PyTorch DCP wrote; or our marker
+DCP_FIRST_NAME = "__0_0.distcp"  # what its first rank writes first
 DCP_PATTERN = re.compile(r"\.metadata|.*\.distcp", re.DOTALL)  # all files of one
+FOREIGN_MAX = 1000  # of names that are not ours, of all that there may be
 NAMED_MAX = 3  # of many names, in a text
 STEP_PATTERN = re.compile(r"step-(\d{8,})")
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -25,6 +28,36 @@ def is_foreign(name: str) -> bool:
     """Return whether a name in a checkpoint's directory is none of holdfast's."""
     ours = (MANIFEST_NAME, SIGNATURE_NAME, DATA_DIRECTORY, DCP_METADATA_NAME)
     return name not in ours and not name.startswith(PENDING_MANIFEST_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Names in a checkpoint's directory that are none of holdfast's.
+
+    Attributes:
+        names: the first `FOREIGN_MAX` of them, sorted.
+        count: of all.
+        of_dcp: some of those that PyTorch DCP gives to its files.
+    """
+
+    names: tuple[str, ...] = ()
+    count: int = 0
+    of_dcp: tuple[str, ...] = ()
+
+
+def foreign_of(names: Iterable[str]) -> Foreign:
+    """Sort out the foreign names in a directory, holding no more than some of them."""
+    count, kept, of_dcp = 0, list[str](), list[str]()
+    for name in names:
+        if not is_foreign(name):
+            continue
+        count += 1
+        kept.append(name)
+        if len(kept) > 2 * FOREIGN_MAX:
+            kept = sorted(kept)[:FOREIGN_MAX]
+        if len(of_dcp) < NAMED_MAX:
+            of_dcp += names_of_dcp([name])
+    return Foreign(tuple(sorted(kept)[:FOREIGN_MAX]), count, tuple(of_dcp))
 
 
 def names_of_dcp(names: Iterable[str]) -> list[str]:
@@ -68,9 +101,14 @@ def data_file_name(save_id: str, rank: int, number: int) -> str:
     return f"{DATA_DIRECTORY}/{save_id}/{rank:05d}-{number}.hf"
 
 
-def some(names: Sequence[str]) -> str:
-    """Show a few of many names to people: ``a, b, c and 5 more``."""
-    more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+def some(names: Sequence[str], count: int = 0) -> str:
+    """Show a few of many names to people: ``a, b, c and 5 more``.
+
+    Args:
+        count: of all, where these are some of them.
+    """
+    left = max(len(names), count) - NAMED_MAX
+    more = f" and {left:,} more" if left > 0 else ""
     return f"{', '.join(names[:NAMED_MAX])}{more}"
 
 

@@ -208,9 +208,8 @@ def _mend(store: LocalStore) -> Rebuilt | None:
     with contextlib.suppress(StoreError):
         candidates.append(mend(store, store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)))
     for entry in store.list():
-        is_old = bool(replacer_of(entry.name))  # the MANIFEST before this one
         is_pending = entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and entry.kind == "file"
-        if is_pending and not is_old:
+        if is_pending and not replacer_of(entry.name):  # what a mark holds was replaced
             with contextlib.suppress(StoreError):
                 candidates.append(store.get(entry.name, spec.MANIFEST_BYTES_MAX))
     found: dict[bytes, Manifest] = {}

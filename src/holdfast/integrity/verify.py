@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..engine.check import foreign_names
+from ..engine.check import find_foreign, two_checkpoints
 from ..errors import CorruptError, NotCommittedError
 from ..faults.damage import (
     Damage,
@@ -21,6 +21,7 @@ from ..format import spec
 from ..loading.checkpoint import Checkpoint
 from ..loading.checkpoint import open as open_checkpoint
 from ..options import Options
+from ..stores.local import LocalStore
 from ..stores.url import open_store
 from ..worker import in_worker
 
@@ -39,7 +40,9 @@ class Verified:
         damage: all faults of the checkpoint, and those of its bases that affect it.
         below: number of its bases.
         spared: faults of its bases that do not affect it.
-        foreign: names in its directory that are none of holdfast's; they were not opened.
+        foreign: names in its directory that are none of holdfast's; they were not opened. The
+            first 1,000.
+        foreign_count: of all of them.
     """
 
     location: str
@@ -48,6 +51,7 @@ class Verified:
     below: int = 0
     spared: tuple[Damage, ...] = ()
     foreign: tuple[str, ...] = ()
+    foreign_count: int = 0
 
 
 @in_worker
@@ -101,11 +105,20 @@ def verify(
                 location, Verified(location, None, (Damage(where, error.args[0]),))
             )
         found = verify_subject(checkpoint.subject, report, known, deep=deep, patient=patient)
-        found = replace(found, checkpoint=checkpoint, foreign=foreign_names(store))
+        found = _with_foreign(replace(found, checkpoint=checkpoint), store)
         if not found.damage or _is_still(checkpoint):
             break
     known[location] = found
     return found
+
+
+def _with_foreign(found: Verified, store: LocalStore) -> Verified:
+    """Add the foreign names; a checkpoint of DCP behind those that a load sees is a fault."""
+    foreign = find_foreign(store)
+    if foreign.of_dcp and not found.damage:
+        fault = Damage(found.location, two_checkpoints(store, foreign.of_dcp).args[0])
+        found = replace(found, damage=(fault,))
+    return replace(found, foreign=foreign.names, foreign_count=foreign.count)
 
 
 def verify_subject(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from .. import worker
 from ..engine.ledger import Ledger, Progress
@@ -338,6 +338,11 @@ def raise_untold() -> None:
     if failure is not None and _last is not None:
         failure.add_note(f"This is the error of the save of {_last.path}, in the background.")
         raise failure
+
+
+def raise_now(failure: BaseException) -> NoReturn:
+    """Stand for writing where this rank cannot do its part: the others are told."""
+    raise failure
 
 
 def hold_step() -> None:

@@ -43,7 +43,7 @@ from ..state.steps import changed_by_steps, hold_steps
 from ..state.tree import Leaves, flatten
 from ..stores.url import open_store
 from .agreement import Agreement, Proposal, agree, arguments_of_all, local_state_for
-from .handle import SaveHandle, hold_step, raise_untold, reserve, take_flight
+from .handle import SaveHandle, hold_step, raise_now, raise_untold, reserve, take_flight
 from .request import SaveRequest, check_background, check_request
 from .share import Share, decode_shares, encode_share
 
@@ -222,7 +222,7 @@ def start_save(
         except BaseException as error:
             failure = error  # the others are on their way: they are told of it as of any other
             handle.staged()  # as far as it will be: no step has to wait for them
-            fail = lambda: _raise(failure)  # noqa: E731
+            fail = lambda: raise_now(failure)  # noqa: E731
             handle.start(lambda: _finish(agreement, background, fail, ledger, request))
             raise
         ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
@@ -396,8 +396,3 @@ def _commit(
             look()  # the job that has taken this run over removes what was not published
         raise
     return [*map(attrgetter("record"), shares)]
-
-
-def _raise(error: BaseException) -> Files:
-    """Stand for writing where this rank cannot do its part: the others are told."""
-    raise error

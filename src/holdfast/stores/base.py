@@ -1,11 +1,14 @@
 """What a store is: names and bytes below one root. Knows nothing of what the bytes mean."""
 
 import errno
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from .._core import Vfs
 from ..errors import StoreError
+
+Names = list[tuple[str, str]]  # each with the kind of what it names, as `Entry` has it
 
 # What the opening of a link, a directory, a socket, and of a pipe or device says.
 NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
@@ -92,6 +95,15 @@ class Store(Protocol):
 
     def list(self, name: str = "") -> list[Entry]:
         """List a directory, sorted by name."""
+
+    def scan(self) -> Iterator[str]:
+        """Yield the names in the root in no order, one by one."""
+
+    def some(self, count: int) -> Names:
+        """Return some names in the root, in no order, with their kinds; all, if there are fewer."""
+
+    def kind(self, name: str) -> str:
+        """Return "file", "directory" or "other"; empty: nothing of this name is there."""
 
     def remove(self, name: str) -> None:
         """Remove a file; no error when it is not there."""

@@ -6,17 +6,17 @@ Knows only names and bytes.
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
-from itertools import starmap
+from itertools import islice, starmap
+from operator import attrgetter
 
 from .._core import Vfs
 from ..errors import StoreError, writable
-from .base import Entry
+from .base import Entry, Names
 
 SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
-
 TICK_S = 10.0  # an entry that comes so much later changes its directory's time, on any file system
-
 BAR_ATTEMPTS = 8  # of what has one writer, who makes it once
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
@@ -181,8 +181,7 @@ class LocalStore:
     def claim(self, name: str, note: bytes) -> bool:
         """Create a file in one exclusive step; return False when it is there already.
 
-        It is not synced: a machine that goes down takes with it whom the file keeps out. The note
-        in it is for people.
+        It is not synced: a machine that goes down takes those with it whom the file keeps out.
         """
         path = self._path(name)
         self._make_directories(os.path.dirname(path))
@@ -201,8 +200,7 @@ class LocalStore:
     def bar(self, name: str) -> None:
         """Put a directory where a file may be, or may yet be made, by another.
 
-        From here on until it is removed, nobody makes a file there, links it or renames it: who
-        did so before has been before us.
+        Until it is removed nobody makes a file there, or links it: who did so has been before us.
         """
         for _ in range(BAR_ATTEMPTS):
             try:
@@ -223,6 +221,32 @@ class LocalStore:
         """List a directory, sorted by name; no link may be on the way to it from the root."""
         self._path(name)
         return list(starmap(Entry, self.vfs.list_directory(self.location, name)))
+
+    def scan(self) -> Iterator[str]:
+        """Yield the names in the root in no order, one by one: there may be very many."""
+        try:
+            with os.scandir(self.location) as entries:
+                yield from map(attrgetter("name"), entries)
+        except OSError as error:
+            raise self._failure("list", "", error) from error
+
+    def some(self, count: int) -> Names:
+        """Return some names in the root, and of what kind they are; all, if there are fewer."""
+        try:
+            with os.scandir(self.location) as entries:
+                return [(e.name, _kind_of(e)) for e in islice(entries, count)]
+        except OSError as error:
+            raise self._failure("list", "", error) from error
+
+    def kind(self, name: str) -> str:
+        """Return of what kind something is, as `Entry` says it; empty: it is not there."""
+        try:
+            mode = os.lstat(self._path(name)).st_mode
+        except OSError as error:
+            if error.errno in _GONE:
+                return ""
+            raise self._failure("stat", name, error) from error
+        return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
 
     def remove(self, name: str) -> None:
         """Remove a file; no error when it is not there."""
@@ -260,10 +284,7 @@ class LocalStore:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def append(self, name: str, data: bytes) -> None:
-        """Add lines to a file, in one call that others do not tear: for people, not synced.
-
-        The rest of a line that was torn stands alone.
-        """
+        """Add lines to a file in one call, unsynced; the rest of a torn line stands alone."""
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             descriptor = os.open(self._path(name), flags, 0o666)
@@ -283,8 +304,7 @@ class LocalStore:
     def free_bytes(self) -> int | None:
         """Return what may still be written below the root; None where that is not known.
 
-        Raises:
-            StoreError: nothing may, because of what lies there, of rights, or of how it is mounted.
+        Raises a StoreError where nothing may: for what lies there, rights, or a read-only mount.
         """
         place = self.location
         while not os.path.lexists(place) and place != os.path.dirname(place):
@@ -352,6 +372,12 @@ class LocalStore:
         for directory in reversed(missing):
             if self.vfs.make_directory(directory):
                 self._made.add(os.path.dirname(directory))
+
+
+def _kind_of(entry: "os.DirEntry[str]") -> str:
+    if entry.is_file(follow_symlinks=False):
+        return "file"
+    return "directory" if entry.is_dir(follow_symlinks=False) else "other"
 
 
 def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:

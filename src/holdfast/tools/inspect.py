@@ -9,7 +9,7 @@ from typing import Any
 from .. import Checkpoint
 from .. import open as open_checkpoint
 from ..format.header import REPAIRED
-from ..format.names import is_foreign, misnamed, some
+from ..format.names import foreign_of, misnamed, some
 from ..format.values import decode_value, encode_value
 from ..stores.url import open_store
 from .inspect_run import FIGURE_WIDTH, describe_run, metrics_of, render_run
@@ -86,6 +86,7 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
         for name, value in checkpoint.objects().items()
     ]
     wrong = misnamed(os.path.basename(checkpoint.location), checkpoint.step)
+    foreign = foreign_of(open_store(checkpoint.location).scan())
     own = [tensor for tensor in tensors if tensor["tied_to"] is None]
     by_dtype: dict[str, int] = {}
     for tensor in own:
@@ -120,7 +121,8 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
         ],
         "tensors": tensors,
         "objects": objects,
-        "foreign": [e.name for e in open_store(checkpoint.location).list() if is_foreign(e.name)],
+        "foreign": list(foreign.names),
+        "foreign_count": foreign.count,
     }
 
 
@@ -261,7 +263,8 @@ def _totals(document: Document, width: int) -> list[str]:
         *(f"{dtype} {show_bytes(size)}" for dtype, size in dtypes),
     ]
     names = [printable(name) for name in document["foreign"]]
-    foreign = [f"not written by holdfast: {some(names)}"] if names else []
+    named = some(names, document["foreign_count"])
+    foreign = [f"not written by holdfast: {named}"] if names else []
     return [*_wrapped(counts, width), *_wrapped(sizes, width), *foreign]
 
 

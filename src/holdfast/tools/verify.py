@@ -123,7 +123,8 @@ def render(document: Document) -> list[str]:
 
 def _foreign(found: Document) -> str:
     """Say which names are none of holdfast's."""
-    return f"not written by holdfast: {some([printable(name) for name in found['foreign']])}"
+    names = some([printable(name) for name in found["foreign"]], found["foreign_count"])
+    return f"not written by holdfast: {names}"
 
 
 def _verify_one(
@@ -173,6 +174,7 @@ def describe(verified: Any) -> Document:
         "damage": [describe_damage(damage) for damage in verified.damage],
         "spared": [describe_damage(damage) for damage in verified.spared],
         "foreign": list(verified.foreign),
+        "foreign_count": verified.foreign_count,
     }
     if checkpoint is None:
         return found
@@ -209,6 +211,7 @@ def _result(location: str) -> Document:
         "damage": [],
         "spared": [],
         "foreign": [],
+        "foreign_count": 0,
         "error": None,
     }
 
