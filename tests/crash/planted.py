@@ -102,10 +102,10 @@ def retire_before_the_hint_is_durable(patch: pytest.MonkeyPatch) -> None:
 def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
     save = holdfast.runs.saver.save_now
 
-    def make_room_and_save(state: Any, wanted: Any, ranks: Any) -> Any:
+    def make_room_and_save(state: Any, wanted: Any, *ranks: Any) -> Any:
         for older in Path(wanted.path).parent.glob("step-*"):
             holdfast.runs.directory.retire(LocalStore(older))
-        return save(state, wanted, ranks)
+        return save(state, wanted, *ranks)
 
     patch.setattr(holdfast.runs.saver, "save_now", make_room_and_save)
 

@@ -21,7 +21,7 @@ NOT_RUN_MAX = 7
 WORDS_MAX = 900  # what is read in five minutes
 README_WORDS_MAX, README_LINES_MAX = 700, 10
 USERS = (
-    "index|start|choose|understand|faq|saving|saving-rules|loading|checkpointer|schedule|"
+    "index|start|choose|understand|faq|saving|replace|saving-rules|loading|checkpointer|schedule|"
     "compression|data|repair|repair-manifest|scrub|dcp"
 )
 USERS_PAGES = [page for page in PAGES if re.match(rf"docs/(howto/|({USERS})\.md)", page)]

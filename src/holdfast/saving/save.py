@@ -87,7 +87,7 @@ def save(
             change since the previous checkpoint in the same directory; or lossy: "compact",
             "compact:tiny" to "compact:high", "excp". Or one of `holdfast.codecs` with options. See
             docs/codecs.md.
-        replace: whether to replace a checkpoint at ``path``, in one atomic step (docs/saving.md).
+        replace: whether to replace a checkpoint at ``path``, in one atomic step (docs/replace.md).
         group: ranks that save together; default: the default process group, or this process.
             ``"alone"``: this process by itself, even if there is a process group.
         options: settings such as ``io`` and ``writers``.
@@ -97,7 +97,7 @@ def save(
             rank gave what.
         StateError: the state cannot be saved as given; the text names the leaf.
         AlreadyCommittedError: there is a checkpoint at ``path``; or one that ``replace`` refuses.
-        ReplacedError, FencedError: as docs/saving.md says of ``replace``.
+        ReplacedError, FencedError: as docs/replace.md says of ``replace``.
         StoreError: disk, network or permission; `NoSpaceError` when the disk is full.
         PeerError: another rank failed; nothing was committed.
 
