@@ -164,8 +164,11 @@ def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseEx
         remove_files(store, save_id, f"{rank:05d}-")
 
 
-def check_absent(store: Store) -> None:
+def check_absent(store: Store, *, with_dcp: bool = False) -> None:
     """Check that no checkpoint is here yet.
+
+    Args:
+        with_dcp: whether files of PyTorch DCP are the caller's affair.
 
     Raises:
         AlreadyCommittedError: there is one.
@@ -200,7 +203,7 @@ def check_absent(store: Store) -> None:
             f"{store.location} is a run, with {some(steps)}; save to one of its steps, such "
             f"as {store.location}/{step_name((step_of(steps[-1]) or 0) + 1)}"
         )
-    found = names_of_dcp(names)
+    found = [] if with_dcp else names_of_dcp(names)
     if found and (found := without_marker(store, found)):
         raise OptionError(
             f"{store.location} holds a checkpoint of PyTorch DCP ({some(found)}); save to another "

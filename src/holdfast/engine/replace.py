@@ -229,7 +229,7 @@ def check_replaceable(store: LocalStore, *, with_dcp: bool = False) -> None:
     """
     if not store.exists(spec.MANIFEST_NAME):
         try:
-            check_absent(store)
+            check_absent(store, with_dcp=with_dcp)
             return
         except AlreadyCommittedError:
             pass  # it was committed this moment

@@ -47,10 +47,12 @@ class Choice:
     cast: bool = False
     pickled: bool = False
     types: tuple[type, ...] = ()
+    replace: bool = True
 
-    def writer(self, place: "str | os.PathLike[str]") -> HoldfastWriter:
-        """Return a writer of ours."""
-        return HoldfastWriter(place, pickled=self.pickled)
+    def writer(self, place: "str | os.PathLike[str]", *, overwrite: bool = True) -> HoldfastWriter:
+        """Return a writer of ours; ``overwrite`` is what the program asked DCP for."""
+        replace = self.replace and overwrite
+        return HoldfastWriter(place, pickled=self.pickled, replace=replace)
 
     def reader(self, place: "str | os.PathLike[str]") -> HoldfastReader:
         """Return a reader of ours."""
@@ -151,7 +153,7 @@ def writer_for(
     if why := _why_left(storage, use_collectives):
         _say_left(storage, why)
         return None
-    return choice.writer(_place_of(storage))
+    return choice.writer(_place_of(storage), overwrite=storage.overwrite)
 
 
 def is_stock(storage: object) -> bool:

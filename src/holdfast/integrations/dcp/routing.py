@@ -31,7 +31,7 @@ class Routing:
     """The routing of DCP's calls that `install` has set up. It ends with a ``with`` block.
 
     Attributes:
-        every, cast, pickled, types: as for `install`.
+        every, cast, pickled, types, replace: as for `install`.
 
     Example::
 
@@ -41,9 +41,10 @@ class Routing:
     """
 
     def __init__(
-        self, *, every: bool, cast: bool, pickled: bool, types: tuple[type, ...] = ()
+        self, *, every: bool, cast: bool, pickled: bool, types: tuple[type, ...], replace: bool
     ) -> None:
-        self.every, self.cast, self.pickled, self.types = every, cast, pickled, types
+        self.every, self.cast, self.pickled = every, cast, pickled
+        self.types, self.replace = types, replace
 
     def __enter__(self) -> "Routing":
         return self
@@ -75,6 +76,7 @@ def install(
     cast: bool = False,
     pickled: bool = False,
     types: Iterable[type] = (),
+    replace: bool = True,
 ) -> Routing:
     """Make `dcp.save`, ``async_save`` and ``load`` take ``checkpoint_id="holdfast://DIRECTORY"``.
 
@@ -86,6 +88,8 @@ def install(
             a program uses them. DCP still reads its own checkpoints.
         cast, types: as for `HoldfastReader`.
         pickled: as for `HoldfastWriter` and `HoldfastReader`.
+        replace: whether a save replaces the checkpoint that is there, as DCP's does. One by a
+            FileSystemWriter with ``overwrite=False`` never does.
 
     Returns:
         The routing. Its ``remove()`` ends it, and so does the end of a ``with`` block.
@@ -93,7 +97,7 @@ def install(
     Example:
         ``with install(): dcp.save(state_dict, checkpoint_id="holdfast://runs/a/first")``
     """
-    routing = Routing(every=every, cast=cast, pickled=pickled, types=tuple(types))
+    routing = Routing(every=every, cast=cast, pickled=pickled, types=tuple(types), replace=replace)
     if not _routings and _is_known():
         _patch()
     _routings.append(routing)
@@ -142,7 +146,7 @@ def _current() -> "Choice":
     if not _routings:
         return Choice()
     routing = _routings[-1]
-    return Choice(routing.every, routing.cast, routing.pickled, routing.types)
+    return Choice(routing.every, routing.cast, routing.pickled, routing.types, routing.replace)
 
 
 def _setting_up(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,12 +27,14 @@ from torch.futures import Future
 from ...engine.commit import check_absent, commit
 from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
-from ...engine.marker import put_marker
+from ...engine.marker import put_marker, without_marker
 from ...engine.origin import OnDemand
 from ...engine.pool import lease
 from ...engine.registry import RAW
+from ...engine.replace import check_replaceable, commit_over, remove_replaced
 from ...engine.write_pipeline import write_shards
 from ...errors import AlreadyCommittedError, OptionError, StateError
+from ...format.names import names_of_dcp
 from ...format.rows import written_in
 from ...layout import Box, Path, Shard, size_of
 from ...options import Options, options_of
@@ -72,6 +74,8 @@ class HoldfastWriter(Placed, StorageWriter):
         pickled: keep values that are not plain data (docs/format.md, Values), enumerations and
             dataclasses as the bytes that the planner makes of them, which DCP's own planners
             pickle; otherwise the first are refused, and the rest are stored as plain data.
+        replace: whether to replace a checkpoint of holdfast at ``path`` in one atomic step, and
+            then remove one of DCP's.
         options: settings such as ``io`` and ``queue_depth``.
 
     Raises:
@@ -89,17 +93,20 @@ class HoldfastWriter(Placed, StorageWriter):
         path: "str | os.PathLike[str]",
         *,
         pickled: bool = False,
+        replace: bool = False,
         options: Options | None = None,
     ) -> None:
         """Prepare; nothing is written yet."""
         self._options = options_of(options)
-        self._pickled = pickled
+        self._pickled, self._replace = pickled, replace
         self._call = _Save()
         self._move_to(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let itself be sent to the process that saves in the background."""
-        return partial(HoldfastWriter, pickled=self._pickled, options=self._options), (self._path,)
+        pickled, replace, options = self._pickled, self._replace, self._options
+        again = partial(HoldfastWriter, pickled=pickled, replace=replace, options=options)
+        return again, (self._path,)
 
     def storage_meta(self) -> StorageMeta:
         """Tell planners where the checkpoint is to be."""
@@ -135,8 +142,13 @@ class HoldfastWriter(Placed, StorageWriter):
         """
         self._call.store = store = open_store(self._call.path)
         try:
-            check_absent(store)
+            if self._replace:
+                check_replaceable(store, with_dcp=True)
+            else:
+                check_absent(store)
         except AlreadyCommittedError as error:
+            if self._replace:
+                raise  # what is there must stay, whatever is asked for
             text = f"Checkpoint already exists and self.overwrite=False: {error}"  # DCP's words
             raise AlreadyCommittedError(text) from error
         self._call.word = give(store, len(plans), self._options)
@@ -182,10 +194,14 @@ class HoldfastWriter(Placed, StorageWriter):
             take_back(store, word)
             raise
         try:
-            commit(store, header, planned, [share.written for share in shares])
+            publish = commit_over if self._replace else commit
+            publish(store, header, planned, [share.written for share in shares])
         finally:
             end(store, word)
         put_marker(store)
+        if self._replace:
+            _remove_stock(store)
+            remove_replaced(store)
         heal(store.location)
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = stored_in(metadata.state_dict_metadata)
@@ -254,6 +270,12 @@ class HoldfastWriter(Placed, StorageWriter):
                 "HoldfastWriter(pickled=True), or holdfast convert --pickled, keeps them as pickles"
             )
         return objects
+
+
+def _remove_stock(store: LocalStore) -> None:
+    """Remove the files of a checkpoint of DCP's that this save has replaced."""
+    for name in without_marker(store, names_of_dcp(entry.name for entry in store.list())):
+        store.remove(name)
 
 
 def _elements(item: WriteItem, shard: Shard, planner: SavePlanner) -> tuple[torch.Tensor, Box]:
