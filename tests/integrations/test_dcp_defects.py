@@ -1,7 +1,7 @@
 """What goes wrong with DCP's own writer and reader, and does not with ours: each shown on both.
 
 Should a test say that DCP does better than it did, so much the better: take it out, and out of
-docs/dcp.md.
+docs/dcp-inside.md.
 """
 
 import contextlib

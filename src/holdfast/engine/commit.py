@@ -328,10 +328,12 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
 
 def _checkpoint_above(location: str) -> str:
     """Return the checkpoint that a directory is within; empty: none, or no path of this machine."""
-    above = os.path.dirname(location)
-    while above and not _is_manifest(os.path.join(above, spec.MANIFEST_NAME)):
-        above = os.path.dirname(above) if above != os.path.dirname(above) else ""
-    return above
+    above = location
+    while "/" in above:
+        above = above.rpartition("/")[0]
+        if _is_manifest(f"{above}/{spec.MANIFEST_NAME}"):
+            return above or "/"
+    return ""
 
 
 def _is_manifest(path: str) -> bool:

@@ -265,8 +265,8 @@ def _nearby(directory: str) -> str:
 
     A checkpoint's own directory holds nothing but the checkpoint, not even for a moment.
     """
-    while not os.path.isdir(directory) and directory != os.path.dirname(directory):
-        directory = os.path.dirname(directory)
-    above = os.path.dirname(directory)
+    while directory != "/" and not os.path.isdir(directory):
+        directory = directory.rpartition("/")[0] or "/"
+    above = directory.rpartition("/")[0] or "/"
     same = os.stat(above).st_dev == os.stat(directory).st_dev
     return above if same and os.access(above, os.W_OK) else directory

@@ -45,6 +45,7 @@ class LocalStore:
 
     def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
         self.location = os.path.abspath(os.fspath(root))
+        self._below = f"{self.location.rstrip('/')}/"
         self.vfs = vfs or _current_vfs
         self._made: set[str] = set()  # directories in which this store has made one
         self._synced: set[str] = set()  # those, and where its files are: since they were made
@@ -67,7 +68,7 @@ class LocalStore:
     def create(self, name: str, *, direct: bool) -> int:
         """Open a new file for writing; make the directories above it."""
         path = self._path(name)
-        self._make_directories(os.path.dirname(path))
+        self._make_directories(path.rpartition("/")[0])
         return self.vfs.create(path, direct)
 
     def open(self, name: str, *, direct: bool) -> int:
@@ -81,7 +82,7 @@ class LocalStore:
 
     def sync_made(self, name: str) -> None:
         """Sync the directory of ``name``, and every one that this store has made an entry in."""
-        directory = os.path.dirname(self._path(name))
+        directory = self._path(name).rpartition("/")[0] or "/"
         for place in (directory, *sorted(self._made - {directory}, reverse=True)):
             self.vfs.sync_directory(place)
             self._synced.add(place)
@@ -91,14 +92,14 @@ class LocalStore:
 
         Not again those of `sync_made`: no entry on the way to ``name`` has come since.
         """
-        directory = os.path.dirname(self._path(name))
+        directory = self._path(name).rpartition("/")[0] or "/"
         top = os.path.dirname(self.location)
         while True:
             if directory not in self._synced:
                 self.vfs.sync_directory(directory)
             if directory == top:
                 return
-            directory = os.path.dirname(directory)
+            directory = directory.rpartition("/")[0] or "/"
 
     def sync_above(self, name: str) -> None:
         """Sync the directories above those of `sync_path`, where an entry may be new.
@@ -157,7 +158,7 @@ class LocalStore:
         try:
             made = self._link(pending, self._path(name))
             if made:
-                self.vfs.sync_directory(os.path.dirname(pending))
+                self.vfs.sync_directory(pending.rpartition("/")[0] or "/")
             return made
         finally:
             with contextlib.suppress(StoreError):
@@ -331,7 +332,7 @@ class LocalStore:
         Raises:
             StoreError: it is not UTF-8, so it is none of ours.
         """
-        path = os.path.join(self.location, name) if name else self.location
+        path = self._below + name if name else self.location
         if not path.isascii() and path != writable(path):
             error = StoreError(f"the name of {path} is not UTF-8; rename or remove it")
             error.errno = errno.EILSEQ
@@ -344,7 +345,7 @@ class LocalStore:
         return error
 
     def _write_durably(self, path: str, data: bytes) -> None:
-        self._make_directories(os.path.dirname(path))
+        self._make_directories(path.rpartition("/")[0])
         descriptor = self.vfs.create(path)
         try:
             self.vfs.write(descriptor, data, 0)
@@ -364,14 +365,12 @@ class LocalStore:
     def _make_directories(self, path: str) -> None:
         """Make a directory and those above it; `sync_made` makes them durable."""
         missing = []
-        while not os.path.isdir(path):
+        while path and not os.path.isdir(path):
             missing.append(path)
-            if (parent := os.path.dirname(path)) == path:
-                break
-            path = parent
+            path = path.rpartition("/")[0]
         for directory in reversed(missing):
             if self.vfs.make_directory(directory):
-                self._made.add(os.path.dirname(directory))
+                self._made.add(directory.rpartition("/")[0] or "/")
 
 
 def _kind_of(entry: "os.DirEntry[str]") -> str:
@@ -386,7 +385,8 @@ def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
     Not those that were synced as they are now.
     """
     here = None
-    while (parent := os.path.dirname(path)) != path:
+    while path != "/":
+        parent = path.rpartition("/")[0] or "/"
         try:
             here, above = here or os.stat(path), os.stat(parent)
         except OSError as error:

@@ -99,7 +99,9 @@ def _step(store: Store, name: str) -> Step:
     except StoreError:
         committed = True  # for all that is known; who opens it says why it cannot be read
     names = [] if committed else _names(store, name)
-    foreign = tuple(names) if all(map(is_foreign, names)) else ()
+    # Without MANIFEST `.metadata` is DCP's, and of the drop-in's marker there is nothing to say.
+    others = [n for n in names if is_foreign(n) or n == DCP_METADATA_NAME]
+    foreign = tuple(names) if len(others) == len(names) else ()
     return Step(name, f"{store.location}/{name}", committed, disk_bytes(store, name), foreign)
 
 

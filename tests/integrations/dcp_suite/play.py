@@ -1,7 +1,7 @@
 """Plays every behaviour with DCP alone and routed to holdfast, and says how the two compare.
 
 ``python tests/integrations/dcp_suite/play.py`` prints the table; ``--write`` puts it into
-docs/dcp.md, where `make dcp-suite` compares it.
+docs/dcp-suite.md, where `make dcp-suite` compares it.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from integrations.dcp_suite.stage import (  # noqa: E402
     plain,
 )
 
-PAGE = TESTS.parent / "docs" / "dcp.md"
+PAGE = TESTS.parent / "docs" / "dcp-suite.md"
 BEGIN, END = "<!-- the table of make dcp-suite -->", "<!-- its end -->"
 SHOWN = {
     THROUGH: "through holdfast",
@@ -195,7 +195,7 @@ def page_with(text: str, rows: str) -> str:
 def main() -> None:
     """Play all, print what differs; fail when something does, or the page has another table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/dcp.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/dcp-suite.md")
     parser.add_argument("--only", default="", help="behaviours with this in their text")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--ways", nargs="+", default=list(WAYS))
@@ -209,7 +209,7 @@ def main() -> None:
     if given.write:
         PAGE.write_text(page_with(text, table()))
     elif page_with(text, table()) != text:
-        sys.exit("docs/dcp.md has another table; run it with --write")
+        sys.exit("docs/dcp-suite.md has another table; run it with --write")
     sys.exit(bool(wrong))
 
 
