@@ -72,7 +72,7 @@ def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
         self.replace(pending_name, name)
         return True
 
-    patch.setattr(holdfast.saving.save, "check_absent", lambda store: None)
+    patch.setattr(holdfast.saving.save, "check_absent", lambda store, *, with_dcp=False: None)
     patch.setattr(holdfast.saving.save.secrets, "token_hex", lambda size=8: "ab" * size)
     patch.setattr(LocalStore, "create", create_again)
     patch.setattr(LocalStore, "publish", publish_again)

@@ -236,13 +236,13 @@ def test_a_rank_that_cannot_stage_trains_on_while_the_others_are_told(
     model, optimizer, state = training()
     holdfast.save_async(state, tmp_path / "a", stage="lazy").result()  # holds the steps up
     release = threading.Event()
-    original = holdfast.saving.save._raise
+    original = holdfast.saving.save.raise_now
 
     def when_all_have_come(*arguments: Any) -> None:
         release.wait()
         original(*arguments)
 
-    monkeypatch.setattr("holdfast.saving.save._raise", when_all_have_come)
+    monkeypatch.setattr("holdfast.saving.save.raise_now", when_all_have_come)
     monkeypatch.setattr("holdfast.engine.pool.available_bytes", lambda: 1 << 20)
     monkeypatch.setattr("holdfast.engine.pool._staging", {})
     with pytest.raises(OptionError, match="GB are available"):

@@ -76,7 +76,6 @@ def test_one_memory_takes_one_tensor_under_two_names(new_path: NewPath) -> None:
         (Mode.A, "a"),
         (Level.LOW, 3),
         (Half.HALF, 0.5),
-        (np.float64(0.25), 0.25),
         (np.str_("t"), "t"),
     ],
 )

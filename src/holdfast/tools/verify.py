@@ -13,6 +13,7 @@ from ..errors import (
     OptionError,
     TrustError,
     what_is_left,
+    writable,
 )
 from ..format import spec
 from ..format.header import REPAIRED
@@ -74,9 +75,10 @@ def _verify_steps(run: RunListing, *, deep: bool, keys: Signers) -> list[Documen
                 found.append(one)
             except NotCommittedError:  # retired meanwhile, or never there
                 continue
-            except OptionError:  # it is wrong for every step
-                raise
             except HoldfastError as error:
+                is_named = writable(step.location) == step.location
+                if isinstance(error, OptionError) and is_named:
+                    raise  # it is wrong for every step
                 found.append(_result(step.location) | {"error": str(error)})
     return found
 
