@@ -3,9 +3,11 @@
 The link is made by `holdfast.save` itself, so that no epoch keeps it out of the run.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 
+import pytest
 from crash_content import OPTIONS, load_number, make_near_state
 from test_barred import Actor, stops
 
@@ -13,6 +15,7 @@ import holdfast
 from holdfast import Keep
 from holdfast.codecs import Delta
 from holdfast.engine.basis import forget_bases
+from holdfast.errors import CorruptError
 from holdfast.format.names import step_name
 from holdfast.runs.directory import Run
 
@@ -77,3 +80,11 @@ def test_a_link_whose_base_is_let_go_is_whole_or_not_there(scratch: Path) -> Non
             first += 1
     # Either may have come first.
     assert {OTHER} in ends and any({LINK, BASE} <= steps for steps in ends)
+
+
+def test_without_the_mark_a_link_loses_its_base(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runs.directory.leaving", contextlib.nullcontext)
+    with pytest.raises(CorruptError, match="is a delta of step-00000001"):
+        test_a_link_whose_base_is_let_go_is_whole_or_not_there(scratch)

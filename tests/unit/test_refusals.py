@@ -284,9 +284,7 @@ def test_a_checkpoint_is_never_overwritten(new_path: NewPath) -> None:
     path = new_path()
     holdfast.save({"t": WEIGHT}, path)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    with pytest.raises(
-        AlreadyCommittedError, match="a committed checkpoint; save under another"
-    ):
+    with pytest.raises(AlreadyCommittedError, match="a committed checkpoint; save under another"):
         holdfast.save({"t": WEIGHT + 1}, path)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
