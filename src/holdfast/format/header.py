@@ -159,7 +159,7 @@ def encode_header(header: Header) -> bytes:
     kept = latest if latest[0] is header.tensors else before
     if kept[0] is not header.tensors or kept[1] != header.codec_of:
         kept = header.tensors, header.codec_of, ",".join(_tensor_texts(header))
-    if kept is not latest:
+    if kept is not latest and len(kept[2]) <= KEPT_TEXT_MAX:
         _written = kept, latest
     ties = ",".join(_tie_texts(header)) if header.ties else ""
     begin = write_json(first)[:-1]
@@ -189,6 +189,7 @@ def _tie_texts(header: Header) -> list[str]:
 
 # The last tensors that were written, their codecs, and the text; and those before. The tensors of a
 # plan are the same in every manifest, and in the footer of a file that has them all.
+KEPT_TEXT_MAX = 16 << 20  # of more than some 150,000 tensors, writing takes long anyway
 _written: tuple[_Written, _Written] = (((), (), ""), ((), (), ""))
 
 

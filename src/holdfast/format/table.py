@@ -133,9 +133,7 @@ def decode_table(magic: bytes, data: bytes, likely: Header | None = None) -> Tab
     return Table(header=header, **columns)
 
 
-def renumbered_tensors(
-    tensor: "npt.NDArray[np.integer[Any]]", count: int
-) -> "tuple[Sequence[int], npt.NDArray[np.integer[Any]]]":
+def renumbered_tensors(tensor: Integers, count: int) -> tuple[Sequence[int], Integers]:
     """Number the tensors of shards anew, without those of which there is none.
 
     Args:
