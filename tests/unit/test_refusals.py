@@ -33,6 +33,9 @@ NewPath = Callable[[], Path]
 class Thing:
     """What no checkpoint holds."""
 
+    def __repr__(self) -> str:  # of which names of tests are made, the same in each process
+        return "Thing()"
+
 
 @dataclass
 class Made:
