@@ -305,3 +305,37 @@ def test_a_delta_of_what_is_replaced_is_whole_or_not_there(scratch: Path) -> Non
                 second += 1
             first += 1
     assert {(True, False), (False, True)} <= ends
+
+
+def replace_step(path: Path) -> None:
+    holdfast.save(make_state(3), path, step=2, options=OPTIONS, replace=True)
+
+
+def test_a_rebase_never_undoes_a_replace(scratch: Path) -> None:
+    made, ends = scratch / "made", set()
+    for step in (1, 2):
+        save_delta(made, step)
+    first = calls = 1
+    with stops():
+        while first <= calls:
+            second = others = 1
+            while second <= others:
+                path = scratch / f"{first}-{second}" / step_name(2)
+                shutil.copytree(made, path.parent)
+                saver = Actor(functools.partial(replace_step, path), first, "link")
+                saver.start()
+                also = Actor(functools.partial(holdfast.rebase, path), second, "link")
+                also.start()
+                saver.finish()
+                also.finish()
+                where = f"{path.parent.name}: {saver.error!r}, {also.error!r}"
+                assert saver.error is None and load_number(path) == 3, where
+                assert type(also.error) in (type(None), ReplacedError, StoreError), where
+                with holdfast.open(path) as checkpoint:
+                    assert checkpoint.verify() == [], where
+                ends.add(also.error is None)
+                calls, others = saver.calls, also.calls
+                shutil.rmtree(path.parent)
+                second += 1
+            first += 3  # of the stops between its last look and the rename there are more
+    assert ends == {True, False}

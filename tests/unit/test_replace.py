@@ -555,6 +555,26 @@ def test_a_rebase_that_has_looked_cannot_undo_a_replace(
     assert held(run / step_name(2)) == 9 and names(run / step_name(2)) == ["MANIFEST", "1"]
 
 
+@pytest.mark.parametrize("what", ["bar", "rename"])
+def test_a_rebase_clears_what_a_replace_left_that_is_over(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    run = new_path()
+    path = run / step_name(2)
+    for step in (1, 2):
+        holdfast.save(state(step), run / step_name(step), step=step, codec="delta")
+    with monkeypatch.context() as patch, pytest.raises(Broken):
+        crash_before(patch, what)
+        replaced(path, 2, codec="delta")
+    if what == "rename":
+        with pytest.raises(ReplacedError, match="or was by one that died less than a day ago"):
+            holdfast.rebase(path)  # its writer may be alive
+        for entry in path.rglob("*"):
+            os.utime(entry, (0, 0))
+    assert holdfast.rebase(path)
+    assert held(path) == 2 and names(path) == ["MANIFEST", "1"]
+
+
 @pytest.mark.parametrize("codec", ["raw", "lossless"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_reader_of_the_old_one_finishes_or_is_told(

@@ -86,6 +86,10 @@ class Replacement(Commit):
         """Give the MANIFEST that is there its second name."""
         self._store.link(spec.MANIFEST_NAME, self._mark)
 
+    def sweep(self) -> None:
+        """Remove what replaces that are over, or died a day ago, have left."""
+        sweep(self._store, self._store.modified_s(self._ready) - GRACE_S)
+
     def replace(self) -> None:
         """Let the manifest take the place of the one there; return when it is durable.
 
@@ -185,10 +189,16 @@ def commit_again(
     """
     with Replacement(store, header.save_id, AGAIN) as made:
         made.prepare(header, planned, written, content)
-        is_same = content_digest(read_manifest(store).table) == content
-        if is_being_replaced(store) or not is_same:
+        made.sweep()
+        # In this order: who is over by the first look has renamed before the second.
+        if is_being_replaced(store):
             raise ReplacedError(
-                f"{store.location} is being replaced by another save; nothing was changed"
+                f"{store.location} is being replaced by another save, or was by one that died less "
+                "than a day ago; nothing was changed. Try again when it has ended"
+            )
+        if content_digest(read_manifest(store).table) != content:
+            raise ReplacedError(
+                f"{store.location} was replaced by another save meanwhile; nothing was changed"
             )
         made.replace()
 
