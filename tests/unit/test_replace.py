@@ -269,6 +269,21 @@ def test_what_is_not_holdfasts_stays(new_path: NewPath) -> None:
         assert sorted(os.listdir(path)) == before
 
 
+def test_a_base_is_not_replaced_through_a_link(new_path: NewPath) -> None:
+    run = new_path()
+    for step in (1, 2):
+        holdfast.save(state(step), run / step_name(step), step=step, codec="delta")
+    for link in (run / "latest", run.parent / "latest"):
+        link.symlink_to(run / step_name(1))
+        with pytest.raises(OptionError, match=rf"is a symlink.*give.*{step_name(1)}"):
+            replaced(link, 9)
+    assert held(run / step_name(1)) == 1 and held(run / step_name(2)) == 2
+    (run / "empty").mkdir()
+    (run / "place").symlink_to("empty")
+    replaced(run / "place", 3)  # where nothing is replaced
+    assert held(run / "empty") == 3
+
+
 def test_two_checkpoints_in_one_directory_stay(new_path: NewPath) -> None:
     path = new_path()
     replaced(path, 1)

@@ -255,7 +255,13 @@ def check_replaceable(store: LocalStore, *, with_dcp: bool = False) -> None:
 
 
 def _check_ours(store: LocalStore) -> None:
-    """Check that MANIFEST is one of holdfast, damaged or not."""
+    """Check that MANIFEST is one of holdfast, damaged or not, and beside what may need it."""
+    if store.kind("") != "directory":
+        raise OptionError(
+            f"{store.location} is a symlink, and its checkpoint may be the base of deltas "
+            "elsewhere. With replace=True give the directory that it leads to, "
+            f"{os.path.realpath(store.location)}"
+        )
     what = f"{store.location}/{spec.MANIFEST_NAME}"
     advice = "which replace=True does not overwrite. Move it away, or save to another directory"
     try:
