@@ -4,7 +4,7 @@ import base64
 import io
 import json
 from argparse import Namespace
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -35,6 +35,13 @@ TAGS = {"$bytearray", "$bytes_io", "$ordered_dict", "$default_dict", "$set", "$f
 TAGS |= {"$range", "$deque", "$path", *MOMENTS, "$timedelta", "$timezone", "$decimal"}
 TAGS |= {"$fraction", "$namespace", "$ndarray", "$numpy", "$enum", "$dataclass"}
 TAGS |= {"$dtype", "$device", "$size"}
+
+
+class Member(namedtuple("Member", "tag name held")):
+    """Of a class; unlike a list or dict that it holds, it may be an element or a key."""
+
+    def __hash__(self):
+        return hash(self[:2])
 
 
 def is_used(value):
@@ -129,7 +136,8 @@ def decimal(content, *_):
 
 def fraction(content, inner, _):
     found = Fraction(*map(inner, content))
-    check([inner(number) for number in content] == [found.numerator, found.denominator], "terms")
+    terms = [inner(number) for number in content]
+    check(repr(terms) == repr([found.numerator, found.denominator]), "terms")
     return found, content
 
 
@@ -140,7 +148,9 @@ def texts(content, inner):
 
 
 def namespace(content, inner, _):
-    return Namespace(**texts(content, inner)), content
+    found = Namespace()
+    vars(found).update(texts(content, inner))
+    return found, content
 
 
 def array(content, *_):
@@ -158,13 +168,15 @@ def number(content, *_):
 def named(content, inner, tag):
     name, held = content
     check(type(name) is str, "name of a class")
-    return (tag, name, inner(held) if tag == "$enum" else texts(held, inner)), [name, held]
+    return Member(tag, name, inner(held) if tag == "$enum" else texts(held, inner)), [name, held]
 
 
 def of_torch(content, _, tag):
-    sides = tag == "$size" and all(type(side) is int and side >= 0 for side in content)
-    check(sides or (tag != "$size" and type(content) is str), "text or sides")
-    return (tag, content), content
+    if tag != "$size":
+        check(type(content) is str, "text")
+        return (tag, content), content
+    check(type(content) is list and all(type(n) is int and n >= 0 for n in content), "sides")
+    return (tag, *content), content
 
 
 READ = dict.fromkeys(MOMENTS, moment) | {"$bytearray": plain, "$bytes_io": file}

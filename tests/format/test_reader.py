@@ -1,6 +1,7 @@
 """The independent reader agrees with holdfast on random checkpoints, and shares no code with it."""
 
 import ast
+import contextlib
 import json
 import random
 import sys
@@ -14,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast.errors import CorruptError
 from holdfast.format.names import display_names
-from holdfast.format.values import decode_path, encode_path
+from holdfast.format.values import decode_path, decode_value, encode_path
 from holdfast.layout import Path
 from holdfast.state.tensors import DTYPE_NAMES
 from unit.test_names import keys
@@ -134,3 +136,31 @@ def test_names_are_shown_alike(paths: list[Path]) -> None:
     assert display.dotted([encode_path(path) for path in paths]) == list(
         display_names(paths).values()
     )
+
+
+MEMBER = {"$enum": ["m.X", [1]]}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_whole"),
+    [
+        ({"$set": [MEMBER]}, True),
+        ({"$dict": [[{"$dataclass": ["m.X", {"a": [1]}]}, 1]]}, True),
+        ({"$set": [{"$size": [1]}]}, True),
+        ({"$namespace": {"__class__": 1, "self": 2}}, True),
+        ({"$set": [MEMBER, MEMBER]}, False),
+        ({"$set": [{"$tuple": [[1]]}]}, False),
+        ({"$size": ""}, False),
+        ({"$size": {}}, False),
+        ({"$fraction": [True, 1]}, False),
+        ({"$dtype": [1]}, False),
+    ],
+)
+def test_both_readers_say_the_same_of_a_further_value(value: Any, is_whole: bool) -> None:
+    decoders: list[tuple[Callable[[Any], Any], type[Exception]]] = [
+        (decode_value, CorruptError),
+        (reader.decode, reader.Corrupt),
+    ]
+    for decode, error in decoders:
+        with contextlib.nullcontext() if is_whole else pytest.raises(error):
+            decode(value)
