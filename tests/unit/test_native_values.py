@@ -4,11 +4,12 @@ import dataclasses
 import enum
 import io
 import pickle
+import sys
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path, PosixPath
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 import holdfast
 from holdfast.errors import CorruptError, MismatchError, StateError, VersionError
+from holdfast.format import natives
 from holdfast.format.natives import Tagged, revive, types_by_name
 from holdfast.format.tags import has_native
 from holdfast.format.values import decode_value, encode_value, write_json
@@ -45,7 +47,7 @@ class Level(enum.IntEnum):
 class Point:
     """A dataclass whose constructor may not be called."""
 
-    x: int
+    x: Any
     tags: set[str] = dataclasses.field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -115,17 +117,34 @@ class Own(deque[int]):
     """A subclass may do anything."""
 
 
+@dataclasses.dataclass
+class Unset:
+    """One whose constructor leaves a field out."""
+
+    x: int = dataclasses.field(init=False)
+
+
+CLOSED, ODD_NAMES = io.BytesIO(), Namespace()
+CLOSED.close()
+vars(ODD_NAMES)[1] = 2  # type: ignore[index]
 LOCAL = datetime(2024, 7, 1, tzinfo=ZoneInfo("UTC"))
 REFUSED: dict[str, tuple[Any, str]] = {
     "a subclass": (Own([1]), r"is a unit\.test_native_values\.Own; a state holds"),
     "a zone of a name": (LOCAL, "has a time zone, or a fold"),
     "a fold": (datetime(2024, 7, 1, fold=1), "has a time zone, or a fold"),
     "a named offset": (timezone(timedelta(hours=1), "CET"), "is a named time zone"),
-    "a default of its own": (defaultdict(lambda: 1), "by a function of its own"),
+    "a namespace with a number for a name": (ODD_NAMES, "has an attribute whose name is no text"),
+    "a field that was never set": (Unset(), r"Unset that has a field without a value"),
+    "a file that is closed": (CLOSED, "is closed"),
+    "a tensor in a set": ({torch.ones(1)}, r"is a set that holds a torch\.Tensor; expected plain"),
+    "a tensor in a dataclass": (
+        Point(torch.ones(1)),
+        r"Point that holds a torch\.Tensor; expected",
+    ),
     "an array of objects": (np.array([object()]), "has the dtype object"),
     "an array of long doubles": (np.zeros(1, np.longdouble), "has the dtype float128"),
     "a big-endian array": (np.zeros(1, ">i4"), "has the dtype >i4"),
-    "an object in a set": (frozenset([object()]), "is a object"),
+    "an object in a set": (frozenset([object()]), "is a frozenset that holds a object"),
 }
 
 
@@ -199,3 +218,75 @@ def test_metrics_stay_numbers(new_path: NewPath) -> None:
     path = new_path()
     holdfast.save({"w": torch.ones(2)}, path, metrics={"loss": np.float64(0.5)})
     assert type(holdfast.open(path).metrics["loss"]) is float
+
+
+def test_defaults_by_a_function_are_a_dict_as_of_any_further_dict() -> None:
+    given = defaultdict(lambda: 1, {"a": defaultdict(int, {"b": 2})})
+    found = decode_value(encode_value([given], ("v",)))[0]
+    assert (type(found), type(found["a"]), found) == (dict, defaultdict, given)
+
+
+def test_a_decimal_number_has_one_form_whatever_the_context_of_a_thread() -> None:
+    value = Decimal("1.50E+5")
+    with localcontext() as context:
+        context.capitals, context.prec = 0, 1
+        encoded = encode_value(value, ("v",))
+        assert decode_value(encoded) == value
+    assert encoded == {"$decimal": "1.50E+5"}
+    assert str(decode_value(encoded)) == "1.50E+5"
+
+
+def test_an_array_that_no_header_can_hold_is_refused_before_it_is_encoded() -> None:
+    value = np.broadcast_to(np.zeros(1, "u1"), (1 << 40,))  # which takes no memory itself
+    with pytest.raises(StateError, match=r"v is a numpy\.ndarray that has 1099511627776 b"):
+        encode_value(value, ("v",))
+
+
+def test_many_instances_of_one_class_in_a_set_differ_by_their_hashes() -> None:
+    found = [Tagged("$dataclass", "m.P", {"x": x, "y": [x]}) for x in range(100)]
+    assert len({*map(hash, found)}) == 1, "what holds a list"
+    found = [Tagged("$dataclass", "m.P", {"x": x, "y": 1}) for x in range(100)]
+    assert len({*map(hash, found)}) > 90
+    assert hash(Tagged("$dataclass", "m.P", {"y": 1, "x": 1})) == hash(found[1])
+
+
+def test_what_is_within_a_class_that_was_not_given_comes_back_as_its_own() -> None:
+    found = decode_value(encode_value(Point([Colour.RED]), ("v",)))
+    assert revive(found, types_by_name([Colour])).content["x"] == [Colour.RED]
+
+
+@pytest.mark.parametrize("held", VALUES, ids=lambda value: f"{type(value).__name__}")
+def test_a_value_comes_back_within_every_other(held: Any) -> None:
+    around: list[Any] = [[held], (held,), {"a": held}, {(1,): held}, OrderedDict(a=held)]
+    around += [defaultdict(int, a=held), deque([held]), Namespace(a=held), Point(held)]
+    if getattr(held, "__hash__", None) and not isinstance(held, tuple):
+        around += [{held}, frozenset([held]), {held: 1}, OrderedDict([(held, 1)])]
+    for value in around:
+        text = encode_value(value, ("v",))
+        again = revive(decode_value(text), types_by_name([Point]))
+        assert type(again) is type(value)
+        assert repr(encode_value(again, ("v",))) == repr(text)
+
+
+def test_an_integer_has_at_most_4300_digits_whatever_the_program_allows() -> None:
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        assert decode_value(encode_value(1 - 10**4300, ("v",))) == 1 - 10**4300
+        with pytest.raises(StateError, match="is an integer of 14285 bits, too many to save"):
+            encode_value(10**4300, ("v",))
+        with pytest.raises(CorruptError, match=r"\$int"):
+            decode_value({"$int": "9" * 5000})
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
+@pytest.mark.parametrize("value", [{"$dtype": [1]}, {"$device": 5}, {"$size": "ab"}])
+def test_torch_s_values_are_checked_where_torch_is_missing(
+    value: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tag in ("$dtype", "$device", "$size"):
+        monkeypatch.delitem(natives._DECODERS, tag)
+    assert decode_value({"$size": [2]}) == Tagged("$size", "", [2])
+    with pytest.raises(CorruptError, match="is malformed"):
+        decode_value(value)

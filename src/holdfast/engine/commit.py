@@ -241,7 +241,7 @@ def _manifest_of(
     except CorruptError as error:
         raise StateError(
             f"the MANIFEST of this state cannot be read back: {error}. Nothing was committed; save "
-            "fewer tensors, or shorter names"
+            "fewer tensors or values, or shorter names"
         ) from error
     try:
         if manifest.is_cut.any():  # any other tensor is one shard, which is all of it

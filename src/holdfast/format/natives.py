@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 from pathlib import PosixPath
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import MismatchError
 from .inexact import Inexact, Malformed
-from .spec import VALUE_TAGS
+from .spec import HEADER_BYTES_MAX, VALUE_TAGS
 
 Json = Any
 Code = Callable[[Any], Json]  # of what is inside a value
@@ -32,7 +32,9 @@ FACTORIES = {
     kind.__name__: kind
     for kind in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
 }
+_FACTORY_NAMES: dict[Any, str] = {kind: name for name, kind in FACTORIES.items()}
 _DTYPES = ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8"]
+_BYTES_MAX = HEADER_BYTES_MAX // 4 * 3  # base64 takes four for three
 _DTYPES += ["<f2", "<f4", "<f8", "<c8", "<c16"]
 
 
@@ -51,13 +53,25 @@ class Tagged:
     content: Any
 
     def __hash__(self) -> int:
-        return hash((self.tag, self.name))
+        content = self.content
+        try:
+            plain = frozenset(content.items()) if type(content) is dict else content
+            return hash((self.tag, self.name, plain))
+        except TypeError:  # a list is in it
+            return hash((self.tag, self.name))
 
 
+_DECIMAL = Context(capitals=1)  # str() writes as the thread's own context has it
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
+def _check_bytes(count: int) -> None:
+    if count > _BYTES_MAX:
+        raise Inexact(f"has {count} bytes; only a tensor may have more than {_BYTES_MAX}")
+
+
 def _text(value: bytes) -> str:
+    _check_bytes(len(value))
     return base64.b64encode(value).decode()
 
 
@@ -107,6 +121,12 @@ def _deque(content: Json, decode: Code) -> deque[Any]:
     return deque(map(decode, items), bound)
 
 
+def _of_bytes_io(value: io.BytesIO, _: Code) -> Json:
+    if value.closed:
+        raise Inexact("is closed")
+    return [_text(value.getvalue()), value.tell()]
+
+
 def _bytes_io(content: Json, _: Code) -> io.BytesIO:
     text, position = content
     found = io.BytesIO(_bytes(text))
@@ -142,16 +162,19 @@ def _delta(content: Json, _: Code) -> timedelta:
     return timedelta(*content)
 
 
+def _of_namespace(value: Namespace, encode: Code) -> Json:
+    if not all(isinstance(name, str) for name in vars(value)):
+        raise Inexact("has an attribute whose name is no text")
+    return encode(vars(value))
+
+
 def _sorted(value: Iterable[Any], encode: Code) -> Json:
     return sorted(map(encode, value), key=lambda item: _compact(item).encode())
 
 
 def _of_default(value: defaultdict[Any, Any], encode: Code) -> Json:
     factory = value.default_factory
-    name = getattr(factory, "__name__", "")
-    if factory is not None and FACTORIES.get(name) is not factory:
-        raise Inexact("makes its defaults by a function of its own")
-    return [name or None, _pairs(value, encode)]
+    return [None if factory is None else _FACTORY_NAMES[factory], _pairs(value, encode)]
 
 
 def _default(content: Json, decode: Code) -> defaultdict[Any, Any]:
@@ -162,12 +185,13 @@ def _default(content: Json, decode: Code) -> defaultdict[Any, Any]:
 def _of_array(value: np.ndarray[Any, Any], _: Code) -> Json:
     if value.dtype.str not in _DTYPES:
         raise Inexact(f"has the dtype {value.dtype}, which is not on the list")
+    _check_bytes(value.nbytes)
     return [value.dtype.str, list(value.shape), _text(value.tobytes())]
 
 
 _FORMS: dict[type, tuple[str, Callable[[Any, Code], Json], Callable[[Json, Code], Any]]] = {
     bytearray: ("$bytearray", lambda v, _: _text(v), lambda c, _: bytearray(_bytes(c))),
-    io.BytesIO: ("$bytes_io", lambda v, _: [_text(v.getvalue()), v.tell()], _bytes_io),
+    io.BytesIO: ("$bytes_io", _of_bytes_io, _bytes_io),
     OrderedDict: ("$ordered_dict", _pairs, lambda c, d: OrderedDict(_unpaired(c, d))),
     defaultdict: ("$default_dict", _of_default, _default),
     set: ("$set", _sorted, lambda c, d: _elements(c, d, set)),
@@ -184,17 +208,17 @@ _FORMS: dict[type, tuple[str, Callable[[Any, Code], Json], Callable[[Json, Code]
     time: ("$time", _iso, lambda c, _: time.fromisoformat(c)),
     timedelta: ("$timedelta", _of_delta, _delta),
     timezone: ("$timezone", _plain_zone, lambda c, d: timezone(_delta(c, d))),
-    Decimal: ("$decimal", lambda v, _: str(v), lambda c, _: Decimal(_checked_text(c))),
+    Decimal: (
+        "$decimal",
+        lambda v, _: _DECIMAL.to_sci_string(v),
+        lambda c, _: Decimal(_checked_text(c)),
+    ),
     Fraction: (
         "$fraction",
         lambda v, e: [e(v.numerator), e(v.denominator)],
         lambda c, d: Fraction(*map(d, c)),
     ),
-    Namespace: (
-        "$namespace",
-        lambda v, e: e(vars(v)),
-        lambda c, d: _namespace(d(c)),
-    ),
+    Namespace: ("$namespace", _of_namespace, lambda c, d: _namespace(d(c))),
     np.ndarray: ("$ndarray", _of_array, _array),
 }
 _FORMS |= {
@@ -205,7 +229,6 @@ _FORMS |= {
     )
     for name in _DTYPES
 }
-NATIVE_TYPES = _FORMS.keys()  # which `add_native` adds to
 _DECODERS = {tag: decode for tag, _, decode in _FORMS.values()}
 
 
@@ -231,12 +254,17 @@ def add_native(
     _DECODERS[tag] = _FORMS[kind][2]
 
 
-def is_native(value: object) -> bool:
-    """Return whether a value is one of the list."""
-    kind = type(value)
-    if kind in _FORMS or kind is Tagged:
-        return True
-    return isinstance(value, enum.Enum) or dataclasses.is_dataclass(kind)
+def is_listed(value: object) -> bool:
+    """Return whether a value's very type is on the list, and so is what makes its defaults."""
+    if type(value) is not defaultdict:
+        return type(value) in _FORMS
+    factory: Any = value.default_factory
+    return factory is None or (isinstance(factory, type) and factory in _FACTORY_NAMES)
+
+
+def has_class(value: object) -> bool:
+    """Return whether a value is a member of an enumeration, or of a dataclass."""
+    return isinstance(value, (Tagged, enum.Enum)) or dataclasses.is_dataclass(type(value))
 
 
 def encode_native(value: Any, encode: Code) -> Json:
@@ -255,7 +283,10 @@ def encode_native(value: Any, encode: Code) -> Json:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, enum.Enum):
         return {"$enum": [encode(name), encode(value.value)]}
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    try:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    except AttributeError as error:
+        raise Inexact("has a field without a value") from error
     if hasattr(value, "__dict__") and vars(value).keys() - fields.keys():
         raise Inexact("has attributes that are no fields")
     return {"$dataclass": [encode(name), encode(fields)]}
@@ -273,8 +304,13 @@ def decode_native(tag: str, content: Json, decode: Code) -> Any:
         if tag == "$dataclass" and not (type(found) is dict and all(map(_is_text, found))):
             raise Malformed("expected names of fields and values")
         return Tagged(tag, _checked_text(name), found)
-    known = _DECODERS.get(tag)
-    return known(content, decode) if known else Tagged(tag, "", content)
+    if known := _DECODERS.get(tag):
+        return known(content, decode)
+    if tag != "$size":
+        return Tagged(tag, "", _checked_text(content))
+    if type(content) is not list or not all(type(n) is int and n >= 0 for n in content):
+        raise Malformed("expected sides from 0")
+    return Tagged(tag, "", content)
 
 
 def _is_text(value: object) -> bool:
@@ -290,8 +326,11 @@ def revive(value: Any, types: Mapping[str, type]) -> Any:
     Raises:
         MismatchError: a class has no such member, or other fields.
     """
-    if type(value) is Tagged and value.name in types:
-        return _revived(types[value.name], value, revive(value.content, types))
+    if type(value) is Tagged:
+        content = revive(value.content, types)
+        if value.name in types:
+            return _revived(types[value.name], value, content)
+        return Tagged(value.tag, value.name, content)
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(revive(item, types) for item in value)
     if type(value) is deque:

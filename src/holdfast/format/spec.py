@@ -76,6 +76,7 @@ PATH_BYTES_MAX = 4096
 PATH_KEYS_MAX = 128
 JSON_DEPTH_MAX = 64
 JSON_INTEGER_MAX = 1 << 53  # larger ones are tagged: many JSON readers hold them in a binary64
+INTEGER_DIGITS_MAX = 4300  # of one with a tag: what Python reads without being told to
 
 # 8. Signature
 SIGNATURE_NAME = "SIGNATURE"

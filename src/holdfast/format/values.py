@@ -1,6 +1,7 @@
 """JSON-like leaves and paths ⇄ JSON, with tags for what JSON lacks. No pickle, no torch."""
 
 import base64
+import contextlib
 import functools
 import json
 import math
@@ -12,9 +13,16 @@ from typing import Any
 
 from ..errors import CorruptError, StateError, VersionError
 from ..layout import Key, Path
-from .inexact import MALFORMED, Inexact
+from .inexact import MALFORMED, Inexact, Malformed, Unsupported, unsupported, within
 from .names import dotted
-from .spec import JSON_DEPTH_MAX, JSON_INTEGER_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX, VALUE_TAGS
+from .spec import (
+    INTEGER_DIGITS_MAX,
+    JSON_DEPTH_MAX,
+    JSON_INTEGER_MAX,
+    PATH_BYTES_MAX,
+    PATH_KEYS_MAX,
+    VALUE_TAGS,
+)
 
 Json = Any  # null, bool, int, float, str, list of Json, dict of str to Json
 _TEXTS = {str}
@@ -38,8 +46,11 @@ def _encode(value: object, path: Path, depth: int) -> Json:
         )
     if value is None or isinstance(value, bool):
         return value
-    if type(value) not in _PLAIN and is_listed(value):  # before base types: numpy's are floats
-        return _encode_native(value, path, depth)
+    if type(value) not in _PLAIN:  # before base types: numpy's are floats
+        from . import natives  # which imports much that most programs do not need
+
+        if natives.is_listed(value):
+            return _encode_native(value, path, depth)
     if isinstance(value, str):
         _check_text(value, path)
         return str.__str__(value)  # an enumeration's str() is another text
@@ -61,31 +72,12 @@ def _encode(value: object, path: Path, depth: int) -> Json:
         return {"$tuple": _encode_items(value, path, depth - 2)}
     if isinstance(value, dict):
         return _encode_dict(value, path, depth)
-    if has_class(value):
+    if natives.has_class(value):
         return _encode_native(value, path, depth)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    raise StateError(
-        f"{dotted(path)} is a {kind}; a state holds tensors, plain values (docs/format.md, Values) "
-        "and objects with state_dict() and load_state_dict(). Convert it, give it those two "
-        "methods, or leave it out"
-    )
+    raise unsupported(value, dotted(path))
 
 
 _PLAIN = {bool, str, int, float, complex, bytes, list, tuple, dict}
-
-
-def is_listed(value: object) -> bool:
-    """Return whether a value's very type is one of the further ones."""
-    from .natives import NATIVE_TYPES  # which imports much that most programs do not need
-
-    return type(value) in NATIVE_TYPES
-
-
-def has_class(value: object) -> bool:
-    """Return whether a value is a member of an enumeration, or of a dataclass."""
-    from .natives import is_native
-
-    return is_native(value)
 
 
 def _encode_native(value: Any, path: Path, depth: int) -> Json:
@@ -94,9 +86,8 @@ def _encode_native(value: Any, path: Path, depth: int) -> Json:
 
     try:
         return encode_native(value, lambda item: _encode(item, path, depth - 4))
-    except Inexact as error:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        raise StateError(f"{dotted(path)} is a {kind} that {error}; convert it") from error
+    except (Inexact, Unsupported) as error:
+        raise within(value, dotted(path), error) from error
 
 
 def _encode_items(items: Iterable[Any], path: Path, depth: int) -> list[Json]:
@@ -133,13 +124,14 @@ def _encode_dict(value: dict[Any, Any], path: Path, depth: int) -> Json:
 
 
 def _digits(value: int, path: Path) -> str:
-    try:
-        return str(int.__int__(value))
-    except ValueError as error:  # Python bounds the conversion, which takes quadratic time
-        raise StateError(
-            f"{dotted(path)} is an integer of {value.bit_length()} bits, too many to "
-            "save; give it as text or bytes"
-        ) from error
+    with contextlib.suppress(ValueError):  # Python bounds it, if the program has not changed that
+        text = str(int.__int__(value))
+        if len(text.removeprefix("-")) <= INTEGER_DIGITS_MAX:
+            return text
+    raise StateError(
+        f"{dotted(path)} is an integer of {value.bit_length()} bits, too many to "
+        "save; give it as text or bytes"
+    )
 
 
 def _check_text(text: str, path: Path) -> None:
@@ -215,7 +207,8 @@ _SCALARS = {str, bool, float, type(None)}
 
 
 def _untag_int(content: Json) -> int:
-    # int() refuses thousands of digits by default, to bound its quadratic time: so do we.
+    if type(content) is not str or len(content) > INTEGER_DIGITS_MAX + 1:
+        raise Malformed("too many digits, or no text")
     number = int(content, 10)
     if str(number) != content or abs(number) < JSON_INTEGER_MAX:
         raise CorruptError("the content of $int is not a large decimal integer")
