@@ -397,3 +397,21 @@ def test_a_long_list_of_names_is_cut(new_path: NewPath) -> None:
     ) as e:
         holdfast.load(path, into={"b": {str(n): torch.ones(1) for n in range(300)}})
     assert len(str(e.value)) < 3000
+
+
+class ListOfItself(dict[str, int]):
+    """A state that saves itself as a list."""
+
+    def state_dict(self) -> list[int]:
+        return [1, 2]
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError(state)
+
+
+@pytest.mark.parametrize("state", [{(1, 2): 3}, {True: 1}, {1.5: {"a": 2}}, ListOfItself()])
+def test_a_whole_state_without_names_is_refused_and_not_saved_empty(
+    new_path: NewPath, state: Any
+) -> None:
+    with pytest.raises(StateError, match="expected a dict with str or int keys"):
+        holdfast.save(state, new_path())

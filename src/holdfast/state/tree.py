@@ -73,7 +73,12 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     modules = dict(find_modules(state))
     walk = _Walk(leaves, parameter_names(modules) if modules else {})
     walk.visit(state, ())
-    leaves.objects.pop((), None)  # an empty state is a state
+    whole = leaves.objects.pop((), {})
+    if not isinstance(whole, Mapping) or whole:  # an empty state is a state
+        raise StateError(
+            f"the state is {whole!r:.80}; expected a dict with str or int keys, such as "
+            '{"model": model}'
+        )
     with ordinary_torch():
         leaves.tensors = local_tensors(walk.found)
     for value in walk.found.values():
