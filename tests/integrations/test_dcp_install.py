@@ -108,6 +108,15 @@ def test_blocks_within_each_other_end_in_any_order(new_path: NewPath) -> None:
     inner.remove()  # twice does no harm
 
 
+def test_a_second_block_of_one_routing_routes_again(new_path: NewPath) -> None:
+    routing, paths = install(every=True), [new_path() for _ in range(3)]
+    for path in paths[:2]:
+        with routing:
+            dcp.save(STATE, checkpoint_id=path)
+    dcp.save(STATE, checkpoint_id=paths[2])
+    assert [*map(is_ours, paths)] == [True, True, False]
+
+
 @pytest.fixture
 def alone(new_path: NewPath) -> Iterator[None]:
     """A process group of one, which async_save wants."""

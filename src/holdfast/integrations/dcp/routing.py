@@ -30,6 +30,8 @@ _EXECUTORS = {
 class Routing:
     """The routing of DCP's calls that `install` has set up. It ends with a ``with`` block.
 
+    A further ``with`` block sets it up again.
+
     Attributes:
         every, cast, pickled, types, replace: as for `install`.
 
@@ -47,7 +49,14 @@ class Routing:
         self.types, self.replace = types, replace
 
     def __enter__(self) -> "Routing":
+        if self not in _routings:
+            self._begin()
         return self
+
+    def _begin(self) -> None:
+        if not _routings and _is_known():
+            _patch()
+        _routings.append(self)
 
     def __exit__(
         self,
@@ -98,9 +107,7 @@ def install(
         ``with install(): dcp.save(state_dict, checkpoint_id="holdfast://runs/a/first")``
     """
     routing = Routing(every=every, cast=cast, pickled=pickled, types=tuple(types), replace=replace)
-    if not _routings and _is_known():
-        _patch()
-    _routings.append(routing)
+    routing._begin()
     return routing
 
 
