@@ -17,7 +17,7 @@ from holdfast.engine import marker as markers
 from holdfast.engine.retire import LEAVING_PREFIX, retire
 from holdfast.errors import CorruptError, NotCommittedError
 from holdfast.format.spec import MARKER
-from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, healing
+from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, healing, install, routing
 from holdfast.stores.local import LocalStore
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -132,7 +132,7 @@ def test_retire_leaves_a_file_of_that_name_that_is_not_the_marker(saved: Path) -
     assert os.listdir(saved) == [".metadata"]
 
 
-@pytest.mark.parametrize("how", ["save", "load", "load of itself"])
+@pytest.mark.parametrize("how", ["save", "load", "load of itself", "routed load of itself"])
 def test_the_next_save_or_load_beside_it_heals_it(saved: Path, new_path: NewPath, how: str) -> None:
     (saved / ".metadata").unlink()
     other = new_path()
@@ -142,6 +142,25 @@ def test_the_next_save_or_load_beside_it_heals_it(saved: Path, new_path: NewPath
         (saved / ".metadata").unlink()
         assert load(saved if "itself" in how else other) == [1.0] * 3
     assert (saved / ".metadata").read_bytes() == MARKER
+
+
+@pytest.mark.skipif(not routing._is_known(), reason="DCP of this torch is not routed")
+def test_a_routed_load_heals_it(saved: Path) -> None:
+    (saved / ".metadata").unlink()
+    with install(every=True):
+        dcp.load({"w": torch.zeros(3)}, checkpoint_id=saved)
+    assert (saved / ".metadata").read_bytes() == MARKER
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_directory_of_its_name_is_refused_before_anything_is_written(
+    new_path: NewPath, replace: bool
+) -> None:
+    path = new_path()
+    (path / ".metadata").mkdir(parents=True)
+    with pytest.raises(BaseException, match=r"\.metadata is a directory|holds .*\.metadata"):
+        dcp.save({"w": torch.ones(3)}, storage_writer=HoldfastWriter(path, replace=replace))
+    assert os.listdir(path) == [".metadata"]
 
 
 def test_the_steps_of_a_checkpointer_get_none(new_path: NewPath) -> None:

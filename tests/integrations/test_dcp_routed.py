@@ -1,5 +1,6 @@
 """DCP's own writers and readers are routed by their class: whoever makes and calls them."""
 
+import copy
 import logging
 import os
 import pickle
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint._extension import StreamTransformExtension
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import SerializationFormat
@@ -26,7 +27,9 @@ from torch.distributed.checkpoint.state_dict_loader import (
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 
 import holdfast
-from holdfast.integrations.dcp import HoldfastWriter, install, routed, routing
+from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, install, routed, routing
+
+from .dcp_suite.storage import OwnFinish, Xor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -168,6 +171,50 @@ def test_a_reader_takes_metadata_that_another_has_read(saved: Path) -> None:
     assert torch.equal(state["model"]["w"], STATE["model"]["w"])
 
 
+def _fill(reader: Any, metadata: Any) -> list[float]:
+    state = blank()["model"]
+    planner = dcp.DefaultLoadPlanner()
+    planner.set_up_planner({"model": state}, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
+    reader.read_data(planner.create_local_plan(), planner).wait()
+    found: list[float] = state["w"].flatten().tolist()
+    return found
+
+
+@pytest.mark.usefixtures("every")
+@pytest.mark.parametrize("kind", [FileSystemReader, HoldfastReader])
+def test_a_reader_that_was_elsewhere_reads_what_the_metadata_is_of(
+    saved: Path, new_path: NewPath, kind: Any
+) -> None:
+    other = new_path()
+    dcp.save({"model": {"w": torch.full((2, 3), 7.0)}}, checkpoint_id=other)
+    reader = kind(saved)
+    reader.read_metadata()
+    reader.reset(other)
+    assert _fill(reader, kind(other).read_metadata()) == [7.0] * 6
+
+
+@pytest.mark.usefixtures("every")
+@pytest.mark.parametrize("kind", [FileSystemReader, HoldfastReader])
+def test_metadata_read_in_one_thread_serves_another(saved: Path, kind: Any) -> None:
+    reader = kind(saved)
+    metadata = reader.read_metadata()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(_fill, reader, metadata).result() == list(range(6))
+
+
+@pytest.mark.usefixtures("every")
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda reader: pickle.loads(pickle.dumps(reader))]
+)
+def test_a_reader_that_has_read_can_be_copied_and_sent(saved: Path, again: Any) -> None:
+    reader = FileSystemReader(saved)
+    dcp.load(blank(), storage_reader=reader)
+    state = blank()
+    dcp.load(state, storage_reader=again(reader))
+    assert is_same(state)
+
+
 @pytest.mark.usefixtures("every")
 def test_a_marker_without_manifest_is_no_checkpoint_of_dcp(saved: Path) -> None:
     (saved / "MANIFEST").unlink()
@@ -215,13 +262,6 @@ def test_writers_of_dcp_write_our_checkpoints_wherever_they_are_used(
     assert is_same(READS["load by path"](path))
 
 
-class OwnFinish(FileSystemWriter):
-    """Does something of its own."""
-
-    def finish(self, *given: Any, **more: Any) -> None:
-        super().finish(*given, **more)
-
-
 class Nowhere(dcp.StorageWriter):
     """A writer that is not DCP's, and keeps nothing."""
 
@@ -242,28 +282,6 @@ class Nowhere(dcp.StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return True
-
-
-class Xor(StreamTransformExtension):
-    """Stands for an encryption."""
-
-    @staticmethod
-    def get_descriptor() -> str:
-        return "xor/1"
-
-    @classmethod
-    def from_descriptor(cls, version: str) -> "Xor":
-        return cls()
-
-    @classmethod
-    def registry_name(cls) -> str:
-        return "xor"
-
-    def transform_to(self, output: Any) -> Any:
-        return output
-
-    def transform_from(self, input: Any) -> Any:
-        return input
 
 
 LEFT: dict[str, tuple[Callable[[Path], Any], str]] = {

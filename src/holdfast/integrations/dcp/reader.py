@@ -6,6 +6,7 @@ Knows no process group: each rank reads what its own plan asks for.
 import io
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,6 +80,22 @@ class HoldfastReader(Placed, StorageReader):
         self._call = _Load()
         self._move_to(path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let itself be copied, and sent to other processes: the load it is at stays here."""
+        again = partial(
+            HoldfastReader,
+            cast=self._cast,
+            pickled=self._pickled,
+            types=(*self._types.values(),),
+            options=self._options,
+        )
+        return again, (self._path,)
+
+    def has_read(self, metadata: Metadata) -> bool:
+        """Return whether metadata is what this thread has read last, for the load it is at."""
+        load = self._call
+        return load.contents is not None and load.contents.metadata is metadata and not load.coming
+
     def read_metadata(self, *args: Any, **_: Any) -> Metadata:
         """Describe the checkpoint: every tensor as one chunk, dicts and lists opened as DCP does.
 
@@ -98,7 +115,15 @@ class HoldfastReader(Placed, StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Put the marker that DCP's programs look for where it lacks; all else is prepared."""
+        """Put the marker that DCP's programs look for where it lacks.
+
+        Metadata that another reader or thread has read is read again.
+
+        Raises:
+            HoldfastError: as `read_metadata`.
+        """
+        if not self.has_read(metadata):
+            self.read_metadata()
         if is_coordinator:
             heal(self._call.path)
 

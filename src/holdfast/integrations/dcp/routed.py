@@ -128,12 +128,14 @@ def _setting_up_reader(current: Callable[[], Choice]) -> Any:
     @functools.wraps(stock)
     def set_up(self: Any, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         stock(self, metadata, is_coordinator, *args, **kwargs)
+        ours = getattr(self, _OURS, None)
         if not is_described(metadata):
-            setattr(self, _OURS, None)
-        elif getattr(self, _OURS, None) is None:  # another reader, or rank, has read it
+            ours = None
+        elif ours is None or not ours.has_read(metadata):  # but another reader, rank or thread
             ours = current().reader(_place_of(self))
-            ours.read_metadata()
-            setattr(self, _OURS, ours)
+        setattr(self, _OURS, ours)
+        if ours is not None:
+            ours.set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
 
     return set_up
 

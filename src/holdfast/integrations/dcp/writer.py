@@ -34,7 +34,7 @@ from ...engine.registry import RAW
 from ...engine.replace import check_replaceable, commit_over, remove_replaced
 from ...engine.write_pipeline import write_shards
 from ...errors import AlreadyCommittedError, OptionError, StateError
-from ...format.names import names_of_dcp
+from ...format.names import DCP_METADATA_NAME, names_of_dcp
 from ...format.rows import written_in
 from ...layout import Box, Path, Shard, size_of
 from ...options import Options, options_of
@@ -151,6 +151,11 @@ class HoldfastWriter(Placed, StorageWriter):
                 raise  # what is there must stay, whatever is asked for
             text = f"Checkpoint already exists and self.overwrite=False: {error}"  # DCP's words
             raise AlreadyCommittedError(text) from error
+        if store.kind(DCP_METADATA_NAME) == "directory":
+            raise OptionError(
+                f"{store.location}/{DCP_METADATA_NAME} is a directory; expected a file or nothing. "
+                "Remove it, or save to another path"
+            )
         self._call.word = give(store, len(plans), self._options)
         return plans
 
