@@ -217,6 +217,13 @@ def read_header(content):
     return header
 
 
+def read_objects(header):
+    found = {path_text(entry): decode(entry["value"]) for entry in header["objects"]}
+    named = "values" in [feature["name"] for feature in header["features"]]
+    check(further.is_used(header["objects"]) == named, "the feature values")
+    return found
+
+
 # § 6. Paths.
 def path_text(entry):
     key = r'("([^"\\]|\\.)*"|-?[0-9]+|\["(list|tuple)",[0-9]+\])'
@@ -247,10 +254,7 @@ def read(path, links=65):
             shards[id(shard.tensor)].append((shard, content))
     tensors = {path_text(each): dense_tensor(each, shards[id(each)]) for each in header["tensors"]}
     ties = {path_text(tie): list(tensors)[tie["tensor"]] for tie in header["ties"]}
-    objects = {path_text(entry): decode(entry["value"]) for entry in header["objects"]}
-    named = "values" in [feature["name"] for feature in header["features"]]
-    check(further.is_used(header["objects"]) == named, "the feature values")
-    found = {"header": header, "tensors": tensors, "ties": ties, "objects": objects}
+    found = {"header": header, "tensors": tensors, "ties": ties, "objects": read_objects(header)}
     return found | {"digest": chains.content_digest(header, files)}
 
 

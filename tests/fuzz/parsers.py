@@ -6,6 +6,7 @@ those of the readers is wrong too.
 """
 
 import json
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -32,6 +33,11 @@ UNCHECKED = (ValueError, TypeError, KeyError, IndexError, AttributeError, Overfl
 UNCHECKED += (struct.error, RecursionError, StopIteration)
 
 
+TAG = re.compile(rb'"(\$[a-z0-9_]{1,40})":')
+TAGS = {tag.encode() for tag in reader.further.TAGS}
+TAGS |= {b"$int", b"$float", b"$bytes", b"$complex", b"$tuple", b"$dict"}
+
+
 def verdict(error: Exception | None) -> str:
     """Return what a reader says: "good", "corrupt" or "newer"."""
     if error is None:
@@ -48,17 +54,23 @@ def header(data: bytes) -> None:
     except HoldfastError as error:
         ours = error
     try:
-        for entry in reader.read_header(data)["objects"]:
-            reader.decode(entry["value"])
+        reader.read_objects(reader.read_header(data))
     except (*REFUSALS, *UNCHECKED) as error:
         theirs = error
+    if ours and theirs and {*TAG.findall(data)} - TAGS:
+        return  # with another fault beside an unknown tag, either may be found first
     assert verdict(ours) == verdict(theirs), f"{ours!r}, the other reader: {theirs!r}"
 
 
 def value(data: bytes) -> None:
-    """A value of an object, in a header that has nothing else: both readers must say the same."""
+    """A value of an object, in a header that has nothing else: both readers must say the same.
+
+    Whichever tags it has: of a header that names the feature `values`, and of one that does not.
+    """
     head, _, tail = EMPTY.partition(b'"objects":[')
-    header(head + b'"objects":[{"path":["v"],"value":' + data + b"}" + tail)
+    text = head + b'"objects":[{"path":["v"],"value":' + data + b"}" + tail
+    header(text)
+    header(text.replace(b'"features":[]', b'"features":[{"name":"values","since":"0.1.0"}]', 1))
 
 
 def table(data: bytes) -> None:
@@ -197,14 +209,19 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
+OF_TORCH = re.compile(rb'"\$(dtype|device|size)"')  # which the second reader takes for texts
+
+
 def seeds(target: str) -> list[bytes]:
     """Return the inputs that the golden files give."""
     found = []
     if target == "checkpoint":
         return [bytes(7), bytes(range(21))]
     if target == "value":
-        objects = Forgery.read(GOLDEN / "objects").header["objects"]
-        return [json.dumps(each["value"], separators=(",", ":")).encode() for each in objects]
+        golden = [Forgery.read(GOLDEN / name).header for name in ("objects", "further-values")]
+        values = [each["value"] for header in golden for each in header["objects"]]
+        texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
+        return [text for text in texts if OF_TORCH.search(text) is None]
     for manifest in sorted(GOLDEN.glob("*/MANIFEST")):
         forgery = Forgery.read(manifest.parent)
         tables = [forgery.manifest, *(file.footer for file in forgery.files)]

@@ -85,6 +85,8 @@ def test_a_reader_that_takes_what_the_other_refuses_is_noticed(
     monkeypatch.setattr(parsers, "decode_header", lambda data: None)
     with pytest.raises(AssertionError, match="the other reader: Corrupt"):
         parsers.header(b"[]")
+    with pytest.raises(AssertionError, match=r"the other reader: Corrupt\('value of \$set'"):
+        parsers.value(b'{"$set":[2,1]}')
     content = next(data for data in parsers.seeds("table") if data[0] == 0)  # of a MANIFEST
     monkeypatch.setattr(parsers, "decode_manifest", lambda content, where: None)
     monkeypatch.setattr(parsers, "check_tiling", lambda manifest: None)
