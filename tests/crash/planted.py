@@ -110,7 +110,7 @@ def retire_before_saving(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.runs.saver, "save_now", make_room_and_save)
 
 
-def move_the_hint_without_fsync(patch: pytest.MonkeyPatch) -> None:
+def rename_without_fsync(patch: pytest.MonkeyPatch) -> None:
     """Sync what is linked alone: nothing that is renamed."""
     publish = LocalStore.publish
 
@@ -185,17 +185,6 @@ def remove_the_old_data_before_replacing(patch: pytest.MonkeyPatch) -> None:
         replace(self)
 
     patch.setattr(Replacement, "replace", remove_first)
-
-
-def rename_before_the_manifest_is_synced(patch: pytest.MonkeyPatch) -> None:
-    publish = LocalStore.publish
-
-    def publish_synced(self: LocalStore, pending_name: str, name: str) -> bool:
-        _sync_file(self, pending_name)
-        return publish(self, pending_name, name)
-
-    drop_the_manifest_fsync(patch)
-    patch.setattr(LocalStore, "publish", publish_synced)
 
 
 def remove_the_old_data_before_the_rename_is_durable(patch: pytest.MonkeyPatch) -> None:

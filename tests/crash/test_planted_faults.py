@@ -20,9 +20,9 @@ from planted import (
     Plant,
     drop_a_directory_fsync,
     drop_a_file_fsync,
-    move_the_hint_without_fsync,
     overwrite_in_place,
     publish_before_durable,
+    rename_without_fsync,
     retire_before_saving,
     retire_before_the_hint_is_durable,
     retire_data_first,
@@ -188,7 +188,7 @@ def test_no_fault_is_found_in_a_run_where_none_is_planted(scratch: Path, disk: P
         retire_without_fsync,
         retire_before_saving,
         retire_before_the_hint_is_durable,
-        move_the_hint_without_fsync,
+        rename_without_fsync,
     ],
 )
 def test_a_fault_planted_in_a_run_is_found(

@@ -17,7 +17,7 @@ from disk_model import crash_states, materialize
 from planted import (
     remove_the_old_data_before_replacing,
     remove_the_old_data_before_the_rename_is_durable,
-    rename_before_the_manifest_is_synced,
+    rename_without_fsync,
     take_the_new_data_for_the_old,
 )
 from test_barred import AFTER_ALL, Actor, stops
@@ -96,7 +96,7 @@ def test_a_replace_by_two_ranks_survives_a_power_cut_at_any_moment(
     [
         remove_the_old_data_before_replacing,
         remove_the_old_data_before_the_rename_is_durable,
-        rename_before_the_manifest_is_synced,
+        rename_without_fsync,
         take_the_new_data_for_the_old,
     ],
 )

@@ -15,12 +15,16 @@ WAIT_S = 20.0
 
 
 class Wires:
-    """Messages between any two ranks, in order; a rank that is lost neither gives nor takes."""
+    """Messages between any two ranks, in order; a rank that is lost neither gives nor takes.
+
+    As gloo's: a send ends when it is received.
+    """
 
     def __init__(self, ranks: int, lost: int = -1) -> None:
         self.ranks, self.lost, self.sent = ranks, lost, 0
         self.rings: list[int] = []
-        self._wires = {(a, b): SimpleQueue[bytes]() for a in range(ranks) for b in range(ranks)}
+        pairs = [(a, b) for a in range(ranks) for b in range(ranks)]
+        self._wires = {pair: SimpleQueue[tuple[bytes, threading.Event]]() for pair in pairs}
         self._ringed: dict[int, bytes] = {}
         self._all_here = threading.Barrier(ranks)
 
@@ -31,15 +35,22 @@ class Wires:
             if self.lost in (rank, other):
                 raise PeerError("connection closed", rank=-1, cause="closed")
             self.sent += 1
-            self._wires[rank, other].put(bytes(data))
-            return lambda: None
+            taken = threading.Event()
+            self._wires[rank, other].put((bytes(data), taken))
+
+            def wait() -> None:
+                if not taken.wait(WAIT_S):
+                    raise PeerError("never received", rank=-1, cause="timeout")
+
+            return wait
 
         def receive(data: memoryview, other: int) -> Callable[[], None]:
             def wait() -> None:
                 if self.lost in (rank, other):
                     raise PeerError("connection closed", rank=-1, cause="closed")
                 try:
-                    data[:] = self._wires[other, rank].get(timeout=WAIT_S)
+                    data[:], taken = self._wires[other, rank].get(timeout=WAIT_S)
+                    taken.set()
                 except Empty as error:
                     raise PeerError("timed out", rank=-1, cause="timeout") from error
 
@@ -129,6 +140,8 @@ def test_one_call_follows_another() -> None:
         lambda star, rank: (star.gather(LONG), star.all_gather(b"x")),
         lambda star, rank: (star.gather(LONG), star.announce(b"x")),
         lambda star, rank: star.all_sum([1]),
+        lambda star, rank: star.all_sum([1] * 2000),
+        lambda star, rank: (star.all_gather(b"x"), star.gather(LONG)),
     ],
 )
 def test_all_hear_from_the_coordinator_which_rank_is_lost(call: Any) -> None:

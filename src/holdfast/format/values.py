@@ -36,7 +36,10 @@ def encode_value(value: object, path: Path) -> Json:
     Raises:
         StateError: the leaf, or something inside it, is of another type; the text names ``path``.
     """
-    return _encode(value, path, JSON_DEPTH_MAX - 4)  # the header, "objects", the entry, a tag
+    try:
+        return _encode(value, path, JSON_DEPTH_MAX - 4)  # the header, "objects", the entry, a tag
+    except Unsupported as error:
+        raise StateError(*error.args) from None
 
 
 def _encode(value: object, path: Path, depth: int) -> Json:

@@ -24,13 +24,16 @@ TOLD_BYTES_MAX = 16 << 20  # that the coordinator sends at once; a ring takes as
 _HEAD = struct.Struct("<BQ")  # what it is, bytes in all; the first of these follow
 _ROOM = HEAD_BYTES - _HEAD.size
 _ALL, _ONE, _SUM = 1, 2, 3  # what ranks ask for: the answers of all, for the coordinator, sums
-_TOLD, _LONG, _LOST = 16, 17, 18  # what they are told: the answer, to use the ring, a failure
+# What they are told: the answer, to use the ring, a failure, to send what did not go by itself.
+_TOLD, _LONG, _LOST, _MORE = 16, 17, 18, 19
 
 
 class Star:
     """One group's messages; every rank calls the same methods in the same order.
 
     When the coordinator has lost a rank it says so to all others: none waits for one that is dead.
+    A send ends when it is received, so a rank that waits for an answer listens before it waits for
+    its question to be heard; and it sends more than one message only when asked.
     """
 
     def __init__(self, rank: int, world_size: int, send: Start, receive: Start, ring: Ring) -> None:
@@ -40,8 +43,7 @@ class Star:
     def all_gather(self, data: bytes) -> list[bytes]:
         """Give every rank the bytes of all, in rank order."""
         if self._rank != COORDINATOR:
-            self._ask(_ALL, data)
-            kind, answer = self._listen()
+            kind, answer = self._ask(_ALL, data)
             size_max = int.from_bytes(answer, "little") if kind == _LONG else 0
             return self._ring(data, size_max) if kind == _LONG else split_parts(answer)
         heads = self._hear(_ALL)
@@ -56,7 +58,14 @@ class Star:
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Give the coordinator the bytes of all; the others get None."""
-        return self._collect(_ONE, data)
+        if self._rank == COORDINATOR:
+            return self._collect(_ONE, data)
+        if len(data) <= _ROOM:
+            self._send(_head(_ONE, data), COORDINATOR)()
+        else:
+            self._ask(_ONE, data)
+            self._send_rest(data)
+        return None
 
     def announce(self, data: bytes) -> bytes:
         """Give every rank the coordinator's bytes, which waits for none of them to come."""
@@ -67,40 +76,52 @@ class Star:
 
     def all_sum(self, values: Sequence[int]) -> list[int]:
         """Add each value up over all ranks."""
-        found = self._collect(_SUM, np.array(values, "<i8").tobytes())
-        if found is None:
-            answer = self._listen()[1]
-        else:
-            numbers = [np.frombuffer(part, "<i8") for part in found]
+        data = np.array(values, "<i8").tobytes()
+        if self._rank == COORDINATOR:
+            numbers = [np.frombuffer(part, "<i8") for part in self._collect(_SUM, data)]
             answer = np.sum(numbers, axis=0, dtype="<i8").tobytes()
             self._tell(_TOLD, answer)
+        else:
+            kind, answer = self._ask(_SUM, data)
+            if kind == _MORE:
+                self._send_rest(data)
+                answer = self._listen()[1]
         result: list[int] = np.frombuffer(answer, "<i8").tolist()
         return result
 
-    def _collect(self, kind: int, data: bytes) -> list[bytes] | None:
-        """Send the coordinator all bytes; it returns those of all."""
-        if self._rank != COORDINATOR:
-            self._ask(kind, data)
-            return None
-        heads = self._hear(kind)
-        rests = [bytearray(max(0, size - _ROOM)) for size, _ in heads]
-        views = [memoryview(rest) for rest in rests]
-        self._meet(dict(zip(self._others, views, strict=True)))
-        return [data, *(head + rest for (_, head), rest in zip(heads, rests, strict=True))]
+    def _collect(self, kind: int, data: bytes) -> list[bytes]:
+        """Receive the bytes of all others, whatever they send first."""
+        heads = dict(zip(self._others, self._hear(kind), strict=True))
+        rests = {r: bytearray(size - _ROOM) for r, (size, _) in heads.items() if size > _ROOM}
+        self._tell(_MORE, b"", list(rests))
+        self._meet({rank: memoryview(rest) for rank, rest in rests.items()})
+        return [data, *(head + rests.get(rank, b"") for rank, (_, head) in heads.items())]
 
-    def _ask(self, kind: int, data: bytes) -> None:
-        """Send this rank's bytes to the coordinator; with _ALL, as many as go by themselves."""
-        rest = memoryview(bytearray(b"" if kind == _ALL else data[_ROOM:]))
-        waits = [self._send(_head(kind, data), COORDINATOR)]
-        if rest:
-            waits.append(self._send(rest, COORDINATOR))
-        for wait in waits:
-            wait()
+    def _ask(self, kind: int, data: bytes) -> tuple[int, bytes]:
+        """Send the coordinator as many bytes as go by themselves; return what it answers."""
+        head = bytearray(HEAD_BYTES)
+        heard = self._receive(memoryview(head), COORDINATOR)
+        sent = self._send(_head(kind, data), COORDINATOR)
+        heard()
+        answer = self._told(head)  # one that has lost a rank does not receive what was sent
+        sent()
+        return answer
+
+    def _send_rest(self, data: bytes) -> None:
+        self._send(memoryview(bytearray(data[_ROOM:])), COORDINATOR)()
 
     def _listen(self) -> tuple[int, bytes]:
         """Receive what the coordinator tells."""
         head = bytearray(HEAD_BYTES)
         self._receive(memoryview(head), COORDINATOR)()
+        return self._told(head)
+
+    def _told(self, head: bytearray) -> tuple[int, bytes]:
+        """Return what a message of the coordinator says; receive the rest of it.
+
+        Raises:
+            PeerError: a rank is lost.
+        """
         kind, size = _HEAD.unpack_from(head)
         rest = bytearray(max(0, size - _ROOM))
         if rest:
@@ -127,11 +148,11 @@ class Star:
             found.append((size, bytes(head[_HEAD.size : _HEAD.size + min(size, _ROOM)])))
         return found
 
-    def _tell(self, kind: int, data: bytes) -> None:
-        """Send the same to all others; who is lost hears nothing more."""
+    def _tell(self, kind: int, data: bytes, ranks: Sequence[int] | None = None) -> None:
+        """Send the same to all others, or some; who is lost hears nothing more."""
         head, rest = _head(kind, data), memoryview(bytearray(data[_ROOM:]))
         waits = list[Wait]()
-        for rank in self._others:
+        for rank in self._others if ranks is None else ranks:
             with suppress(HoldfastError):
                 waits.append(self._send(head, rank))
                 if rest:
@@ -141,14 +162,13 @@ class Star:
                 wait()
 
     def _meet(self, data: dict[int, memoryview]) -> None:
-        """Receive so many bytes of each of the others; say to all when one of them is lost."""
+        """Receive so many bytes of each of some; say to all when one of them is lost."""
         waits, failures = dict[int, Wait](), dict[int, HoldfastError]()
         for rank, part in data.items():
-            if part:
-                try:
-                    waits[rank] = self._receive(part, rank)
-                except HoldfastError as error:
-                    failures[rank] = error
+            try:
+                waits[rank] = self._receive(part, rank)
+            except HoldfastError as error:
+                failures[rank] = error
         for rank, wait in waits.items():
             try:
                 wait()

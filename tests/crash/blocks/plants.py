@@ -67,9 +67,7 @@ PLANTED = {
     "rebased: old files removed first": Planted(
         REBASED, _all(planted.remove_the_old_files_before_rebasing)
     ),
-    "rebased, LATEST: renamed without fsync": Planted(
-        REBASED, _all(planted.move_the_hint_without_fsync)
-    ),
+    "rebased, LATEST: renamed without fsync": Planted(REBASED, _all(planted.rename_without_fsync)),
     "mounted so that fsync does not flush the disk": Planted(
         SYNC, options="nobarrier", on=("ext4", "btrfs")
     ),
