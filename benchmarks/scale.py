@@ -40,10 +40,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from holdfast.format import spec
-from holdfast.format.contents import check_tiling
 from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.format.rows import Written, digest_boxes, join_written
+from holdfast.format.tiling import check_tiling
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.load_plan import plan_load
 from holdfast.plan.local_states import (

@@ -114,7 +114,10 @@ def count(action: Action, before: Action, root: Path = HOLDFAST) -> Counter:
 
 
 def subjects(scratch: Path) -> dict[str, Callable[[], Counter]]:
-    """Return what counts each walk of holdfast, by name; one tensor where nothing else is said."""
+    """Return what counts each walk of holdfast, by name.
+
+    Of one tensor; those of a layer, and of a chain, are of one `Linear` with its AdamW.
+    """
     one = {"model": {"w": torch.ones(8, 8)}}
     save, load = holdfast.save, holdfast.load
     new = _Names(scratch)
@@ -132,6 +135,23 @@ def subjects(scratch: Path) -> dict[str, Callable[[], Counter]]:
 
         def act() -> None:
             holdfast.save_async(state, new(), stage="lazy").result()
+
+        return count(act, act)
+
+    def one_link() -> Counter:
+        run = new()
+
+        def act(number: int) -> None:
+            one["model"]["w"][0, 0] += 0.5  # the rest is the base's
+            save(one, run / f"step-{number:08d}", step=number, codec="delta")
+
+        act(1)
+        act(2)
+        return count(lambda: act(4), lambda: act(3))
+
+    def one_in_background() -> Counter:
+        def act() -> None:
+            holdfast.save_async(one, new(), stage="lazy").result()
 
         return count(act, act)
 
@@ -160,9 +180,12 @@ def subjects(scratch: Path) -> dict[str, Callable[[], Counter]]:
     return {
         "save": lambda: saved_twice(one),
         "load": lambda: loaded_twice(one),
-        "lossless save": lambda: saved_twice(linear_and_adamw(), codec="lossless"),
-        "lazy save": lazily,
-        "delta link": link,
+        "lossless save": lambda: saved_twice(one, codec="lossless"),
+        "lazy save": one_in_background,
+        "delta link": one_link,
+        "lossless save of a layer": lambda: saved_twice(linear_and_adamw(), codec="lossless"),
+        "lazy save of a layer": lazily,
+        "delta link of a layer": link,
         "load of a chain of 3": loaded_chain,
     }
 

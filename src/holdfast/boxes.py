@@ -61,11 +61,6 @@ class Boxes:
         return np.asarray(self.shape.prod(axis=1, dtype=np.int64))
 
 
-def chunk_steps(item_bytes: I64, chunk_elements: int) -> I64:
-    """Return the chunk lengths of many dtypes (`layout.elements_per_chunk`)."""
-    return np.where(item_bytes == 16, -(-chunk_elements // 2), chunk_elements)
-
-
 def unflatten(flat: I64, start: I64, ndim: I64, dimensions: int = 0) -> Boxes:
     """Read boxes that are written as all offsets of one and then its shape.
 

@@ -73,13 +73,13 @@ class Options:
 
 
 def options_of(given: Options | None) -> Options:
-    """Return the options that a verb was given, or the defaults.
+    """Return the options that a verb was given, or `DEFAULTS`.
 
     Raises:
         OptionError: it was given something else.
     """
     if given is None:
-        return _DEFAULT
+        return DEFAULTS
     if not isinstance(given, Options):
         raise OptionError(
             f'options is {shown(given)}; expected a holdfast.Options, such as Options(io="direct")'
@@ -107,4 +107,4 @@ def _within(name: str, value: int, low: int, high: int) -> None:
         raise OptionError(f"{name} is {shown(value)}; expected an integer from {low} to {high}")
 
 
-_DEFAULT = Options()
+DEFAULTS = Options()

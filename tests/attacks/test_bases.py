@@ -11,7 +11,7 @@ import holdfast
 from format import reader
 from format.forge import Forgery
 from holdfast.errors import CorruptError, HoldfastError, VersionError
-from holdfast.format.contents import content_digest
+from holdfast.format.table import content_digest
 from holdfast.options import Options
 
 NewPath = Callable[[], Path]

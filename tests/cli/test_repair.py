@@ -23,7 +23,7 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
-from holdfast.format.contents import content_digest
+from holdfast.format.table import content_digest
 from holdfast.testing import Fault, faulty
 from unit.test_chains import stepped
 from unit.test_lossless import trained

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.boxes import unflatten
 from holdfast.format.header import Header
 from holdfast.format.rows import file_table
 from holdfast.format.table import Table
@@ -56,15 +55,13 @@ class FileRows:
         """Return the table of this file alone (`file_table`)."""
         index = {tensor.path: number for number, tensor in enumerate(header.tensors)}
         numbers = [n for shard in self.shards for n in (*shard.box.offset, *shard.box.shape)]
-        ndim = np.array([len(shard.box.shape) for shard in self.shards], np.int64)
-        flat = np.array(numbers, np.int64)
         ends = [*self.first_chunks[1:], len(self.offsets)]
         return file_table(
             header,
             self.rank,
             self.number,
             tensor=np.array([index[shard.tensor.path] for shard in self.shards], np.int64),
-            boxes=unflatten(flat, np.cumsum(2 * ndim) - 2 * ndim, ndim),
+            numbers=np.array(numbers, np.int64),
             digests=np.frombuffer(b"".join(self.digests), "<u8").reshape(-1, 2),
             counts=np.diff([*self.first_chunks[:1], *ends]),
             checksums=np.array(self.checksums, np.uint64),

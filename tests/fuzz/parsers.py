@@ -17,10 +17,10 @@ import holdfast
 from format import chains, reader
 from format.forge import FOOTER_MAGIC, H128_BYTES, MANIFEST_MAGIC, Forgery, hash128
 from holdfast.errors import CorruptError, HoldfastError, VersionError
-from holdfast.format.contents import check_tiling
 from holdfast.format.header import decode_header
 from holdfast.format.manifest import decode_manifest
 from holdfast.format.table import decode_table
+from holdfast.format.tiling import check_tiling
 
 GOLDEN = Path(__file__).parents[1] / "format" / "golden" / "v1"
 COUNTS_BYTES = 5  # how a table begins: whether it is MANIFEST's, and F, S, C, B

@@ -11,7 +11,8 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 
 from holdfast.errors import PeerError, StoreError
 from holdfast.group.barrier import FAN, PART_BYTES, StoreGroup
-from holdfast.group.base import COORDINATOR, Outcome
+from holdfast.group.base import COORDINATOR
+from holdfast.group.phase import Outcome
 
 DEADLINE_S = 30.0
 

@@ -18,7 +18,7 @@ from holdfast.errors import CorruptError, PeerError, StateError, StoreError
 from holdfast.format import spec
 from holdfast.format.manifest import Manifest, check_table
 from holdfast.format.rows import Written, written_in
-from holdfast.group.base import Phase
+from holdfast.group.phase import Phase
 from holdfast.runs.directory import METRICS_NAME, Run
 from holdfast.saving import save as save_module
 from holdfast.stores.local import LocalStore

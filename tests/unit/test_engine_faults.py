@@ -24,7 +24,8 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.format import spec
-from holdfast.group.base import Phase, SingleGroup
+from holdfast.group.base import SingleGroup
+from holdfast.group.phase import Phase
 from holdfast.group.replies import decode_replies, encode_reply
 from holdfast.testing import Fault, faulty
 

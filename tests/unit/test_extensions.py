@@ -39,7 +39,7 @@ SMALL = Options(chunk_elements=1024)
 @pytest.fixture
 def known() -> Iterator[None]:
     """Register the codec for one test."""
-    tables: list[dict[Any, Any]] = [spec.MODES, registry.DECODE, registry._MAKE, registry._NAMED]
+    tables: list[dict[Any, Any]] = [spec.MODES, registry.DECODE, registry._MAKE, registry.CODECS]
     before = [dict(table) for table in tables]
     registry.register(Reversed, reversed_bytes.decode, NAMED, reversed_bytes.MODES)
     yield

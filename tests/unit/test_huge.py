@@ -12,12 +12,12 @@ from format.file_rows import FileRows
 from holdfast.boxes import unflatten
 from holdfast.errors import CorruptError
 from holdfast.format import spec
-from holdfast.format.contents import check_tiling
 from holdfast.format.data_file import align_payload
 from holdfast.format.header import Header
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.format.rows import join_written, planned_of, written_in
 from holdfast.format.table import Table
+from holdfast.format.tiling import check_tiling
 from holdfast.layout import (
     Box,
     Shard,

@@ -15,7 +15,7 @@ from format.forge import Forgery
 from format.simulated_ranks import run_ranks
 from holdfast import codecs
 from holdfast.errors import AlreadyCommittedError, CorruptError, NotCommittedError, StoreError
-from holdfast.format.contents import content_digest
+from holdfast.format.table import content_digest
 from holdfast.options import Options
 from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault, faulty

@@ -10,22 +10,24 @@ from dataclasses import astuple, dataclass
 from itertools import chain as joined
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..codecs.base import Loss
 from ..codecs.groups import units_of
 from ..engine.basis import Basis, keep_basis, last_link, take_basis
 from ..engine.chain import Chain, open_chain
+from ..engine.known import known_chain, remember
 from ..engine.pool import lease
 from ..engine.read_pipeline import read_parts
 from ..engine.retire import is_leaving
 from ..errors import CorruptError, NotCommittedError, VersionError
 from ..format import spec
-from ..format.contents import content_digest
 from ..format.header import Header
 from ..format.links import TensorLoss
-from ..format.names import step_of
+from ..format.names import STEP_PATTERN, step_of
 from ..layout import Shard
 from ..options import Options
-from ..plan.shard_table import ShardTable
+from ..plan.shard_table import ShardTable, cut
 
 if TYPE_CHECKING:
     from ..codecs.base import Codec
@@ -47,32 +49,29 @@ def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any
     location = last_link(run, rank)
     # Not what this one replaces.
     may_be = location not in ("", store.location)
-    is_own = may_be and _is_step(location) == _is_step(store.location)
-    if not (is_own and store.sibling(os.path.basename(location)).exists(spec.MANIFEST_NAME)):
+    names = map(os.path.basename, (location, store.location))
+    is_own = may_be and len(set(map(bool, map(STEP_PATTERN.fullmatch, names)))) == 1
+    base = store.sibling(os.path.basename(location)) if is_own else None
+    if base is None or not base.exists(spec.MANIFEST_NAME):
         location, is_own = step_before(store), False
-    if not location:
-        return None
+        if not location:
+            return None
+        base = store.sibling(os.path.basename(location))
     name = os.path.basename(location)
-    if is_leaving(store.sibling(name)):
+    if is_leaving(base):
         logger.warning("%s is saved in full: its base %s is being deleted", store.location, name)
         return None
     try:
-        chain = open_chain(store.sibling(name))
+        known = known_chain(base) or [remember(link.manifest) for link in open_chain(base)][-1]
         if not is_own:  # whoever published it may have died, or hang, before it was durable
-            store.sibling(name).sync_directory()
+            base.sync_directory()
     except (CorruptError, NotCommittedError, VersionError) as error:
         logger.warning("%s is saved in full: %s", store.location, error)
         return None
-    table = chain[-1].manifest.table
-    links = table.header.base.links + 1 if table.header.base else 1
-    if links >= codec.every:
+    if known.links >= codec.every:
         return None
-    digest = content_digest(table)
-    return {"name": name, "digest": digest, "links": links, "save_id": table.header.save_id}
-
-
-def _is_step(location: str) -> bool:
-    return step_of(os.path.basename(location)) is not None
+    told = {"digest": known.content, "links": known.links, "save_id": known.save_id}
+    return {"name": name, **told}
 
 
 def step_before(store: "LocalStore") -> str:
@@ -115,13 +114,16 @@ def begin_link(writing: Writing, options: Options) -> Basis:
     basis = take_basis(writing.run, writing.rank, header.chunk_elements)
     groups = [group for coding in header.codecs for group in coding.groups]
     kept: set[Shard] = set()
-    every = writing.shards.shards()
+    every = writing.shards.shards
     for unit in units_of(every, header.tensors, groups):
         roles = [role for role, _ in unit]
-        kept.update(s for role, s in unit if codec.keeps(role, s.tensor.dtype, roles))
+        for role, shard in unit:
+            if codec.keeps(role, shard.tensor.dtype, roles):
+                kept.add(shard)
     is_link = header.base is not None
     is_kept = is_link and basis.save_id == writing.base_save_id
-    missing = basis.begin(every, kept.__contains__, is_link=is_link, is_kept=is_kept)
+    counts = cut(writing.shards, header.chunk_elements).counts.astype(np.int64)
+    missing = basis.begin(every, counts.tolist(), kept, is_link=is_link, is_kept=is_kept)
     if header.base and missing:
         try:
             chain = open_chain(writing.store.sibling(header.base.name))

@@ -26,10 +26,10 @@ from ..engine.replace import commit_again
 from ..engine.write_pipeline import write_shards
 from ..format import spec
 from ..format.coding import Coding
-from ..format.contents import content_digest
 from ..format.header import Header
 from ..format.links import Base
 from ..format.rows import Planned, Written, planned_of, written_in
+from ..format.table import content_digest
 from ..layout import Box, Shard, batches
 from ..options import SLOT_BYTES, STREAM_BYTES, Options, options_of
 from ..plan.shard_table import table_of
@@ -177,7 +177,7 @@ def write_again(chain: Chain, writing: Writing, options: Options, report: Report
     header, store, shards = writing.header, writing.store, writing.shards
     files = WriterPlan(header, 0, 0, shards.size_bytes, options.file_bytes)
     basis = begin_link(writing, options) if writing.codec.every > 1 else None
-    source = _Source(chain, shards.shards(), options, report)
+    source = _Source(chain, shards.shards, options, report)
     asked = OnDemand(shards, source, header.chunk_elements)
     with lease(store.vfs, store.location, options) as leased:
         tables = write_shards(store, leased, files, shards, asked, writing.codec, basis, Ledger())

@@ -103,4 +103,6 @@ def units_of(
         number, role = place.get(shard.tensor.path, (-1, "weight"))
         key = (number, shard.box) if number >= 0 else shard
         units.setdefault(key, {})[role] = shard
-    return [tuple((role, unit[role]) for role in ROLES if role in unit) for unit in units.values()]
+    return [
+        tuple([(role, unit[role]) for role in ROLES if role in unit]) for unit in units.values()
+    ]

@@ -15,7 +15,7 @@ import torch
 from .. import worker
 from ..errors import MismatchError, OptionError, StateError, shown
 from ..group.base import COORDINATOR
-from ..group.find import find_group
+from ..group.phase import find_group
 from ..state.ambient import ordinary_torch
 
 logger = logging.getLogger("holdfast")

@@ -38,10 +38,7 @@ class Tasks:
         self.pending_bytes = 0
         self._made: deque[tuple[int, Future[EncodedSegment]]] = deque()
 
-    def __enter__(self) -> "Tasks":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Wait for the threads, and drop what was not taken."""
         self.threads.close(drop=True)
 
@@ -103,10 +100,11 @@ class Decoder:
     def _decode(self, payload: Payload, read: ChunkRead) -> torch.Tensor:
         if self._room is None:
             self._room = borrow()
-        if not self._known:
+        elif not self._known:
             self._room.clear()
         chunk, codec = read.chunk, self._manifest.codec_at(read.row)
-        target = self._room.take(chunk.size_bytes)
+        size = chunk.size_bytes
+        target = self._room.take(size)
         relatives = self._relatives(read.row, spec.MODES[codec].get(payload.mode, ()))
         if not decode(payload, block_at(chunk, target), codec, relatives):
             raise CorruptError(
@@ -115,7 +113,7 @@ class Decoder:
                 f"{payload.mode} of {codec}, and cannot be decoded. Its checksum is right, so the "
                 "save wrote it so; use another checkpoint"
             )
-        return bytes_at(target, chunk.size_bytes)
+        return bytes_at(target, size)
 
     def _relatives(self, row: int, roles: Sequence[str]) -> dict[str, int]:
         """Return what a payload refers to."""

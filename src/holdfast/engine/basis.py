@@ -3,7 +3,7 @@
 While a link is written they become its own, chunk by chunk. Knows shards and addresses; no files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,10 +12,7 @@ import torch
 from .._core import copy
 from ..boxes import U64, Bools
 from ..codecs.base import Loss
-from ..layout import Chunk, Path, Shard, chunk_count
-
-# Whether the elements of a shard are kept, besides the digests of its chunks.
-Keeps = Callable[[Shard], bool]
+from ..layout import Chunk, Path, Shard
 
 
 @dataclass(slots=True)
@@ -49,11 +46,19 @@ class Basis:
     _shards: dict[Shard, _Kept] = field(default_factory=dict)
 
     def begin(
-        self, shards: Sequence[Shard], keeps: Keeps, *, is_link: bool, is_kept: bool
+        self,
+        shards: Sequence[Shard],
+        counts: Sequence[int],
+        keeps: Collection[Shard],
+        *,
+        is_link: bool,
+        is_kept: bool,
     ) -> list[Shard]:
         """Make room for what a rank is about to write, and let go of everything else.
 
         Args:
+            counts: chunks of each shard.
+            keeps: those whose elements are kept, besides the digests of their chunks.
             is_link: what is written is made from a base.
             is_kept: what is kept is that base.
 
@@ -63,15 +68,14 @@ class Basis:
         before, self._shards = self._shards, {}
         self.location, self.save_id, self.is_base = "", "", is_link
         self.losses = {}
-        counts = [chunk_count(shard, self.chunk_elements) for shard in shards]
         self.digests, end = np.zeros((sum(counts), 2), np.uint64), 0
         for shard, count in zip(shards, counts, strict=True):
             digests, end = self.digests[end : end + count], end + count
             kept = before.get(shard)
-            if kept is None or (kept.memory is None) == keeps(shard):
+            if kept is None or (kept.memory is None) == (shard in keeps):
                 room = (
                     torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
-                    if keeps(shard)
+                    if shard in keeps
                     else None
                 )
                 kept = _Kept(digests, room)

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..errors import CorruptError, NotCommittedError
-from ..format.contents import content_digest
 from ..format.links import Base
 from ..format.manifest import Manifest
 from ..format.names import dotted
+from ..format.table import content_digest
 from ..options import Keys
 from ..stores.base import Store
 from .check import read_manifest

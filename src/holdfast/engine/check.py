@@ -23,7 +23,6 @@ from ..errors import (
     damaged,
 )
 from ..format import spec
-from ..format.contents import check_tiling
 from ..format.data_file import check_header, chunk_seed, decode_trailer
 from ..format.header import encode_header
 from ..format.manifest import Manifest, decode_manifest
@@ -41,6 +40,7 @@ from ..format.names import (
 )
 from ..format.signature import Statement
 from ..format.table import Table, decode_table, encode_table, renumbered_tensors
+from ..format.tiling import check_tiling
 from ..stores.base import NOT_A_FILE, Entry, Names, Store
 from .marker import is_marker, without_marker
 from .read import check_not_replaced, open_data_file, still_there

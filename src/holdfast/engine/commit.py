@@ -33,15 +33,18 @@ from ..errors import (
     StoreError,
 )
 from ..format import spec
-from ..format.contents import check_tiling, content_digest
 from ..format.header import Header, check_paths
 from ..format.links import Base
 from ..format.manifest import Manifest, check_table, encode_manifest
 from ..format.names import is_save_id, names_of_dcp, some, step_name, step_of
 from ..format.rows import Planned, Written, join_written
-from ..group.base import COORDINATOR, Phase
+from ..format.table import content_digest
+from ..format.tiling import check_tiling
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
 from ..stores.base import NOT_A_FILE, Store
 from .check import read_manifest
+from .known import known_at, remember
 from .marker import without_marker
 from .retire import is_leaving
 
@@ -106,6 +109,8 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         self._may_be_there = True
         if not self._store.publish(self._pending, spec.MANIFEST_NAME):
             _settle_race(self._store, self._data)
+        if self.manifest.table.header.base is not None:  # the next link is made from this one
+            remember(self.manifest, self._data)
 
     def __exit__(
         self,
@@ -291,7 +296,10 @@ def check_base(store: Store, manifest: Manifest) -> None:
 def _stays(store: Store, base: Base) -> bool:
     """Return whether a base is there, unmarked; the mark first: it goes after MANIFEST."""
     try:
-        return not is_leaving(store) and content_digest(read_manifest(store).table) == base.digest
+        if is_leaving(store):
+            return False
+        known = known_at(store) or remember(read_manifest(store))
+        return known.content == base.digest
     except (CorruptError, NotCommittedError):
         return False
 

@@ -5,6 +5,7 @@ columns and segments; no tensors.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def write_encoded(
     is_link = basis is not None and basis.is_base
     if codec.is_lossy and not is_link:
         codec = LOSSLESS  # what stands by itself
-    with Tasks() as tasks:
+    with closing(Tasks()) as tasks:
         route: Route
         if codec.by_segment:
             route = ByColumns(shards, pieces, origin, basis)
@@ -77,7 +78,7 @@ def write_encoded(
 
 def _made(files: "_Files", pieces: Pieces, route: Route, tasks: Tasks) -> Iterator[EncodedSegment]:
     """Yield what comes of all pieces, in order; each is added before the next is asked for."""
-    room = np.concatenate([[0], np.cumsum(pieces.room_bytes)])
+    room = files.room
     unit, last = 0, len(pieces.unit) - 1
     while unit < last:
         end = files.fitting(unit, tasks.pending_bytes)
@@ -104,6 +105,7 @@ class _Files:
     Attributes:
         head: what the seeds of the file that is written begin with.
         chunk: its first, among all.
+        room: bytes of all pieces before each at most, and of all.
     """
 
     def __init__(self, writer: DataFileWriter, shards: ShardTable, pieces: Pieces) -> None:
@@ -111,12 +113,13 @@ class _Files:
         self._remaining_bytes = writer.plan.payload_bytes
         self.head, self.chunk = b"", 0
         self._unit = self._end = 0  # the first of the file, and the end of the last
-        self._stream: FileStream
+        self._stream: FileStream | None = None  # of the file that is written
         count = len(pieces.rows)
         self._size_modes: U32 = np.zeros(count, np.uint32)
         self._offsets, self._checksums = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         self._digests: U64 = np.zeros((count, 2), np.uint64)
-        self._payload_ends = _ends(pieces.room_bytes, pieces.unit_first)
+        self.room = _ends(pieces.room_bytes, slice(None))
+        self._payload_ends = self.room[pieces.unit_first]
         self._footer_ends = _ends(footer_bytes(shards, pieces.chunks), pieces.unit)
 
     def fitting(self, unit: int, ahead_bytes: int) -> int:
@@ -125,7 +128,7 @@ class _Files:
         Args:
             ahead_bytes: what is still to be added has so many at most.
         """
-        if not self._writer.is_open:
+        if self._stream is None:
             return unit
         footer = self._footer_ends[unit + 1 :] - self._footer_ends[self._unit]
         payload = self._payload_ends[unit + 1 :] - self._payload_ends[unit]
@@ -149,9 +152,10 @@ class _Files:
     def add(self, made: EncodedSegment) -> None:
         """Add what a segment holds, and close it when it has been written."""
         segment, stream = made.segment, self._stream
+        assert stream is not None  # `begin` has made it
         size = segment.size_bytes
         if size < COPIED_BYTES:
-            target = self._writer.base + self._claim(size, segment.raw_bytes)
+            target = self._writer.base + _claim(stream, size, segment.raw_bytes)
             copy(target, segment.address, size)
             begin = stream.position
             stream.advance(size)
@@ -168,10 +172,12 @@ class _Files:
     def close(self) -> None:
         """Write what the footer says, if a file is being written."""
         writer, chunks = self._writer, self._pieces.chunks
-        if not writer.is_open:
+        if self._stream is None:
             return
+        self._stream = None
         first, end = self._pieces.unit[[self._unit, self._end]].tolist()
-        rows, shards = slice(*chunks.first[[first, end]].tolist()), self._shards[first:end]
+        rows, shards = slice(*chunks.first[[first, end]].tolist()), self._shards
+        numbers = slice(*shards.first_number[[first, end]].tolist())
         digests = np.empty((end - first, 2), np.uint64)
         digest_shards(self._digests[rows], chunks.counts[first:end], digests)
         writer.close(
@@ -179,8 +185,8 @@ class _Files:
                 writer.plan.header,
                 writer.plan.rank,
                 writer.number,
-                tensor=shards.tensor,
-                boxes=shards.boxes,
+                tensor=shards.tensor[first:end],
+                numbers=shards.numbers[numbers],
                 digests=digests,
                 counts=chunks.counts[first:end],
                 checksums=self._checksums[rows],
@@ -189,16 +195,16 @@ class _Files:
             )
         )
 
-    def _claim(self, size_bytes: int, raw_bytes: int) -> int:
-        """Find room for bytes aligned as a payload of mode 0 that has ``raw_bytes``."""
-        stream = self._stream
+
+def _claim(stream: FileStream, size_bytes: int, raw_bytes: int) -> int:
+    """Find room for bytes aligned as a payload of mode 0 that has ``raw_bytes``."""
+    at = align_payload(stream.position, raw_bytes)
+    if not stream.fits(at, size_bytes):
+        stream.turn()
         at = align_payload(stream.position, raw_bytes)
-        if not stream.fits(at, size_bytes):
-            stream.turn()
-            at = align_payload(stream.position, raw_bytes)
-        return stream.room(at, size_bytes)
+    return stream.room(at, size_bytes)
 
 
-def _ends(sizes: I64, first: I64) -> I64:
+def _ends(sizes: I64, first: I64 | slice) -> I64:
     """Return what is taken up to the beginning of each group of sizes, and the end of the last."""
     return np.concatenate([[0], np.cumsum(sizes)])[first]

@@ -6,6 +6,7 @@ Payloads that are the elements themselves have their places before one of them i
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from ..format import spec
 from ..format.header import Header
 from ..layout import ROLES, Group
 from ..options import SLOT_BYTES
-from ..plan.shard_table import ChunkColumns, ShardTable
+from ..plan.shard_table import ChunkColumns, ShardTable, cut
 
 Window = tuple[int, int]  # bytes [start, end) of the pool, whole pages
 
@@ -54,11 +55,13 @@ class RawFile:
 
     Attributes:
         shards, chunks: which of all it holds.
+        numbers: which of those of the shards.
         end: of its payloads.
     """
 
     shards: slice
     chunks: slice
+    numbers: slice
     end: int
 
 
@@ -109,7 +112,7 @@ def lay_out_raw(plan: WriterPlan, shards: ShardTable, window_bytes: int) -> RawL
 def _lay_out_raw(
     shards: ShardTable, chunk_elements: int, file_bytes: int, window_bytes: int
 ) -> RawLayout:
-    chunks = shards.chunks(chunk_elements)
+    chunks = cut(shards, chunk_elements)
     row_bytes = footer_bytes(shards, chunks)
     offsets = np.empty(len(chunks.sizes), np.uint64)
     turns = np.empty(len(chunks.sizes), np.uint8)
@@ -127,14 +130,9 @@ def _lay_out_raw(
         files,
     )
     first = np.searchsorted(files, np.arange(len(ends) + 1))
-    first_chunk = chunks.first[first].tolist()
-    bounds = first.tolist()
-    made = tuple(
-        [
-            RawFile(slice(bounds[n], bounds[n + 1]), slice(first_chunk[n], first_chunk[n + 1]), end)
-            for n, end in enumerate(ends)
-        ]
-    )
+    bounds = (first, chunks.first[first], shards.first_number[first])
+    cuts = ([*starmap(slice, pairwise(bound.tolist()))] for bound in bounds)
+    made = tuple(starmap(RawFile, zip(*cuts, ends, strict=True)))
     return RawLayout(chunks, offsets, turns, made)
 
 
@@ -164,7 +162,7 @@ def lay_out(plan: WriterPlan, shards: ShardTable) -> Images:
     """Find where every chunk is to be staged: under raw, where it will stand in its file."""
     if plan.header.is_raw:
         return _raw_images(shards, plan.header.chunk_elements, plan.file_bytes)
-    chunks = shards.chunks(plan.header.chunk_elements)
+    chunks = cut(shards, plan.header.chunk_elements)
     align = np.uint64(spec.SMALL_ALIGN_BYTES)
     room = -(-chunks.sizes.astype(np.int64) // spec.SMALL_ALIGN_BYTES).astype(np.uint64) * align
     offsets = np.cumsum(room) - room
@@ -220,14 +218,14 @@ class Pieces:
 
 def pieces_of(shards: ShardTable, groups: Sequence[Group], chunk_elements: int) -> Pieces:
     """Join the shards that are the same box of a group's tensors, which follow each other."""
-    chunks = shards.chunks(chunk_elements)
+    chunks = cut(shards, chunk_elements)
     group = np.full(len(shards.tensors), -1, np.int64)
     role = np.full(len(shards.tensors), ROLES.index("weight"), np.int64)
     for number, members in enumerate(groups):
         for name, index in members.items():
             group[index], role[index] = number, ROLES.index(name)
     of, box = group[shards.tensor], np.hstack([shards.boxes.offset, shards.boxes.shape])
-    begins = np.ones(len(shards), np.bool_)
+    begins = np.ones(len(shards.tensor), np.bool_)
     begins[1:] = (of[1:] != of[:-1]) | (of[1:] < 0) | (box[1:] != box[:-1]).any(axis=1)
     unit = np.cumsum(begins) - 1
     shard, first = chunks.shard, chunks.first
@@ -239,7 +237,7 @@ def pieces_of(shards: ShardTable, groups: Sequence[Group], chunk_elements: int) 
     return Pieces(
         chunks,
         role[shards.tensor],
-        np.append(starts, len(shards)),
+        np.append(starts, len(shards.tensor)),
         rows,
         np.append(np.flatnonzero(is_first), len(rows)),
         np.concatenate([[0], np.cumsum(counts)]),

@@ -10,7 +10,7 @@ import torch
 
 from ..boxes import U64
 from ..layout import Box, Chunk, Path, Shard, chunk_of, chunks_of
-from ..plan.shard_table import ChunkColumns, ShardTable
+from ..plan.shard_table import ChunkColumns, ShardTable, cut
 from ..state.tensors import LocalTensor
 from .stage import Part, copy_chunk, elements_of, is_row_major
 from .workspace import bytes_at
@@ -96,7 +96,7 @@ class LiveTensors:
             held: what this rank holds of each tensor.
         """
         self.shards, self._held, self._chunk_elements = shards, held, chunk_elements
-        self.chunks = shards.chunks(chunk_elements)
+        self.chunks = cut(shards, chunk_elements)
         self._of, self._start = self.chunks.shard, self.chunks.start_bytes
         self._first = self.chunks.first
         self.elements, self.address = self._find()
@@ -133,7 +133,7 @@ class LiveTensors:
         return Standing(start, self.addresses(start, stop), False, self.gather)
 
     def _shard(self, number: int) -> Shard:
-        return self.shards[number : number + 1].shards()[0]
+        return self.shards[number : number + 1].shards[0]
 
     def _part(self, shard: Shard) -> Part:
         parts = self._held[shard.tensor.path].parts
@@ -144,7 +144,7 @@ class LiveTensors:
     def _find(self) -> tuple[list[torch.Tensor], U64]:
         tensors, held = self.shards.tensors, self._held
         elements, found, others = list[torch.Tensor](), list[int](), list[int]()
-        of, counts = self.shards.tensor.tolist(), self.shards.boxes.elements.tolist()
+        of, counts = self.shards.tensor.tolist(), self.shards.elements.tolist()
         for number, (index, count) in enumerate(zip(of, counts, strict=True)):
             leaf = held[tensors[index].path]
             elements.append(leaf.data)
@@ -173,8 +173,8 @@ class OnDemand:
             ask: returns what is held of a shard's tensor, and which box of it that is. Each shard
                 is asked for once in every attempt to write it.
         """
-        self._shards, self._ask, self._chunk_elements = shards.shards(), ask, chunk_elements
-        chunks = shards.chunks(chunk_elements)
+        self._shards, self._ask, self._chunk_elements = shards.shards, ask, chunk_elements
+        chunks = cut(shards, chunk_elements)
         self._of, self._start, self._first = chunks.shard, chunks.start_bytes, chunks.first
         self._held: dict[int, torch.Tensor] = {}
 

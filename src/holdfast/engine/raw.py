@@ -77,7 +77,7 @@ def _write_file(
             plan.rank,
             writer.number,
             tensor=shards.tensor[file.shards],
-            boxes=shards.boxes[file.shards],
+            numbers=shards.numbers[file.numbers],
             digests=shard_digests,
             counts=counts,
             checksums=checksums,

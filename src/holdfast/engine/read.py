@@ -157,33 +157,31 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
         )
         found, expected = checksum(base + start, size, seed), int(table.chunk_checksum[row])
         gap = int(manifest.chunk_gap_start[row])
-        what = (
-            f"{self._where(file)}[{start}:+{size}] (tensor {dotted(read.chunk.shard.tensor.path)}"
-        )
-        what = f"{what}, chunk {number})"
         if found != expected:
+            what = self._what(read)
             raise damaged(
                 self._store.location,
                 f"{what}: checksum {found:016x}, MANIFEST says {expected:016x}; the bytes were "
                 "damaged after they were written",
             )
         if not is_zero(base + gap, start - gap):
+            what = self._what(read)
             raise damaged(
                 self._store.location,
                 f"{what}: the padding before it, from byte {gap}, is not zero",
             )
         if manifest.signed is not None:
-            self._check_signed(manifest.signed, row, slot, start - run.extent.offset, size, what)
+            self._check_signed(manifest.signed, read, slot, start - run.extent.offset, size)
         return self.payload(run, row, slot)
 
     def _check_signed(
-        self, signed: Statement, row: int, slot: int, start: int, size: int, what: str
+        self, signed: Statement, read: ChunkRead, slot: int, start: int, size: int
     ) -> None:
         payload = self._lease.pool.view(slot)[start : start + size] if size else b""
-        if digest(payload) != signed.payloads[row].tobytes():
+        if digest(payload) != signed.payloads[read.row].tobytes():
             raise TrustError(
-                f"{what}: these bytes are not the signed ones, though their checksum is right: "
-                "they were changed on purpose. Get the checkpoint again from its publisher"
+                f"{self._what(read)}: these bytes are not the signed ones, and their checksum is "
+                "right: they were changed on purpose. Get the checkpoint again from its publisher"
             )
 
     def _close_idle(self, busy: set[int]) -> None:
@@ -216,6 +214,15 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
                 self._store.location,
                 f"{self._where(file)} ends at byte {end}, within its data; the file was cut",
             )
+
+    def _what(self, read: ChunkRead) -> str:
+        """Name a chunk: its place in its file, its tensor, and its number in the file."""
+        manifest, row = self._manifest, read.row
+        file = int(manifest.file_first_chunk.searchsorted(row, "right")) - 1
+        start, size = int(manifest.chunk_start[row]), int(manifest.chunk_bytes[row])
+        number = row - int(manifest.file_first_chunk[file])
+        where = f"{self._where(file)}[{start}:+{size}]"
+        return f"{where} (tensor {dotted(read.chunk.shard.tensor.path)}, chunk {number})"
 
     def _where(self, file: int) -> str:
         return f"{self._store.location}/{self._manifest.file_names[file]}"

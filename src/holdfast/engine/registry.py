@@ -22,7 +22,7 @@ MODE_MAX = 255
 
 DECODE: dict[str, Decode] = {}  # by the name that stands in a checkpoint
 _MAKE: dict[str, type[Any]] = {}  # by the same
-_NAMED: dict[str, Codec] = {}  # by the names that `save` takes
+CODECS: dict[str, Codec] = {}  # by the names that `save` takes
 
 
 def register(
@@ -52,7 +52,7 @@ def register(
     if modes is not None:
         spec.MODES[name] = dict(modes)
     DECODE[name], _MAKE[name] = decode, make
-    _NAMED.update(named)
+    CODECS.update(named)
 
 
 register(Raw, raw.decode, {"raw": RAW})
@@ -77,18 +77,18 @@ def find_codec(codec: str | Codec) -> Codec:
     """
     if not isinstance(codec, str) and isinstance(codec, tuple(_MAKE.values())):
         return codec
-    if not isinstance(codec, str) or codec not in _NAMED:
-        names = ", ".join(_NAMED)
+    if not isinstance(codec, str) or codec not in CODECS:
+        names = ", ".join(CODECS)
         raise OptionError(
             f"codec is {shown(codec)}; expected one of {names}, or one of holdfast.codecs with "
             "options"
         )
-    return _NAMED[codec]
+    return CODECS[codec]
 
 
 def show_codec(codec: Codec) -> str:
     """Return a codec as people write it: equal texts for equal codecs alone."""
-    return next((name for name, other in _NAMED.items() if other == codec), repr(codec))
+    return next((name for name, other in CODECS.items() if other == codec), repr(codec))
 
 
 def describe_codec(codec: Codec) -> dict[str, Any]:

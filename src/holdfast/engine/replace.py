@@ -35,10 +35,10 @@ from ..errors import (
     damaged,
 )
 from ..format import spec
-from ..format.contents import content_digest
 from ..format.header import Header
 from ..format.names import names_of_dcp, some, step_of
 from ..format.rows import Planned, Written
+from ..format.table import content_digest
 from ..stores.base import NOT_A_FILE
 from ..stores.local import LocalStore
 from .check import read_manifest

@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from operator import attrgetter, methodcaller
 
 from ..errors import CorruptError, StoreError
 from ..format import spec
@@ -40,6 +41,9 @@ OVER, AGAIN = ".over", ".again"
 GRACE_S = 24 * 3600.0
 
 
+_NAME, _IS_MARK = attrgetter("name"), methodcaller("startswith", LEAVING_PREFIX)
+
+
 @contextlib.contextmanager
 def leaving(store: LocalStore) -> Iterator[None]:
     """Mark a checkpoint while it is decided whether it goes, and while it goes.
@@ -60,7 +64,7 @@ def leaving(store: LocalStore) -> Iterator[None]:
 def is_leaving(store: Store) -> bool:
     """Return whether a checkpoint has a mark; False where there is no directory any more."""
     try:
-        return any(entry.name.startswith(LEAVING_PREFIX) for entry in store.list())
+        return any(map(_IS_MARK, map(_NAME, store.list())))
     except StoreError as error:
         if error.errno != errno.ENOENT:
             raise

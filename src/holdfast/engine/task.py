@@ -139,7 +139,7 @@ class ByPiece:
 
     def _begin(self, unit: int) -> _Work:
         first, end = self._pieces.unit[[unit, unit + 1]].tolist()
-        shards = self._shards[first:end].shards()
+        shards = self._shards[first:end].shards
         roles = [ROLES[role] for role in self._pieces.role[first:end].tolist()]
         columns = [list(chunks_of(shard, self._chunk_elements)) for shard in shards]
         parts = [self._origin.part(number) for number in range(first, end)]

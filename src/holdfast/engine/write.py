@@ -56,11 +56,6 @@ class DataFileWriter:
         self._descriptor = -1  # of the file being written
         self._stream: FileStream  # its bytes
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a file is being written."""
-        return self._descriptor >= 0
-
     def open(self, expected_bytes: int, *, is_exact: bool) -> FileStream:
         """Begin the next file; return its bytes, of which the header is there.
 

@@ -2,7 +2,7 @@
 
 There are many tensors, all alike. `read_listed` knows the one form that holdfast gives them, and
 proves that the text has it. Any other text, damaged or merely written otherwise, is for the strict
-parser of `values`, which says what is wrong.
+parser, which says what is wrong.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CorruptError
 from ..layout import Path
 from .spec import CHUNK_ELEMENTS_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX
-from .values import decode_value
+from .values import Json, compact_json, decode_value
 
 _BEGIN, _END, _EMPTY = ',"tensors":[{"path":[', '}],"ties":[', ',"tensors":[]'
 _BETWEEN, _AFTER_PATH = '},{"path":[', "],"
@@ -169,3 +169,41 @@ def read_listed(data: bytes) -> Listed | None:
         return None
     rest = f"{text[:begin]}{_EMPTY}{text[end + 2 :]}"
     return Listed(rest.encode(), paths, form, forms)
+
+
+def parse_json(data: bytes) -> Json:
+    """Parse untrusted JSON text strictly.
+
+    Raises:
+        CorruptError: not UTF-8, not JSON, a repeated key, NaN or Infinity.
+    """
+    try:
+        text = data.decode()
+        value = json.loads(text, parse_constant=_refuse_constant)
+        # What reads the same when it is written again has repeated no key: without a look at each.
+        if compact_json(value) != text:
+            value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"the JSON header does not parse: {error}") from error
+    if re.search(rb"\\u[dD]", data):
+        _check_surrogates(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise CorruptError("the JSON header repeats a key")
+    return result
+
+
+def _refuse_constant(name: str) -> None:
+    raise CorruptError(f"the JSON header holds {name}")
+
+
+def _check_surrogates(value: Json) -> None:
+    """Refuse half a surrogate pair, which only an escape can bring in: it is not Unicode."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CorruptError("the JSON header holds text that is not Unicode") from error

@@ -15,7 +15,7 @@ from ..errors import CorruptError, VersionError
 from ..layout import ITEM_BYTES, Path, Shape, Tensor
 from . import spec
 from .coding import RAW, Coding, decode_coding, encode_coding, renumbered
-from .fields import Listed, count, entries, keys, read_listed, scalars, text
+from .fields import Listed, count, entries, keys, parse_json, read_listed, scalars, text
 from .links import Base, TensorLoss, decode_base, decode_losses
 from .tags import MAY_BE_NATIVE, has_native
 from .values import (
@@ -23,7 +23,6 @@ from .values import (
     decode_paths,
     decode_value,
     encode_value,
-    parse_json,
     path_text,
     write_json,
 )
@@ -60,8 +59,6 @@ def marked_names(mark: object, key: Literal["lost", "not_recovered"]) -> tuple[s
 
 
 _RAW_CODECS = [{"name": spec.CODEC_RAW}]
-
-
 _Written = tuple[tuple[Tensor, ...], tuple[int, ...], str]
 
 
@@ -269,7 +266,7 @@ def _decode_header(values: Any, listed: Listed | None, tagged: bool) -> Header:
     else:
         tensors, codec_of = _decode_tensors(told, values["codecs"])
     ties = tuple(map(partial(_decode_tie, len(tensors)), tied))
-    objects = tuple(map(_decode_object, valued))
+    objects, coded = tuple(map(_decode_object, valued)), values["codecs"]
     if tagged or spec.FEATURE_VALUES in features:
         _check_natives(valued, spec.FEATURE_VALUES in features)
     header = Header(
@@ -277,7 +274,7 @@ def _decode_header(values: Any, listed: Listed | None, tagged: bool) -> Header:
         tensors=tensors,
         ties=ties,
         objects=objects,
-        codecs=tuple(map(partial(decode_coding, tensors), values["codecs"])),
+        codecs=(RAW,) if coded == _RAW_CODECS else (*map(partial(decode_coding, tensors), coded),),
         codec_of=codec_of if any(codec_of) else (),
         base=decode_base(values["base"]) if "base" in values else None,
         losses=decode_losses(values, len(tensors)) if "losses" in values else (),
@@ -301,6 +298,8 @@ def check_paths(header: Header) -> None:
 
 def _check_known(values: dict[str, Any]) -> set[str]:
     """Tell a newer checkpoint from a damaged one; return the features it uses."""
+    if values.get("features") == [] and values.get("codecs") == _RAW_CODECS:  # as most are
+        return set()
     (features,) = entries(values, "features")
     for feature in features:
         keys(feature, {"name", "since"}, "feature")

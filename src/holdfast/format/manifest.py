@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import derive_plain, xxh3_128
-from ..boxes import Bools, Boxes, are_inside, chunk_steps, spread, unflatten
+from ..boxes import Bools, Boxes, are_inside, spread, unflatten
 from ..errors import CorruptError, HoldfastError
 from ..layout import ITEM_BYTES, Box, Shard
 from . import spec
@@ -122,6 +122,11 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         return check_table(table, unpacked_bytes(data), xxh3_128(data).hex())
     except HoldfastError as error:
         raise type(error)(f"{where} cannot be read: {error}") from error
+
+
+def chunk_steps(item_bytes: I64, chunk_elements: int) -> I64:
+    """Return the chunk lengths of many dtypes (`layout.elements_per_chunk`)."""
+    return np.where(item_bytes == 16, -(-chunk_elements // 2), chunk_elements)
 
 
 def check_table(table: Table, size_bytes: int = 0, digest: str = "") -> Manifest:

@@ -5,7 +5,7 @@ Knows no file system.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..layout import Key, Path
@@ -19,7 +19,9 @@ DCP_FIRST_NAME = "__0_0.distcp"  # what its first rank writes first
 DCP_PATTERN = re.compile(r"\.metadata|.*\.distcp", re.DOTALL)  # all files of one
 FOREIGN_MAX = 1000  # of names that are not ours, of all that there may be
 NAMED_MAX = 3  # of many names, in a text
-STEP_PATTERN = re.compile(r"step-(\d{8,})")
+# (save_id, rank, number) → name of a data file, relative to its checkpoint.
+data_file_name: Callable[[str, int, int], str] = (DATA_DIRECTORY + "/{}/{:05d}-{}.hf").format
+STEP_PATTERN = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")  # as `step_name` has it
 _INTEGER = re.compile(r"-?[0-9]+")
 _SPECIAL = re.compile(r'[\\"\[\]()\x00-\x1f\x7f]')
 
@@ -78,7 +80,7 @@ def step_name(step: int) -> str:
 def step_of(name: str) -> int | None:
     """Return the step a directory name stands for, or None."""
     match = STEP_PATTERN.fullmatch(name)
-    return int(match[1]) if match and step_name(int(match[1])) == name else None
+    return int(match[1]) if match else None
 
 
 def misnamed(name: str, step: int | None) -> str | None:
@@ -94,11 +96,6 @@ def misnamed(name: str, step: int | None) -> str | None:
         f"is named step {named}, but holds step {step}: it was renamed, or copied to the wrong "
         "place. Rename it back"
     )
-
-
-def data_file_name(save_id: str, rank: int, number: int) -> str:
-    """Name a data file relative to its checkpoint."""
-    return f"{DATA_DIRECTORY}/{save_id}/{rank:05d}-{number}.hf"
 
 
 def some(names: Sequence[str], count: int = 0) -> str:

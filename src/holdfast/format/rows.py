@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import xxh3_128
-from ..boxes import I64, U64, Boxes, chunk_steps, flatten
+from ..boxes import I64, U64, Boxes, flatten
 from ..errors import CorruptError
 from ..layout import ITEM_BYTES, Tensor
 from . import spec
 from .header import Header
+from .manifest import chunk_steps
 from .table import Integers, Table, renumbered_tensors
 
 
@@ -27,7 +28,7 @@ def file_table(
     number: int,
     *,
     tensor: I64,
-    boxes: Boxes,
+    numbers: I64,
     digests: U64,
     counts: Integers,
     checksums: U64,
@@ -39,13 +40,12 @@ def file_table(
     Args:
         header: that of the checkpoint; tensors without a shard here, and objects, are left out.
         tensor: index of each shard's tensor in that header.
+        numbers: offset and shape of each shard, flat, as `Table.shard_box` has them.
         counts: chunks of each shard.
         offsets: of each payload in the file, in bytes.
     """
     kept, own = renumbered_tensors(tensor, len(header.tensors))
     part = header.part(kept)
-    shapes = map(attrgetter("shape"), part.tensors)
-    ndim = np.fromiter(map(len, shapes), np.int64, len(part.tensors))[own]
     count = counts.astype(np.uint32)
     return Table(
         header=part,
@@ -55,7 +55,7 @@ def file_table(
         file_number=np.array([number], np.uint32),
         file_chunks=np.array([len(offsets)], np.uint32),
         shard_digest=digests,
-        shard_box=flatten(boxes, ndim),
+        shard_box=numbers,
         shard_tensor=own.astype(np.uint32),
         shard_file=np.zeros(len(tensor), np.uint32),
         shard_first_chunk=count.cumsum(dtype=np.uint32) - count,

@@ -7,7 +7,7 @@ has passed every check that one table can be put to.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .._core import xxh3_128
 from ..errors import CorruptError, VersionError
 from . import spec
 from .header import Header, decode_header, encode_header
+from .values import path_text
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
@@ -131,6 +132,21 @@ def decode_table(magic: bytes, data: bytes, likely: Header | None = None) -> Tab
         end += rows * int(dtype[-1])
     columns["shard_digest"] = columns["shard_digest"].reshape(-1, 2)
     return Table(header=header, **columns)
+
+
+def content_digest(table: Table) -> str:
+    """Return the digest of what a checkpoint holds, however it is stored: 32 hexadecimal digits."""
+    columns = (table.shard_digest, table.shard_box, table.shard_tensor)
+    tensors = table.header.tensors
+    paths = map(path_text, map(_PATH, tensors))
+    shapes = [",".join(map(str, shape)) for shape in map(_SHAPE, tensors)]
+    named = map(_NAMED, paths, map(_DTYPE, tensors), shapes)
+    text = f"[{','.join(named)}]"
+    return xxh3_128(b"".join([*map(_BYTES, columns), text.encode()])).hex()
+
+
+_PATH, _SHAPE, _DTYPE = attrgetter("path"), attrgetter("shape"), attrgetter("dtype")
+_BYTES, _NAMED = methodcaller("tobytes"), '[{},"{}",[{}]]'.format
 
 
 def renumbered_tensors(tensor: Integers, count: int) -> tuple[Sequence[int], Integers]:

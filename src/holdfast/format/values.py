@@ -302,7 +302,7 @@ _quote: Callable[[str], str] = json.encoder.encode_basestring
 
 # One encoder for all: json.dumps would make a new one for each of these arguments. Headers have the
 # strict one's form; a ValueError says that a number is not finite.
-_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -311,7 +311,7 @@ def _path_bytes(encoded: Json) -> int:
     bound = 0
     for key in encoded:
         bound += 6 * len(key) + 3 if type(key) is str else 64
-    return bound if bound <= PATH_BYTES_MAX else len(_compact(encoded).encode())
+    return bound if bound <= PATH_BYTES_MAX else len(compact_json(encoded).encode())
 
 
 def decode_path(value: Json) -> Path:
@@ -356,41 +356,3 @@ def _decode_key(key: Json) -> Key:
 
 def _fits_i64(key: int) -> bool:
     return -(1 << 63) <= key < 1 << 63
-
-
-def parse_json(data: bytes) -> Json:
-    """Parse untrusted JSON text strictly.
-
-    Raises:
-        CorruptError: not UTF-8, not JSON, a repeated key, NaN or Infinity.
-    """
-    try:
-        text = data.decode()
-        value = json.loads(text, parse_constant=_refuse_constant)
-        # What reads the same when it is written again has repeated no key: without a look at each.
-        if _compact(value) != text:
-            value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"the JSON header does not parse: {error}") from error
-    if re.search(rb"\\u[dD]", data):
-        _check_surrogates(value)
-    return value
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise CorruptError("the JSON header repeats a key")
-    return result
-
-
-def _refuse_constant(name: str) -> None:
-    raise CorruptError(f"the JSON header holds {name}")
-
-
-def _check_surrogates(value: Json) -> None:
-    """Refuse half a surrogate pair, which only an escape can bring in: it is not Unicode."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise CorruptError("the JSON header holds text that is not Unicode") from error

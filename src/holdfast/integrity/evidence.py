@@ -13,8 +13,8 @@ from ..errors import HoldfastError
 from ..faults.damage import Damage, names_of
 from ..faults.rebuild import Rebuilt
 from ..format import spec
-from ..format.contents import content_digest
 from ..format.manifest import Manifest
+from ..format.table import content_digest
 from ..stores.local import LocalStore
 
 NEIGHBOURS_MAX = 8  # that are asked for the order of their tensors

@@ -29,10 +29,10 @@ from ..errors import (
 from ..faults.damage import Damage, Subject, names_of
 from ..faults.rebuild import Rebuilt, find_saves, mend, rebuild
 from ..format import spec
-from ..format.contents import check_tiling
 from ..format.header import REPAIRED, Header, marked_names
 from ..format.manifest import Manifest, decode_manifest, encode_manifest
 from ..format.names import misnamed, step_name
+from ..format.tiling import check_tiling
 from ..options import Options, options_of
 from ..stores.local import LocalStore
 from ..stores.url import open_store

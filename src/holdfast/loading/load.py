@@ -30,10 +30,10 @@ from ..engine.read_pipeline import Done, read_chain, read_shards
 from ..engine.trust import check_of
 from ..errors import CorruptError, MismatchError
 from ..format.names import misnamed, step_name
-from ..group.base import COORDINATOR, Phase, sends
-from ..group.find import find_group
+from ..group.base import COORDINATOR, sends
+from ..group.phase import Phase, find_group
 from ..group.replies import decode_replies, encode_reply
-from ..options import SLOT_BYTES, Options, options_of
+from ..options import DEFAULTS, SLOT_BYTES, Options, options_of
 from ..plan.load_plan import find_chunks
 from ..plan.reads import coalesce
 from ..plan.share_plan import SharedRun, encode_rows, share_out
@@ -135,7 +135,8 @@ def load(
         ``holdfast.load("runs/a/step-00001000", into={"model": model, "optimizer": optimizer})``
     """
     started = time.perf_counter()
-    ranks, chosen = find_group(group), options_of(options)
+    ranks = find_group(group)
+    chosen = DEFAULTS if options is None else options_of(options)
     report = worker.run(
         lambda: load_from(
             path, ranks, into, strict=strict, partial=partial, cast=cast, options=chosen
@@ -171,7 +172,7 @@ def load_from(
     wants, targets = wanted_of(manifest, target)
     chunks = find_chunks(manifest, wants)
 
-    senders = ranks if not chain and sends(ranks) else None
+    senders = ranks if not chain and ranks.world_size > 1 and sends(ranks) else None
     with contextlib.ExitStack() as held:
         with Phase(ranks) as checked:
             if strict and not partial:

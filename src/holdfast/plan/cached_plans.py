@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import xxh3_128
+from ..format.fields import parse_json
 from ..format.header import Header
 from ..format.links import Base
-from ..format.values import decode_value, parse_json, path_text, write_json
+from ..format.values import decode_value, path_text, write_json
 from ..layout import Path
 from .local_states import LocalState, distinct
 from .save_plan import SavePlan

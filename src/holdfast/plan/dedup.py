@@ -8,8 +8,8 @@ import numpy as np
 
 from ..boxes import I64, Bools, Boxes, row_hashes, unflatten
 from ..errors import StateError
+from ..format.fields import parse_json
 from ..format.names import dotted
-from ..format.values import parse_json
 from ..layout import Path, Tensor
 from .local_states import LocalState, decode_object, distinct
 

@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..boxes import I64
+from ..format.fields import parse_json
 from ..format.values import (
     decode_path,
     decode_paths,
     decode_value,
     encode_value,
-    parse_json,
     path_text,
     write_json,
 )
 from ..layout import Box, Path, Tensor
 
-_LENGTHS = struct.Struct("<QQQ")
+_LENGTHS = struct.Struct("<QQQQ")
 Part = TypeVar("Part")
 
 
@@ -63,27 +63,25 @@ class LocalState:
     """What one rank holds.
 
     Attributes:
-        boxes: how many boxes are held of each tensor, a byte each, with zeros up to a multiple of
-            8; then offset and shape of every box, which may be empty: little-endian 64-bit
-            integers.
+        boxes: how many boxes are held of each tensor, a byte each; and offset and shape of every
+            box, which may be empty: little-endian 64-bit integers.
         node: name of this rank's host, the same for all ranks there.
     """
 
     names: Names
-    boxes: bytes
+    boxes: tuple[bytes, bytes]
     values: Values
     node: str
 
     @property
     def counts(self) -> I64:
         """The number of boxes of each tensor."""
-        counts = np.frombuffer(self.boxes, np.uint8, len(self.names.tensors))
-        return counts.astype(np.int64)
+        return np.frombuffer(self.boxes[0], np.uint8).astype(np.int64)
 
     @property
     def numbers(self) -> I64:
         """Offsets and shapes of the boxes."""
-        return np.frombuffer(self.boxes, "<i8", offset=-(-len(self.names.tensors) // 8) * 8)
+        return np.frombuffer(self.boxes[1], "<i8")
 
 
 def local_state_of(
@@ -102,18 +100,8 @@ def local_state_of(
     held = tuple(held)
     numbers = [n for _, boxes in held for box in boxes for n in (*box.offset, *box.shape)]
     names = Names(tuple(tensor for tensor, _ in held), ties, mesh)
-    return LocalState(names, encode_boxes([len(boxes) for _, boxes in held], numbers), values, node)
-
-
-def encode_boxes(counts: Sequence[int], numbers: Sequence[int]) -> bytes:
-    """Write the boxes that a rank holds, as `LocalState` has them.
-
-    Args:
-        counts: of the boxes of each tensor.
-        numbers: offset and shape of every box.
-    """
-    rows = bytes(counts)
-    return rows.ljust(-(-len(rows) // 8) * 8, b"\0") + np.array(numbers, "<i8").tobytes()
+    boxes = bytes([len(boxes) for _, boxes in held]), np.array(numbers, "<i8").tobytes()
+    return LocalState(names, boxes, values, node)
 
 
 def encode_local_state(local_state: LocalState) -> bytes:
@@ -132,27 +120,27 @@ def encode_local_state(local_state: LocalState) -> bytes:
     named += f',"mesh":{write_json(names.mesh)}}}'
     valued = f'{{"digests":[{",".join(digests)}],"objects":[{",".join(objects)}]'
     valued += f',"exact":[{",".join(exact)}]}}'
-    parts = [part.encode() for part in (named, valued)]
-    lengths = _LENGTHS.pack(*map(len, parts), len(local_state.boxes))
-    return b"".join([lengths, *parts, local_state.boxes, local_state.node.encode()])
+    parts = [named.encode(), valued.encode(), *local_state.boxes]
+    return b"".join([_LENGTHS.pack(*map(len, parts)), *parts, local_state.node.encode()])
 
 
 def decode_local_states(encoded: Sequence[bytes]) -> list[LocalState]:
     """Read the local_states of all ranks."""
     names: dict[bytes, Names] = {}
     values: dict[bytes, Values] = {}
-    boxes: dict[bytes, bytes] = {}
+    boxes: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
     local_states = []
     for data in encoded:
         ends = np.cumsum([_LENGTHS.size, *_LENGTHS.unpack_from(data)]).tolist()
-        named, valued, numbers = (data[a:b] for a, b in pairwise(ends))
+        named, valued, *held = (data[a:b] for a, b in pairwise(ends))
         if named not in names:
             names[named] = _decode_names(named)
         if valued not in values:
             values[valued] = _decode_values(valued)
-        numbers = boxes.setdefault(numbers, numbers)
+        counts, numbers = held
+        same = boxes.setdefault((counts, numbers), (counts, numbers))
         local_states.append(
-            LocalState(names[named], numbers, values[valued], data[ends[3] :].decode())
+            LocalState(names[named], same, values[valued], data[ends[4] :].decode())
         )
     return local_states
 

@@ -7,8 +7,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from ..boxes import I64, U64, Bools, Boxes, chunk_steps, unflatten
+from ..boxes import I64, U64, Bools, Boxes, flatten, unflatten
 from ..cached import cached_property
+from ..format.manifest import chunk_steps
 from ..layout import ITEM_BYTES, Box, Shard, Tensor
 
 CUT_MAX = 8  # tables whose chunks are kept
@@ -32,7 +33,7 @@ class ShardTable:
         return len(self.tensor)
 
     def __iter__(self) -> Iterator[Shard]:
-        return iter(self.shards())
+        return iter(self.shards)
 
     def __getitem__(self, rows: slice | Bools) -> "ShardTable":
         return ShardTable(self.tensors, self.tensor[rows], self.boxes[rows])
@@ -55,12 +56,28 @@ class ShardTable:
         return np.array(names, np.int64)[self.tensor]
 
     @cached_property
+    def elements(self) -> I64:
+        """Elements of each."""
+        return self.boxes.elements
+
+    @cached_property
+    def numbers(self) -> I64:
+        """Offset and shape of each, flat."""
+        return flatten(self.boxes, self.ndim)
+
+    @cached_property
+    def first_number(self) -> I64:
+        """Where the numbers of each begin, and the end of the last."""
+        return np.concatenate([[0], np.cumsum(2 * self.ndim)])
+
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of all."""
-        return int((self.boxes.elements * self.item_bytes).sum())
+        return int((self.elements * self.item_bytes).sum())
 
+    @cached_property
     def shards(self) -> list[Shard]:
-        """Return each by itself."""
+        """Each by itself."""
         columns = self.tensor.tolist(), self.boxes.offset.tolist(), self.boxes.shape.tolist()
         result = []
         for index, offset, shape in zip(*columns, strict=True):
@@ -68,10 +85,6 @@ class ShardTable:
             ndim = len(tensor.shape)
             result.append(Shard(tensor, Box(tuple(offset[:ndim]), tuple(shape[:ndim]))))
         return result
-
-    def chunks(self, chunk_elements: int) -> "ChunkColumns":
-        """Cut all into chunks (`layout.chunks_of`)."""
-        return _chunks(self, chunk_elements)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +118,9 @@ class ChunkColumns:
 
 
 @lru_cache(maxsize=CUT_MAX)  # the same shards are saved again and again
-def _chunks(shards: ShardTable, chunk_elements: int) -> ChunkColumns:
-    item_bytes, elements = shards.item_bytes, shards.boxes.elements
+def cut(shards: ShardTable, chunk_elements: int) -> ChunkColumns:
+    """Cut all into chunks (`layout.chunks_of`)."""
+    item_bytes, elements = shards.item_bytes, shards.elements
     step = chunk_steps(item_bytes, chunk_elements)
     counts = -(-elements // step)
     sizes = np.repeat(step * item_bytes, counts)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
 from ..errors import OptionError, PeerError, writable
-from ..group.base import COORDINATOR, Phase, Poll
-from ..group.find import find_group
+from ..group.base import COORDINATOR
+from ..group.phase import Phase, Poll, find_group
 from ..options import Options, options_of
 from ..saving.request import SaveRequest
 from .directory import Run, check_step

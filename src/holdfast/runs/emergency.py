@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import PeerError, StateError
-from ..group.base import Group, Phase
+from ..group.base import Group
+from ..group.phase import Phase
 from ..state.steps import before_any_step
 from .signals import SignalWatch
 

@@ -18,7 +18,8 @@ from ..errors import (
     TrustError,
     shown,
 )
-from ..group.base import COORDINATOR, Phase
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
 from ..loading.load import load_from
 from ..options import Options
 from .directory import Run

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.ledger import Ledger
 from ..errors import AlreadyCommittedError, NoSpaceError, OptionError, StoreError
-from ..group.base import COORDINATOR, Phase
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
 from ..saving.handle import SaveHandle
 from ..saving.request import NoRoomError, SaveRequest
 from ..saving.save import Records, save_now, start_save

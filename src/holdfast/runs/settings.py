@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import check_alike, decode_arguments, encode_arguments, is_positive
 from ..engine.registry import find_codec, show_codec
 from ..errors import OptionError, shown
-from ..group.base import COORDINATOR, Phase, SingleGroup
-from ..group.find import find_group
+from ..group.base import COORDINATOR, SingleGroup
+from ..group.phase import Phase, find_group
 from ..group.replies import decode_replies, encode_reply
 from ..saving.request import SaveRequest
 from .retention import Keep

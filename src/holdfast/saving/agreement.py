@@ -7,13 +7,16 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..arguments import check_alike, decode_arguments
 from ..chains.base_choice import Writing
 from ..codecs.base import Codec
 from ..engine.file_plan import WriterPlan, lay_out
 from ..engine.pool import check_pool
 from ..engine.registry import make_codec
-from ..group.base import COORDINATOR, BriefPhase
+from ..group.base import COORDINATOR
+from ..group.phase import BriefPhase
 from ..group.replies import decode_replies
 from ..layout import Path, Tensor
 from ..plan import cached_plans
@@ -22,7 +25,6 @@ from ..plan.local_states import (
     Names,
     Values,
     decode_local_states,
-    encode_boxes,
     encode_object,
 )
 from ..plan.save_plan import plan_save
@@ -58,7 +60,7 @@ class Agreement:
         codec: how all chunks are stored.
         objects: texts of the values that this rank holds.
         size_bytes: of the tensors of all ranks.
-        base_save_id: of the base, if the header has one.
+        writing: the same, for whoever makes a link.
     """
 
     store: LocalStore
@@ -67,13 +69,7 @@ class Agreement:
     codec: Codec
     objects: dict[Path, bytes]
     size_bytes: int
-    base_save_id: str
-
-    def writing(self, rank: int) -> Writing:
-        """Return what there is to know of its base."""
-        header = self.files.header
-        shards = self.cached.shards
-        return Writing(self.store, header, shards, self.codec, self.base_save_id, rank)
+    writing: Writing
 
 
 def local_state_for(leaves: Leaves, *, compare: bool) -> LocalState:
@@ -105,7 +101,8 @@ def local_state_for(leaves: Leaves, *, compare: bool) -> LocalState:
             numbers += box.offset
             numbers += box.shape
     names = Names(tuple(tensors), leaves.ties(), leaves.mesh)
-    return LocalState(names, encode_boxes(counts, numbers), values, socket.gethostname())
+    boxes = bytes(counts), np.array(numbers, "<i8").tobytes()
+    return LocalState(names, boxes, values, socket.gethostname())
 
 
 def arguments_of_all(told: BriefPhase) -> list[dict[str, Any]]:
@@ -169,5 +166,5 @@ def agree(proposal: Proposal, told: BriefPhase, rank: int) -> Agreement:
         codec,
         proposal.local_state.values.objects,
         size_bytes,
-        save_id,
+        Writing(proposal.store, header, cached.shards, codec, save_id, rank),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..codecs.base import Codec
-from ..engine.registry import describe_codec, show_codec
+from ..engine.registry import show_codec
 from ..errors import NoSpaceError, OptionError, shown
 from ..options import Options
 from ..version import __version__
@@ -59,7 +59,7 @@ class SaveRequest:
         return alike | ({"stage": self.stage, "busy": self.busy} if background else {})
 
     def settings(self, codec: Codec, world_size: int, *, background: bool) -> dict[str, Any]:
-        """Return what a plan depends on besides the state, as values of JSON.
+        """Return what a plan depends on besides the state, as values of JSON but for the codec.
 
         The same on all ranks, but for ``pool_bytes``; of ``writers`` the coordinator's count.
 
@@ -70,7 +70,7 @@ class SaveRequest:
         return {
             "chunk_elements": options.chunk_elements,
             "file_bytes": options.file_bytes,
-            "codec": describe_codec(codec),
+            "codec": codec,
             "writers": options.writers,
             "written_by": f"holdfast {__version__}",
             "world_size": world_size,

@@ -24,7 +24,7 @@ from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
 from ..engine.origin import LiveTensors
 from ..engine.pool import lease, staging
-from ..engine.registry import find_codec
+from ..engine.registry import CODECS, describe_codec, find_codec
 from ..engine.replace import check_replaceable, commit_over, remove_replaced
 from ..engine.staging import LazyCopies, copy_now, hold
 from ..engine.write_pipeline import write_shards
@@ -32,10 +32,10 @@ from ..errors import StoreError
 from ..format.rows import written_in
 from ..format.table import Table
 from ..format.values import encode_value
-from ..group.base import COORDINATOR, BriefPhase, Outcome, Phase
-from ..group.find import find_group
+from ..group.base import COORDINATOR
+from ..group.phase import BriefPhase, Outcome, Phase, find_group
 from ..group.replies import encode_reply
-from ..options import Options, options_of
+from ..options import DEFAULTS, Options, options_of
 from ..plan import cached_plans
 from ..plan.local_states import encode_local_state
 from ..plan.save_plan import join_objects, objects_from
@@ -104,7 +104,8 @@ def save(
     Example:
         ``holdfast.save({"model": model, "optimizer": optimizer}, "runs/b/step-00001000")``
     """
-    request = SaveRequest(path, step, metrics, codec, options_of(options), replace=replace)
+    chosen = DEFAULTS if options is None else options_of(options)
+    request = SaveRequest(path, step, metrics, codec, chosen, replace=replace)
     ranks = find_group(group, writing=True)
     worker.run(lambda: save_now(state, request, ranks))
 
@@ -152,8 +153,8 @@ def save_async(
     Example:
         ``handle = holdfast.save_async({"model": model}, "runs/a/step-00000007")``
     """
-    told = (path, step, metrics, codec, options_of(options), stage, busy, deadline_s, replace)
-    request = SaveRequest(*told)
+    chosen = DEFAULTS if options is None else options_of(options)
+    request = SaveRequest(path, step, metrics, codec, chosen, stage, busy, deadline_s, replace)
     ranks = find_group(group, writing=True)
     handle = worker.run(lambda: start_save(state, request, ranks), dropped=SaveHandle.cancel)
     handle.is_given = True  # by no call, before which an interrupt may come
@@ -173,7 +174,7 @@ def save_now(
 
     def write() -> Files:
         files, shards, codec = agreement.files, agreement.cached.shards, agreement.codec
-        basis = begin_link(agreement.writing(ranks.rank), options) if codec.every > 1 else None
+        basis = begin_link(agreement.writing, options) if codec.every > 1 else None
         with lease(store.vfs, store.location, options) as leased:
             live = LiveTensors(shards, proposal.leaves.tensors, files.header.chunk_elements)
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
@@ -218,7 +219,7 @@ def start_save(
         background = meet(agreement.files.header.save_id, handle.deadline)
         take_flight(handle)
         try:
-            write = _stage(agreement, ranks.rank, proposal.leaves, handle, request)
+            write = _stage(agreement, proposal.leaves, handle, request)
         except BaseException as error:
             failure = error  # the others are on their way: they are told of it as of any other
             handle.staged()  # as far as it will be: no step has to wait for them
@@ -248,9 +249,9 @@ def _propose(
         check_order(request.path, state, _USAGE)
         check_state(state)
     store = open_store(request.path)
-    codec = find_codec(request.codec)
+    named = request.codec
+    codec = (CODECS.get(named) if isinstance(named, str) else None) or find_codec(named)
     check_request(request)
-    busy = is_mine is False
     word: dict[str, Any] = {}
     if ranks.rank == COORDINATOR:
         check_replaceable(store) if request.replace else check_absent(store)
@@ -261,33 +262,35 @@ def _propose(
         if request.free_bytes is not None:
             word["free_bytes"] = request.free_bytes()
     leaves = flatten(state)
-    background = is_mine is not None
+    background, busy = is_mine is not None, is_mine is False
     settings = request.settings(codec, ranks.world_size, background=background)
     local_state = local_state_for(leaves, compare=ranks.world_size > 1)
     key, before = cached_plans.find(ranks.rank, settings, local_state)
-    what = f"the save of {store.location}"
 
     def arguments(**more: Any) -> bytes:
         given = request.arguments(store.location, codec, background=background)
+        what = f"the save of {store.location}"
         return encode_arguments(what, given, deadline_s=request.deadline_s, **more)
+
+    def everything() -> bytes:
+        chosen = settings | {"codec": describe_codec(codec)}
+        asks = arguments(settings=chosen, word=word, busy=busy)
+        return encode_reply(arguments=asks, local_state=encode_local_state(local_state))
 
     if before is not None and ranks.world_size == 1 and not busy:
         told.numbers = ()
     elif before is not None:
         told.numbers = cached_plans.numbers(before, local_state, arguments(), word, busy=busy)
-    more = {"settings": settings, "word": word, "busy": busy}
-    told.tell = lambda: encode_reply(
-        arguments=arguments(**more), local_state=encode_local_state(local_state)
-    )
+    told.tell = everything
     return Proposal(store, leaves, local_state, key, before, word)
 
 
 def _stage(
-    agreement: Agreement, rank: int, leaves: Leaves, handle: SaveHandle, request: SaveRequest
+    agreement: Agreement, leaves: Leaves, handle: SaveHandle, request: SaveRequest
 ) -> Callable[[], Files]:
     """Copy what has to be copied now; return what copies the rest, and writes."""
     ledger, store, files = handle.ledger, agreement.store, agreement.files
-    shards = agreement.cached.shards
+    shards, codec = agreement.cached.shards, agreement.codec
     with ledger.timed("stage"):
         images = lay_out(files, shards)
         lease = staging(store.vfs, store.location, request.options, images.size_bytes)
@@ -308,11 +311,10 @@ def _stage(
     def write() -> Files:
         if copies:
             copies.finish()
+            handle.staged()
         ledger.staged_bytes = ledger.total_bytes
-        handle.staged()
-        is_link = agreement.codec.every > 1
-        basis = begin_link(agreement.writing(rank), request.options) if is_link else None
-        tables = write_shards(store, lease, files, shards, images, agreement.codec, basis, ledger)
+        basis = begin_link(agreement.writing, request.options) if codec.every > 1 else None
+        tables = write_shards(store, lease, files, shards, images, codec, basis, ledger)
         if copies:
             copies.close()
         return tables, basis
@@ -340,7 +342,7 @@ def _finish(
             share = Share(
                 {"rank": ranks.rank, **measured},
                 objects_from(plan, ranks.rank, agreement.objects) if plan.objects else [],
-                losses_of(basis, header) if basis else [],
+                losses_of(basis, header) if basis and basis.losses else [],
                 written_in(tables),
             )
             if ranks.world_size > 1:
@@ -363,7 +365,7 @@ def _finish(
         ledger.state = "committed"  # who waits need not give up: old files are deleted now
         remove_replaced(store)
     if basis:
-        end_link(agreement.writing(ranks.rank), basis)
+        end_link(agreement.writing, basis)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
         seconds, stall_s = time.perf_counter() - ledger.started, ledger.stall_s

@@ -18,6 +18,7 @@ from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
 from ..format.values import path_text
 from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
+from .ambient import ordinary_torch
 from .dtensor import local_part
 from .memory import ORDINARY, check_dense, own_memory, spread
 from .natives import add_torch_types
@@ -144,18 +145,28 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
 
 
 def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, LocalTensor]:
-    """`local_tensor` of each, of which there are many: ordinary ones take no further call."""
+    """`local_tensor` of each, of which there are many: ordinary ones take no further call.
+
+    In a thread for which nothing is set, as a worker is, ordinary ones need no `ordinary_torch`.
+    """
     global _tensors
     if len(_tensors) > TENSORS_MAX:
         _tensors = {}
-    known, result = _tensors, dict[Path, LocalTensor]()
+    known, result, odd = _tensors, dict[Path, LocalTensor](), list[Path]()
+    is_set = (
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.is_inference_mode_enabled()
+    )
     list(map(path_text, found))  # fails here, rather than at the commit
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     value: Any
     for path, value in found.items():
         # The checks of `check_dense` and `own_memory`, as an ordinary tensor passes them.
         if (
-            type(value) not in ORDINARY
+            is_set
+            or type(value) not in ORDINARY
             or value.layout is not torch.strided
             or not value.is_cpu
             or not value.is_contiguous()
@@ -166,26 +177,33 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
             or value.is_conj()
             or value.is_neg()
         ):
-            result[path] = local_tensor(value, path)
+            result[path] = _LATER
+            odd.append(path)
             continue
         data, dtype, shape = value.detach(), DTYPE_NAMES[value.dtype], value.shape
         storage, tensor = data.untyped_storage(), known.get(path, _NONE)
         is_new = tensor.shape != shape or tensor.dtype != dtype
         is_odd = address + data.nbytes > storage.data_ptr() + storage.nbytes()
         if is_odd or (is_new and len(shape) > DIMENSIONS_MAX):
-            result[path] = local_tensor(value, path)  # which says what is wrong
+            result[path] = _LATER
+            odd.append(path)  # `local_tensor` says what is wrong
             continue
         if is_new:
             tensor = known[path] = Tensor(path, dtype, tuple(shape))
         # What `_tie_key` returns of it.
         tie = (True, address, tensor.shape, None, dtype, tensor.shape, None, _AS_IT_IS)
         result[path] = LocalTensor(tensor, data, (), tie, True, address)
+    if odd:
+        with ordinary_torch():
+            for path in odd:
+                result[path] = local_tensor(found[path], path)
     return result
 
 
 # Most tensors are those of the save before, and then one object: what is equal is seen at once.
 _tensors: dict[Path, Tensor] = {}
 _NONE = Tensor((), "", (-1,))
+_LATER = LocalTensor(_NONE, torch.empty(0, device="cpu", dtype=torch.uint8), (), None, True)
 _AS_IT_IS = (False, False)
 TENSORS_MAX = 1 << 16
 

@@ -79,8 +79,7 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
             f"the state is {whole!r:.80}; expected a dict with str or int keys, such as "
             '{"model": model}'
         )
-    with ordinary_torch():
-        leaves.tensors = local_tensors(walk.found)
+    leaves.tensors = local_tensors(walk.found)
     for value in walk.found.values():
         if isinstance(value, DTensor):
             leaves.mesh = mesh_of(value)

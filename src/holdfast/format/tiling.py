@@ -1,27 +1,13 @@
-"""What a checkpoint holds as a whole: its digest, and that its shards are all of every tensor."""
+"""That the shards of a checkpoint are all of every tensor."""
 
 import numpy as np
 
-from .._core import xxh3_128
 from ..boxes import LANES, PRIME, measure, random_keys
 from ..errors import CorruptError
 from ..layout import tiling_fault
 from . import spec
 from .manifest import Manifest, blocks
 from .names import dotted
-from .table import Table
-from .values import path_text
-
-
-def content_digest(table: Table) -> str:
-    """Return the digest of what a checkpoint holds, however it is stored: 32 hexadecimal digits."""
-    columns = (table.shard_digest, table.shard_box, table.shard_tensor)
-    named = [
-        f'[{path_text(t.path)},"{t.dtype}",[{",".join(map(str, t.shape))}]]'
-        for t in table.header.tensors
-    ]
-    text = f"[{','.join(named)}]"
-    return xxh3_128(b"".join([*(column.tobytes() for column in columns), text.encode()])).hex()
 
 
 def check_tiling(manifest: Manifest) -> None:
