@@ -91,11 +91,6 @@ class HoldfastReader(Placed, StorageReader):
         )
         return again, (self._path,)
 
-    def has_read(self, metadata: Metadata) -> bool:
-        """Return whether metadata is what this thread has read last, for the load it is at."""
-        load = self._call
-        return load.contents is not None and load.contents.metadata is metadata and not load.coming
-
     def read_metadata(self, *args: Any, **_: Any) -> Metadata:
         """Describe the checkpoint: every tensor as one chunk, dicts and lists opened as DCP does.
 
@@ -122,7 +117,7 @@ class HoldfastReader(Placed, StorageReader):
         Raises:
             HoldfastError: as `read_metadata`.
         """
-        if not self.has_read(metadata):
+        if not has_read(self, metadata):
             self.read_metadata()
         if is_coordinator:
             heal(self._call.path)
@@ -240,3 +235,9 @@ class HoldfastReader(Placed, StorageReader):
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue()
+
+
+def has_read(reader: HoldfastReader, metadata: Metadata) -> bool:
+    """Return whether metadata is what this thread has read last, for the load it is at."""
+    load = reader._call
+    return load.contents is not None and load.contents.metadata is metadata and not load.coming

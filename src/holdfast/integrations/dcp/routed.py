@@ -23,7 +23,7 @@ from ...engine.marker import is_marker
 from ...format.spec import MANIFEST_NAME
 from ...stores.url import open_store
 from .names import is_described
-from .reader import HoldfastReader
+from .reader import HoldfastReader, has_read
 from .writer import HoldfastWriter
 
 logger = logging.getLogger("holdfast")
@@ -131,7 +131,7 @@ def _setting_up_reader(current: Callable[[], Choice]) -> Any:
         ours = getattr(self, _OURS, None)
         if not is_described(metadata):
             ours = None
-        elif ours is None or not ours.has_read(metadata):  # but another reader, rank or thread
+        elif ours is None or not has_read(ours, metadata):  # but another reader, rank or thread
             ours = current().reader(_place_of(self))
         setattr(self, _OURS, ours)
         if ours is not None:
