@@ -45,7 +45,7 @@ def check_epoch(store: Store) -> None:
     who = f"this process has epoch {mine}" if mine else "this process has no epoch of it"
     raise FencedError(
         f"{run.location} belongs to another job, with {describe(run, newest)}; {who}, and may not "
-        f"replace {name}. Save it in that job, or save under another step or path"
+        f"replace or delete {name}. Do that in that job, or save under another step or path"
     )
 
 

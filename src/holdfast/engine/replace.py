@@ -294,7 +294,26 @@ def check_free(store: LocalStore, *, revoke: bool) -> None:
             f"{where} is a signed checkpoint, which replace=True does not replace. Remove its "
             f"{spec.SIGNATURE_NAME} first, or save under another step or path"
         )
-    name = os.path.basename(where)
+    if delta := needed_by(store, revoke=revoke):
+        raise AlreadyCommittedError(
+            f"{where} is the base of the delta checkpoint {delta}, which would become "
+            f"unreadable. Run 'holdfast rebase' on {delta} first, delete it, or save "
+            "under another step or path"
+        )
+
+
+def needed_by(store: LocalStore, *, revoke: bool) -> str:
+    """Return the name of a delta that is made from the checkpoint here; empty: none is.
+
+    Args:
+        revoke: whether to remove what is pending of deltas of it. The mark has been made.
+
+    Raises:
+        CorruptError: one beside it cannot be read, so nobody can tell.
+        StoreError: that cannot be found out.
+        VersionError: a newer holdfast wrote one beside it.
+    """
+    name = os.path.basename(store.location)
     for entry in store.sibling("").list():
         is_alike = (step_of(entry.name) is None) == (step_of(name) is None)  # as `choose_base`
         if entry.kind != "directory" or entry.name == name or not is_alike:
@@ -303,11 +322,8 @@ def check_free(store: LocalStore, *, revoke: bool) -> None:
         if revoke and other.exists(spec.DATA_DIRECTORY):
             revoke_links(other, name)
         if _may_need(other, name):
-            raise AlreadyCommittedError(
-                f"{where} is the base of the delta checkpoint {entry.name}, which would become "
-                f"unreadable. Run 'holdfast rebase' on {entry.name} first, delete it, or save "
-                "under another step or path"
-            )
+            return entry.name
+    return ""
 
 
 def _may_need(store: LocalStore, name: str) -> bool:
@@ -325,5 +341,5 @@ def _may_need(store: LocalStore, name: str) -> bool:
         data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
         if not data.startswith(spec.MANIFEST_MAGIC):
             return False  # a file of others
-        text = f"{store.location} cannot be read, and may be a delta of {name}"
-        raise damaged(store.location, f"{text}, which is not replaced: {error}") from error
+        text = f"{store.location} cannot be read, and may be a delta of {name}, which has to stay"
+        raise damaged(store.location, f"{text}: {error}") from error

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.storage import StorageWriter
 
 from ...engine.marker import is_marker
 from ...format.spec import MANIFEST_NAME
-from ...stores.url import open_store
-from .names import is_described
+from ...stores.url import SCHEME, absolute, open_store
+from .names import is_described, place_of
 from .reader import HoldfastReader, has_read
 from .writer import HoldfastWriter
 
@@ -142,6 +142,8 @@ def _setting_up_reader(current: Callable[[], Choice]) -> Any:
 
 def reader_for(storage: FileSystemReader, choice: Choice) -> HoldfastReader | None:
     """Return our reader where a reader of DCP's stands at a checkpoint of ours."""
+    if _is_url(storage):
+        return choice.reader(_place_of(storage))
     place = _place_of(storage) if choice.every else ""
     return choice.reader(place) if place and is_ours(place) else None
 
@@ -150,7 +152,7 @@ def writer_for(
     storage: Any, choice: Choice, *, use_collectives: bool = True
 ) -> HoldfastWriter | None:
     """Return our writer for one of DCP's; None, and one log line says why, where DCP goes on."""
-    if not choice.every or not isinstance(storage, FileSystemWriter):
+    if not isinstance(storage, FileSystemWriter) or not (choice.every or _is_url(storage)):
         return None
     if why := _why_left(storage, use_collectives):
         _say_left(storage, why)
@@ -194,9 +196,16 @@ def _why_left(storage: Any, use_collectives: bool) -> str:
     return ""
 
 
+def _is_url(storage: Any) -> bool:
+    """Return whether a writer or reader of DCP's stands at a ``holdfast://`` URL, as fsspec's."""
+    return str(storage.path).startswith(SCHEME)
+
+
 def _place_of(storage: Any) -> str:
     """Return the directory that a writer or reader of DCP's stands at; empty: none of ours."""
     name = os.fspath(storage.path).removeprefix(_FILE_SCHEME)
+    if _is_url(storage):
+        return absolute(place_of(name))
     fs = storage.fs
     if type(fs) is not filesystem.FileSystem:
         # One for fsspec, which may be anything.
