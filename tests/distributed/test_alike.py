@@ -1,5 +1,6 @@
 """What ranks have to give and find alike: where it differs, all of them are told who has what."""
 
+import enum
 import os
 import shutil
 import time
@@ -184,6 +185,12 @@ def test_a_restore_of_different_copies_fails_and_takes_no_older_step(
     assert "the ranks found different checkpoints" in texts[0]
 
 
+class Colour(enum.Enum):
+    """What one rank alone gives as types."""
+
+    RED = 1
+
+
 def load_with(rank: int, path: str, pairs: list[tuple[Any, Any]]) -> list[Told]:
     found = []
     for pair in pairs:
@@ -213,8 +220,11 @@ def test_options_of_a_load_that_differ_between_ranks_are_named(tmp_path: Path) -
     (path,) = save_steps(tmp_path / "run", 1, steps=1)
     names = ["strict", "partial", "cast"]
     pairs = [({name: False}, {name: True}) for name in names]
+    pairs.append(({}, {"types": [Colour]}))
     first, second = run_ranks(2, load_with, path, pairs)
     assert first == second
+    kind, text = first.pop()
+    assert kind == "OptionError" and f"types: [] on rank 0; ['{__name__}.Colour'] on rank 1" in text
     for name, (kind, text) in zip(names, first, strict=True):
         assert kind == "OptionError" and f"{name}: False on rank 0; True on rank 1" in text
 

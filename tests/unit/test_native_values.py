@@ -22,7 +22,8 @@ import torch
 import holdfast
 from holdfast.errors import CorruptError, MismatchError, StateError, VersionError
 from holdfast.format import natives
-from holdfast.format.natives import Tagged, revive, types_by_name
+from holdfast.format.natives import Tagged
+from holdfast.format.revive import revive, types_by_name
 from holdfast.format.tags import has_native
 from holdfast.format.values import decode_value, encode_value, write_json
 from holdfast.state.natives import add_torch_types

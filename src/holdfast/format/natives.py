@@ -1,8 +1,8 @@
 """Further plain values of Python ⇄ tagged JSON: docs/format.md §6, feature `values`.
 
 A fixed list. No name in a file is imported or called: enumerations and dataclasses come back as
-`Tagged`, until a reader gives their classes (`revive`). No pickle; torch's own types are added by
-the room that knows torch (`add_native`).
+`Tagged`, until a reader gives their classes (`revive.py`). No pickle; torch's own types are added
+by the room that knows torch (`add_native`).
 """
 
 import base64
@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MismatchError
 from .inexact import Inexact, Malformed
 from .spec import HEADER_BYTES_MAX, VALUE_TAGS
 
@@ -218,7 +217,7 @@ _FORMS: dict[type, tuple[str, Callable[[Any, Code], Json], Callable[[Json, Code]
         lambda v, e: [e(v.numerator), e(v.denominator)],
         lambda c, d: Fraction(*map(d, c)),
     ),
-    Namespace: ("$namespace", _of_namespace, lambda c, d: _namespace(d(c))),
+    Namespace: ("$namespace", _of_namespace, lambda c, d: namespace_of(d(c))),
     np.ndarray: ("$ndarray", _of_array, _array),
 }
 _FORMS |= {
@@ -238,7 +237,7 @@ def _checked_text(content: Json) -> str:
     return content
 
 
-def _namespace(fields: Any) -> Namespace:
+def namespace_of(fields: Any) -> Namespace:
     if type(fields) is not dict or not all(type(name) is str for name in fields):
         raise Malformed("expected names and values")
     found = Namespace()
@@ -315,56 +314,6 @@ def decode_native(tag: str, content: Json, decode: Code) -> Any:
 
 def _is_text(value: object) -> bool:
     return type(value) is str
-
-
-def revive(value: Any, types: Mapping[str, type]) -> Any:
-    """Return a value with members and instances of the classes that a reader has given.
-
-    Args:
-        types: {name: class}, of enumerations and dataclasses.
-
-    Raises:
-        MismatchError: a class has no such member, or other fields.
-    """
-    if type(value) is Tagged:
-        content = revive(value.content, types)
-        if value.name in types:
-            return _revived(types[value.name], value, content)
-        return Tagged(value.tag, value.name, content)
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(revive(item, types) for item in value)
-    if type(value) is deque:
-        return deque((revive(item, types) for item in value), value.maxlen)
-    if type(value) in (dict, OrderedDict):
-        pairs = ((revive(key, types), revive(item, types)) for key, item in value.items())
-        return type(value)(pairs)
-    if type(value) is defaultdict:
-        pairs = ((revive(key, types), revive(item, types)) for key, item in value.items())
-        return defaultdict(value.default_factory, pairs)
-    if type(value) is Namespace:
-        return _namespace({name: revive(item, types) for name, item in vars(value).items()})
-    return value
-
-
-def _revived(kind: type, value: Tagged, content: Any) -> Any:
-    if value.tag == "$enum" and issubclass(kind, enum.Enum):
-        return kind(content)
-    if value.tag != "$dataclass" or not dataclasses.is_dataclass(kind):
-        raise MismatchError(f"{value.name} was saved as {value.tag[1:]}, which its class is not")
-    names = {field.name for field in dataclasses.fields(kind)}
-    if names != content.keys():
-        raise MismatchError(
-            f"{value.name} has the fields {sorted(names)}, and was saved with {sorted(content)}"
-        )
-    found = object.__new__(kind)  # no constructor is called
-    for name, item in content.items():
-        object.__setattr__(found, name, item)
-    return found
-
-
-def types_by_name(types: Iterable[type]) -> dict[str, type]:
-    """Return classes by the names that files give them."""
-    return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in types}
 
 
 assert set(_DECODERS) <= VALUE_TAGS

@@ -4,7 +4,6 @@ import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
-from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from ..faults.damage import Damage, Subject, check_decodable, find_damage, find_
 from ..format.names import display_names
 from ..layout import Box, Path, Shape, whole
 from ..options import SLOT_BYTES, Options, options_of
-from ..plan.load_plan import plan_load
+from ..plan.load_plan import box_of, plan_load
 from ..stores.url import open_store
 from ..worker import in_worker
 
@@ -62,7 +61,7 @@ class Checkpoint:
 
     Args:
         path: directory of the checkpoint.
-        options: as for `holdfast.open`.
+        options, types: as for `holdfast.open`.
 
     Raises:
         HoldfastError: as `holdfast.open`.
@@ -78,7 +77,12 @@ class Checkpoint:
         print([fault.what for fault in checkpoint.verify()])
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", options: Options | None = None) -> None:
+    def __init__(
+        self,
+        path: "str | os.PathLike[str]",
+        options: Options | None = None,
+        types: Iterable[type] = (),
+    ) -> None:
         self._store = open_store(path)
         self._options = options_of(options)
         self._manifest = read_manifest(self._store, check_of(self._options.trust))
@@ -90,6 +94,10 @@ class Checkpoint:
         self._tensors: dict[Path, int] = {t.path: i for i, t in enumerate(header.tensors)}
         self._tensors |= dict(header.ties)
         self._objects = dict(header.objects)
+        if types != ():
+            from ..format.revive import revive_objects, types_by_name
+
+            self._objects = revive_objects(self._objects, types_by_name(types), self.location)
         self._names = display_names([*self._tensors, *self._objects])
         self._paths = {name: path for path, name in self._names.items()}
 
@@ -230,7 +238,7 @@ class Checkpoint:
         """
         path = self._path(name)
         tensor = self._manifest.table.header.tensors[self._tensors[path]]
-        part = _checked_box(name, tensor.shape, box)
+        part = box_of(name, tensor.shape, box)
         return self._read({path: part})[path]
 
     @in_worker
@@ -347,31 +355,18 @@ class Checkpoint:
         return result
 
 
-def _checked_box(name: str, shape: Shape, box: "tuple[Shape, Shape] | None") -> Box:
-    if box is None:
-        return whole(shape)
-    try:
-        offset, extent = (tuple(index(number) for number in part) for part in box)
-    except (TypeError, ValueError) as error:
-        raise OptionError(
-            f"box is {shown(box)}; expected (offset, shape), each with an integer per dimension"
-        ) from error
-    inside = len(offset) == len(extent) == len(shape) and all(
-        a >= 0 and n >= 0 and a + n <= s for a, n, s in zip(offset, extent, shape, strict=True)
-    )
-    if not inside:
-        raise MismatchError(
-            f"the box at {list(offset)} of shape {list(extent)} exceeds {name}, "
-            f"which has shape {list(shape)}"
-        )
-    return Box(offset, extent)
-
-
-def open(path: "str | os.PathLike[str]", *, options: Options | None = None) -> Checkpoint:
+def open(
+    path: "str | os.PathLike[str]",
+    *,
+    types: Iterable[type] = (),
+    options: Options | None = None,
+) -> Checkpoint:
     """Open a committed checkpoint, to read any part of it.
 
     Args:
         path: directory of the checkpoint.
+        types: enumerations and dataclasses that values come back as; of others you get
+            `holdfast.format.natives.Tagged`. No constructor is called.
         options: settings such as ``io`` and ``trust``.
 
     Returns:
@@ -385,4 +380,4 @@ def open(path: "str | os.PathLike[str]", *, options: Options | None = None) -> C
     Example:
         ``weight = holdfast.open("runs/a/step-00001000").tensor("model.weight")``
     """
-    return Checkpoint(path, options)
+    return Checkpoint(path, options, types)

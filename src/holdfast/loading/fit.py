@@ -1,7 +1,7 @@
 """Does a target fit a checkpoint? All differences, on all ranks, in one error. Reads no data."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 
@@ -22,16 +22,29 @@ _REPAIRED_ADVICE = (
     "Load another step; or call holdfast.load of this one with strict=False: the names in the "
     "report's .missing then keep their values. "
 )
+_NONE: Mapping[str, type] = {}
 NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
 
 
-def source_of(manifest: Manifest) -> Source:
-    """Return what a checkpoint offers, tied names included."""
+def source_of(manifest: Manifest, types: Mapping[str, type] = _NONE, where: str = "") -> Source:
+    """Return what a checkpoint offers, tied names included.
+
+    Args:
+        types: that values come back as, by name.
+        where: the checkpoint is.
+
+    Raises:
+        MismatchError: a class of ``types`` is not as it was saved.
+    """
     header = manifest.table.header
     tensors = dict(zip(map(_PATH, header.tensors), header.tensors, strict=True))
     for path, index in header.ties:
         tensors[path] = header.tensors[index]
     objects = dict(header.objects)
+    if types:
+        from ..format.revive import revive_objects
+
+        objects = revive_objects(objects, types, where)
     if REPAIRED not in objects:
         return Source(tensors, objects)
     return Source(tensors, objects, is_repaired=True, lost=marked_names(objects[REPAIRED], "lost"))

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
@@ -95,6 +95,7 @@ def load(
     strict: bool = True,
     partial: bool = False,
     cast: bool = False,
+    types: Iterable[type] = (),
     group: "ProcessGroup | Group | Literal['alone'] | None" = None,
     options: Options | None = None,
 ) -> LoadReport:
@@ -113,6 +114,8 @@ def load(
         partial: the checkpoint may have more names than the target (weights without the optimizer),
             but must have all of the target's. Nothing else is read.
         cast: convert to the target's dtype; otherwise a different dtype is a mismatch.
+        types: enumerations and dataclasses that values come back as; of others you get
+            `holdfast.format.natives.Tagged`. No constructor is called.
         group: ranks that load together; default: the default process group, or this process.
             ``"alone"``: this process by itself, even if there is a process group.
         options: settings such as ``io`` and ``trust``.
@@ -137,11 +140,8 @@ def load(
     started = time.perf_counter()
     ranks = find_group(group)
     chosen = DEFAULTS if options is None else options_of(options)
-    report = worker.run(
-        lambda: load_from(
-            path, ranks, into, strict=strict, partial=partial, cast=cast, options=chosen
-        )
-    )
+    how: dict[str, Any] = {"strict": strict, "partial": partial, "cast": cast, "types": types}
+    report = worker.run(lambda: load_from(path, ranks, into, options=chosen, **how))
     report = replace(report, seconds=time.perf_counter() - started)
     gigabytes = report.bytes_read / 1e9
     logger.info("loaded %s: %.3f GB in %.2f s", report.path, gigabytes, report.seconds)
@@ -157,6 +157,7 @@ def load_from(
     partial: bool,
     cast: bool,
     options: Options,
+    types: Iterable[type] = (),
     step: int | None = None,
 ) -> LoadReport:
     """Walk all the way; the report lacks only the time.
@@ -165,7 +166,7 @@ def load_from(
         step: of a run, by the directory's name; what does not belong there is let be.
     """
     arguments = {"call": "load", "strict": strict, "partial": partial, "cast": cast}
-    links, target, fits = _open_alike(path, ranks, into, options, step, arguments)
+    links, target, fits = _open_alike(path, ranks, into, options, step, arguments, types)
     store, manifest = links[-1].store, links[-1].manifest
     chain = links if len(links) > 1 else ()
     missing, unexpected = check_fit(store.location, manifest, fits, strict=strict, partial=partial)
@@ -183,7 +184,6 @@ def load_from(
             if senders is not None:  # taken before others count on what this rank reads
                 pool = contextlib.nullcontext(held.enter_context(pool))
                 checked.answer = encode_rows(chunks)
-
         exchange, shared = None, tuple[SharedRun, ...]()
         if any(checked.answers):
             runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
@@ -238,6 +238,7 @@ def _open_alike(
     options: Options,
     step: int | None,
     arguments: Arguments,
+    types: Iterable[type],
 ) -> tuple[Chain, Target, list[bytes]]:
     """Open one checkpoint on all ranks; once more when they found different ones.
 
@@ -251,21 +252,25 @@ def _open_alike(
         OptionError: the arguments differ between the ranks.
     """
     found: list[str] = []
+    known: dict[str, type] = {}
     for _ in range(OPENINGS):
         with Phase(ranks) as prepared:
             if not isinstance(into, Mapping):
                 check_order(path, into, _USAGE)
                 check_state(into, "into")
+            if types != () and not known:
+                known = _by_name(types)
             store = open_store(path)
             manifest = _read_manifest(store, options, step)
             alone = (Link(store, manifest),)
             chain = open_chain(store, manifest) if len(manifest.based) else alone
-            target = bind(into, source_of(manifest))
+            target = bind(into, source_of(manifest, known, store.location))
             fit = describe_fit(manifest, target, cast=arguments["cast"])
             digests = [*map(attrgetter("manifest.digest"), chain)]
             if ranks.world_size > 1:
                 what, shown = f"the load of {store.location}", _shown(chain)
-                asks = encode_arguments(what, arguments, manifests=digests, shown=shown)
+                alike = arguments | {"types": sorted(known)}
+                asks = encode_arguments(what, alike, manifests=digests, shown=shown)
                 prepared.answer = encode_reply(arguments=asks, fit=fit)
         if ranks.world_size == 1:
             return chain, target, [fit]
@@ -279,6 +284,12 @@ def _open_alike(
         f"nothing was loaded: the ranks found different checkpoints. {camps(found)}. Give all "
         "ranks the same checkpoint, or the same copy of it"
     )
+
+
+def _by_name(types: Iterable[type]) -> dict[str, type]:
+    from ..format.revive import types_by_name  # which most programs do not need
+
+    return types_by_name(types)
 
 
 def _shown(chain: Chain) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 
 from ..boxes import I64, Bools, Boxes, reach_into, strides_of, unflatten
+from ..errors import MismatchError, OptionError, shown
 from ..format.manifest import Manifest
-from ..layout import Box, Path
+from ..layout import Box, Path, Shape, whole
 from .reads import ReadRun, Reads, coalesce, spread_out
 
 Targets = Mapping[Path, tuple[int, Sequence[Box]]]
@@ -100,3 +102,29 @@ def _rows_within(manifest: Manifest, wants: Wants) -> tuple[I64, I64, Bools]:
         kept[some] = reach_into(inside[pair[some]], held.shape[pair[some]], start[some], stop[some])
         pair, chunk = pair[kept], chunk[kept]
     return number[pair], manifest.shard_first_row[shard[pair]] + chunk, exact[pair]
+
+
+def box_of(name: str, shape: Shape, box: tuple[Shape, Shape] | None) -> Box:
+    """Return the box that a user asks of a tensor: (offset, shape); None: all of it.
+
+    Raises:
+        MismatchError: it exceeds the tensor.
+        OptionError: it is no box.
+    """
+    if box is None:
+        return whole(shape)
+    try:
+        offset, extent = (tuple(index(number) for number in part) for part in box)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"box is {shown(box)}; expected (offset, shape), each with an integer per dimension"
+        ) from error
+    inside = len(offset) == len(extent) == len(shape) and all(
+        a >= 0 and n >= 0 and a + n <= s for a, n, s in zip(offset, extent, shape, strict=True)
+    )
+    if not inside:
+        raise MismatchError(
+            f"the box at {list(offset)} of shape {list(extent)} exceeds {name}, "
+            f"which has shape {list(shape)}"
+        )
+    return Box(offset, extent)

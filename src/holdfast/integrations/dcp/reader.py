@@ -21,7 +21,7 @@ from ...engine.pool import lease
 from ...engine.read_pipeline import read_chain
 from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
-from ...format.natives import revive, types_by_name
+from ...format.revive import revive_at, types_by_name
 from ...layout import Box, Path
 from ...loading.fit import converts
 from ...options import SLOT_BYTES, Options, options_of
@@ -57,7 +57,7 @@ class HoldfastReader(Placed, StorageReader):
         options: settings such as ``io`` and ``trust``.
 
     Raises:
-        OptionError: the path is invalid.
+        OptionError: the path is invalid, or one of ``types`` is neither.
 
     Example:
         ``dcp.load(state_dict, storage_reader=HoldfastReader("runs/a/step-00001000"))``
@@ -228,10 +228,8 @@ class HoldfastReader(Placed, StorageReader):
                 )
             found: bytes = value[PICKLED]
             return found
-        try:
-            value = revive(value, self._types) if self._types else value
-        except (MismatchError, ValueError) as error:
-            raise MismatchError(f"{fqn} of {self._call.path}: {error}. Check types=") from error
+        if self._types:
+            value = revive_at(value, self._types, f"{fqn} of {self._call.path}")
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue()
