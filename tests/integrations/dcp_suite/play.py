@@ -26,7 +26,7 @@ import torch.distributed as dist  # noqa: E402
 from distributed.ranks import run_ranks  # noqa: E402
 from holdfast.errors import HoldfastError  # noqa: E402
 from holdfast.integrations.dcp import install, routed  # noqa: E402
-from integrations.dcp_suite import behaviours, storage  # noqa: E402, F401
+from integrations.dcp_suite import behaviours, sharded, storage  # noqa: E402, F401
 from integrations.dcp_suite.stage import (  # noqa: E402
     BEHAVIOURS,
     LEFT,
