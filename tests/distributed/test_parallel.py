@@ -7,10 +7,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -20,7 +21,6 @@ from torch.distributed.tensor.parallel import (
 import holdfast
 
 from .ranks import run_ranks
-from .test_reshard import dense
 
 WIDTH, WIDE = 96, 402  # 402 rows are even over two ranks, uneven over three and four
 EVEN = 1.05  # the largest share, of the mean
@@ -98,13 +98,39 @@ def state_of(layout: str) -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), foreach=False)}
 
 
-def tensors_of(state: dict[str, Any]) -> Tensors:
+def numbered(layout: str) -> Tensors:
+    """Each parameter as this rank has it, of a net whose elements are their own numbers."""
+    model = Net()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
+    model = LAYOUTS[layout](model)
+    return dict(getattr(model, "module", model).state_dict())
+
+
+def dense(value: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor, cut as `numbers` is: `full_tensor` of torch 2.9 mixes up its rows."""
+    if not isinstance(value, DTensor):
+        return value.detach().clone()
+    assert isinstance(numbers, DTensor) and value.placements == numbers.placements
+    mine = (numbers.to_local().flatten().long(), value.detach().to_local().flatten())
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    whole = torch.full((value.numel(),), torch.nan)
+    for places, elements in parts:
+        whole[places] = elements
+    return whole.view(value.shape)
+
+
+def tensors_of(state: dict[str, Any], layout: str) -> Tensors:
     """The whole tensors, by their names in the checkpoint."""
-    model = getattr(state["model"], "module", state["model"])
-    found = {f"model.{name}": dense(value) for name, value in model.state_dict().items()}
+    model, numbers = getattr(state["model"], "module", state["model"]), numbered(layout)
+    found = {
+        f"model.{name}": dense(value, numbers[name]) for name, value in model.state_dict().items()
+    }
     for name, parameter in model.named_parameters():
         for key, value in state["optimizer"].state[parameter].items():
-            found[f"optimizer.state.{name}.{key}"] = dense(value)
+            found[f"optimizer.state.{name}.{key}"] = dense(value, numbers[name])
     return found
 
 
@@ -115,14 +141,14 @@ def save_trained(rank: int, path: str, layout: str) -> Tensors:
         state["model"](batch).square().mean().backward()
         state["optimizer"].step()
     holdfast.save(state, path)
-    return tensors_of(state)
+    return tensors_of(state, layout)
 
 
 def load(rank: int, path: str, layout: str) -> Tensors:
     state = state_of(layout)
     report = holdfast.load(path, into=state)
     assert (report.missing, report.unexpected) == ((), ())
-    return tensors_of(state)
+    return tensors_of(state, layout)
 
 
 def same(found: Tensors, expected: Tensors) -> bool:
@@ -164,6 +190,19 @@ def test_every_rank_writes_an_equal_share_that_any_ranks_load(tmp_path: Path, la
     world_size, other = READERS[layout]
     for found in run_ranks(world_size, load, path, other):
         assert same(found, expected)
+
+
+def save_untrained(rank: int, path: str, layout: str) -> None:
+    holdfast.save({"model": LAYOUTS[layout](Net())}, path)
+
+
+@pytest.mark.parametrize("layout", READERS)
+def test_a_net_is_stored_as_it_was_before_it_was_cut(tmp_path: Path, layout: str) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(4, save_untrained, path, layout)
+    expected = {f"model.{name}": value for name, value in Net().state_dict().items()}
+    with holdfast.open(path) as checkpoint:
+        assert same({name: checkpoint.tensor(name) for name in checkpoint.names()}, expected)
 
 
 def save_on_two_hosts(rank: int, path: str, writers: str | int) -> None:

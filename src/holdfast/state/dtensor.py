@@ -76,16 +76,29 @@ def _strided(value: DTensor) -> tuple[list[Box], list[Box]]:
 def _runs(length: int, steps: tuple[_Step, ...]) -> tuple[tuple[int, int, int], ...]:
     """Return the rows of a dimension that a rank has: (first, where it has it, count) of each run.
 
-    They are split by torch itself, as their tensor was.
+    They are cut here as FSDP2 cuts them, since `_StridedShard` of torch 2.9 cuts uneven ones
+    otherwise: into as many parts as the split factor says, and then each of them over the ranks.
     """
-    rows = torch.arange(length, dtype=torch.int64, device="cpu")
+    rows = [range(length)] if length else []
     for factor, ranks, rank in steps:
-        kind: placement_types.Shard | placement_types._StridedShard = placement_types.Shard(0)
-        if factor is not None:
-            kind = placement_types._StridedShard(0, split_factor=factor)
-        parts, _ = kind._split_tensor(rows, ranks, with_padding=False, contiguous=True)
-        rows = parts[rank]
-    numbers = rows.tolist()
-    cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
-    ends = zip([0, *cuts], [*cuts, len(numbers)], strict=True)
-    return tuple((numbers[a], a, b - a) for a, b in ends if b > a)
+        parts = [_part(rows, factor or 1, number) for number in range(factor or 1)]
+        rows = [run for part in parts for run in _part(part, ranks, rank)]
+    found: list[tuple[int, int, int]] = []
+    for run in rows:
+        first, at, count = found[-1] if found else (run.start, 0, 0)
+        if first + count == run.start:
+            found[-1:] = [(first, at, count + len(run))]
+        else:
+            found.append((run.start, at + count, len(run)))
+    return tuple(found)
+
+
+def _part(rows: list[range], parts: int, number: int) -> list[range]:
+    """Return a part as `torch.chunk` cuts them: equal ones, then a shorter one, then none."""
+    size = -(-sum(map(len, rows)) // parts)
+    begin, end, found = number * size, (number + 1) * size, []
+    for run in rows:
+        if part := run[max(begin, 0) : max(end, 0)]:
+            found.append(part)
+        begin, end = begin - len(run), end - len(run)
+    return found
