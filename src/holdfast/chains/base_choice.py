@@ -145,8 +145,7 @@ def _read_base(chain: Chain, basis: Basis, shards: list[Shard], options: Options
 
 def end_link(writing: Writing, basis: Basis) -> None:
     """Keep what was written, now committed, for the next link."""
-    basis.settle(writing.store.location, writing.header.save_id)
-    keep_basis(writing.run, writing.rank, basis)
+    keep_basis(writing.run, writing.rank, basis, writing.store.location, writing.header.save_id)
 
 
 def losses_of(basis: Basis, header: Header) -> Losses:

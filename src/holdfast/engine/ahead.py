@@ -31,12 +31,14 @@ class Tasks:
 
     Attributes:
         pending_bytes: what is still to be taken has so many at most.
+        made: what is still to be taken; when there are more than ``most``, some has to be.
     """
 
     def __init__(self) -> None:
         self.threads = Threads()
         self.pending_bytes = 0
-        self._made: deque[tuple[int, Future[EncodedSegment]]] = deque()
+        self.most = self.threads.count + AHEAD
+        self.made: deque[tuple[int, Future[EncodedSegment]]] = deque()
 
     def close(self) -> None:
         """Wait for the threads, and drop what was not taken."""
@@ -45,14 +47,14 @@ class Tasks:
     def submit(self, route: Route, task: Task, size_bytes: int) -> None:
         """Let threads have a task, of which there are so many bytes at most."""
         size_bytes += SEGMENT_BYTES
-        self._made.append((size_bytes, self.threads.submit(route.encode, task)))
+        self.made.append((size_bytes, self.threads.submit(route.encode, task)))
         self.pending_bytes += size_bytes
 
     def take(self, *, all_of_them: bool = False) -> Iterator[EncodedSegment]:
         """Yield what comes of the first ones: of all, or until as few are ahead as may be."""
-        ahead = 0 if all_of_them else self.threads.count + AHEAD
-        while len(self._made) > ahead:
-            size_bytes, made = self._made.popleft()
+        ahead = 0 if all_of_them else self.most
+        while len(self.made) > ahead:
+            size_bytes, made = self.made.popleft()
             self.pending_bytes -= size_bytes
             yield made.result()
 

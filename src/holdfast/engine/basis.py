@@ -35,6 +35,7 @@ class Basis:
         is_base: whether what is being written is a link, made from this.
         losses: of each tensor of the link that is not what it was.
         digests: of all chunks of the shards, in order: the base's, until the link's replace them.
+        kept: of each shard.
     """
 
     chunk_elements: int
@@ -43,7 +44,7 @@ class Basis:
     is_base: bool = False
     losses: dict[Path, Loss] = field(default_factory=dict)
     digests: U64 = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
-    _shards: dict[Shard, _Kept] = field(default_factory=dict)
+    kept: dict[Shard, _Kept] = field(default_factory=dict)
 
     def begin(
         self,
@@ -65,7 +66,7 @@ class Basis:
         Returns:
             Shards whose elements it is made from, and that have to be read: `fill` them.
         """
-        before, self._shards = self._shards, {}
+        before, self.kept = self.kept, {}
         self.location, self.save_id, self.is_base = "", "", is_link
         self.losses = {}
         self.digests, end = np.zeros((sum(counts), 2), np.uint64), 0
@@ -84,23 +85,23 @@ class Basis:
             if kept.is_known:
                 digests[:] = kept.digests
             kept.digests = digests
-            self._shards[shard] = kept
-        return [s for s, k in self._shards.items() if k.memory is not None and not k.is_filled]
+            self.kept[shard] = kept
+        return [s for s, k in self.kept.items() if k.memory is not None and not k.is_filled]
 
     def room(self, shard: Shard) -> torch.Tensor:
         """Return the memory that the elements of the base are to be read into."""
-        memory = self._shards[shard].memory
+        memory = self.kept[shard].memory
         assert memory is not None  # `begin` has returned this shard
         return memory
 
     def fill(self, shard: Shard) -> None:
         """Note that they have been."""
-        self._shards[shard].is_filled = True
+        self.kept[shard].is_filled = True
 
     def forget(self) -> None:
         """Let nothing be a base any more: half of it may be of the link already."""
         self.is_base, self.losses = False, {}
-        for kept in self._shards.values():
+        for kept in self.kept.values():
             kept.is_filled = kept.is_known = False
 
     def columns(self) -> tuple[U64, Bools, Bools]:
@@ -108,7 +109,7 @@ class Basis:
 
         The shards are those of `begin`, in order.
         """
-        every = self._shards.values()
+        every = self.kept.values()
         addresses = [0 if kept.memory is None else kept.memory.data_ptr() for kept in every]
         return (
             np.array(addresses, np.uint64),
@@ -118,19 +119,19 @@ class Basis:
 
     def address(self, chunk: Chunk) -> int:
         """Return where the base's elements of a chunk are; 0: they are not known."""
-        kept = self._shards[chunk.shard]
+        kept = self.kept[chunk.shard]
         if kept.memory is None or not kept.is_filled:
             return 0
         return kept.memory.data_ptr() + self._offset(chunk)
 
     def digest(self, chunk: Chunk, number: int) -> bytes:
         """Return the digest of the base's elements; empty: it is not known."""
-        kept = self._shards[chunk.shard]
+        kept = self.kept[chunk.shard]
         return kept.digests[number].tobytes() if kept.is_known else b""
 
     def replace(self, chunk: Chunk, number: int, digest: bytes, address: int) -> None:
         """Put the link's elements in the place of the base's."""
-        kept = self._shards[chunk.shard]
+        kept = self.kept[chunk.shard]
         kept.digests[number] = np.frombuffer(digest, "<u8")
         if kept.memory is not None:
             copy(kept.memory.data_ptr() + self._offset(chunk), address, chunk.size_bytes)
@@ -138,12 +139,6 @@ class Basis:
     def lose(self, path: Path, loss: Loss) -> None:
         """Add what was lost of some elements of a tensor."""
         self.losses[path] = self.losses.get(path, Loss()) + loss
-
-    def settle(self, location: str, save_id: str) -> None:
-        """Note that the link is committed: it is what the next one is made from."""
-        self.location, self.save_id = location, save_id
-        for kept in self._shards.values():
-            kept.is_filled, kept.is_known = kept.memory is not None, True
 
     def _offset(self, chunk: Chunk) -> int:
         return chunk.first * chunk.size_bytes // chunk.elements
@@ -160,8 +155,11 @@ def take_basis(run: str, rank: int, chunk_elements: int) -> Basis:
     return found if found and found.chunk_elements == chunk_elements else Basis(chunk_elements)
 
 
-def keep_basis(run: str, rank: int, basis: Basis) -> None:
-    """Keep it for the next link."""
+def keep_basis(run: str, rank: int, basis: Basis, location: str, save_id: str) -> None:
+    """Keep what is written, now committed: it is what the next link is made from."""
+    basis.location, basis.save_id = location, save_id
+    for kept in basis.kept.values():
+        kept.is_filled, kept.is_known = kept.memory is not None, True
     _kept[run, rank] = basis
 
 

@@ -72,11 +72,15 @@ class ByColumns:
         count = len(rows)
         size_modes, offsets = np.empty(count, np.uint32), np.empty(count, np.uint64)
         checksums, digests = np.empty(count, np.uint64), np.empty((count, 2), np.uint64)
-        with Segment(segment_bytes_max(items)) as segment:
+        segment = Segment(segment_bytes_max(items))
+        try:
             size, raw_bytes, stage_s = segment_encode(
                 items, head, segment.address, size_modes, offsets, checksums, digests
             )
-            segment.take_up(size, raw_bytes)
+        except BaseException:
+            segment.close()
+            raise
+        segment.take_up(size, raw_bytes)
         if self._basis is not None:
             self._basis.digests[rows] = digests
         encode_s = time.perf_counter() - started - stage_s

@@ -94,7 +94,8 @@ def _made(files: "_Files", pieces: Pieces, route: Route, tasks: Tasks) -> Iterat
             task = Task(first, task_end, files.head, files.chunk, route.prepare(first, task_end))
             tasks.submit(route, task, int(room[task_end] - room[first]))
             first = task_end
-            yield from tasks.take()
+            if len(tasks.made) > tasks.most:
+                yield from tasks.take()
         unit = end
     yield from tasks.take(all_of_them=True)
 

@@ -200,6 +200,7 @@ class Pieces:
         rows: the chunks, in the order of coding.
         first: where each piece begins in ``rows``, and the end of the last.
         unit_first: the first piece of each unit, and the end of the last.
+        room_bytes: that each piece takes of a data file at most.
     """
 
     chunks: ChunkColumns
@@ -208,12 +209,7 @@ class Pieces:
     rows: I64
     first: I64
     unit_first: I64
-
-    @property
-    def room_bytes(self) -> I64:
-        """Bytes that each piece takes of a data file at most."""
-        room = self.chunks.sizes.astype(np.int64)[self.rows] + spec.LARGE_ALIGN_BYTES
-        return np.diff(np.concatenate([[0], np.cumsum(room)])[self.first])
+    room_bytes: I64
 
 
 def pieces_of(shards: ShardTable, groups: Sequence[Group], chunk_elements: int) -> Pieces:
@@ -234,11 +230,14 @@ def pieces_of(shards: ShardTable, groups: Sequence[Group], chunk_elements: int) 
     starts = np.flatnonzero(begins)
     is_first = begins[shard[rows]]  # of each piece the chunk of the unit's first shard
     counts = chunks.counts[starts].astype(np.int64)
+    begin = np.append(np.flatnonzero(is_first), len(rows))
+    room_bytes = chunks.sizes.astype(np.int64)[rows] + spec.LARGE_ALIGN_BYTES
     return Pieces(
         chunks,
         role[shards.tensor],
         np.append(starts, len(shards.tensor)),
         rows,
-        np.append(np.flatnonzero(is_first), len(rows)),
+        begin,
         np.concatenate([[0], np.cumsum(counts)]),
+        np.diff(np.concatenate([[0], np.cumsum(room_bytes)])[begin]),
     )

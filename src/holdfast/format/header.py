@@ -59,6 +59,7 @@ def marked_names(mark: object, key: Literal["lost", "not_recovered"]) -> tuple[s
 
 
 _RAW_CODECS = [{"name": spec.CODEC_RAW}]
+RAW_ONLY = ((), (RAW,))  # the codecs of a header that has no other
 _Written = tuple[tuple[Tensor, ...], tuple[int, ...], str]
 
 
@@ -100,7 +101,7 @@ class Header:
     @property
     def is_raw(self) -> bool:
         """Whether all tensors are stored as their elements."""
-        return self.codecs in ((), (RAW,))
+        return self.codecs in RAW_ONLY
 
     def codec(self, tensor: int) -> Coding:
         """Return how the chunks of a tensor are stored."""

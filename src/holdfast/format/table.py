@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .._core import xxh3_128
 from ..errors import CorruptError, VersionError
 from . import spec
-from .header import Header, decode_header, encode_header
+from .header import RAW_ONLY, Header, decode_header, encode_header
 from .values import path_text
 
 U32 = npt.NDArray[np.uint32]
@@ -91,7 +91,7 @@ def encode_table(magic: bytes, table: Table) -> bytes:
     header = encode_header(table.header)
     columns: list[Any] = [*map(np.ascontiguousarray, _ALL(table), _DTYPES)]
     plain = b"".join([header, *columns])
-    body = plain if table.header.is_raw else _pack(plain)
+    body = plain if table.header.codecs in RAW_ONLY else _pack(plain)
     counts = (
         len(table.file_bytes),
         len(table.shard_tensor),

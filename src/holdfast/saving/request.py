@@ -44,7 +44,7 @@ class SaveRequest:
     deadline_s: float = 1800.0
     replace: bool = False
     free_bytes: Callable[[], int | None] | None = None
-    check_last: Callable[[], None] = lambda: None
+    check_last: Callable[[], None] | None = None
 
     def arguments(self, place: str, codec: Codec, *, background: bool) -> dict[str, Any]:
         """Return what all ranks have to give alike, as values of JSON.
