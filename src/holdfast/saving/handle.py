@@ -1,6 +1,7 @@
 """A save in the background, seen from the thread that asked for it: one for each process."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from .. import worker
 from ..engine.ledger import Ledger, Progress
 from ..errors import BusyError, CancelledError, HoldfastError, PeerError, StoreError
 from ..threads import MayBegin
+from .future import Future
 
 logger = logging.getLogger("holdfast")
 
@@ -22,11 +24,11 @@ NICENESS = 5  # of the thread that writes: training comes first where cores are 
 Made = TypeVar("Made")
 
 
-class SaveHandle:
+class SaveHandle(Future):
     """A save in flight, returned by `holdfast.save_async`. Thread-safe.
 
     A failure is logged at once. `result` raises it; if no call has raised it, the next
-    `save_async` does.
+    `save_async` does. In a coroutine, ``await handle`` gives what `result` does.
 
     Attributes:
         path: the checkpoint's directory.
@@ -40,7 +42,8 @@ class SaveHandle:
         train()
         if not handle.done():
             print(handle.progress().written_bytes)
-        print(handle.result())
+        handle.add_done_callback(lambda handle: print(handle.path, handle.exception()))
+        print(handle.result(timeout=60))
         assert not handle.cancel()  # too late: it is committed
     """
 
@@ -58,6 +61,7 @@ class SaveHandle:
         self._before_step: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
         self._after_end: list[Callable[[], object]] = []
+        self._callbacks = []
         self._process = os.getpid()
 
     def __repr__(self) -> str:
@@ -74,15 +78,19 @@ class SaveHandle:
         if self.ledger.staged_bytes < self.ledger.total_bytes and self._failure is not None:
             self._raise()
 
-    def result(self) -> str:
+    def result(self, timeout: float | None = None) -> str:
         """Wait until the checkpoint is committed and durable on every rank; return its path.
 
+        Args:
+            timeout: seconds to wait; None: until the save ends, or its deadline is over.
+
         Raises:
+            TimeoutError: it has not ended by then. It goes on.
             HoldfastError: the save failed on any rank, or did not end by its deadline.
             BusyError: the save was skipped.
             CancelledError: the save was cancelled.
         """
-        self.wait_done()
+        self.wait_done(timeout)
         self._raise()
         return self.path
 
@@ -172,9 +180,9 @@ class SaveHandle:
             self.ledger.state = "writing"
         self._staged.set()
 
-    def wait_done(self) -> None:
+    def wait_done(self, timeout: float | None = None) -> None:
         """Wait until it has ended, well or not."""
-        self._wait(self._done)
+        self._wait(self._done, timeout)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()  # it has nothing left to do
 
@@ -193,19 +201,29 @@ class SaveHandle:
         self._told = True
         return self._failure
 
+    def _end(self, timeout: float | None) -> BaseException | None:
+        self.wait_done(timeout)
+        self._told = True
+        return self._failure
+
     def _let_change(self) -> None:
         before_step = self._before_step
         if before_step is not None:
             before_step()
 
-    def _wait(self, event: worker.Latch) -> None:
+    def _wait(self, event: worker.Latch, timeout: float | None = None) -> None:
         self._check_process()
         until = self.deadline + OUTCOME_GRACE_S
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
         while not event.is_set():
-            left_s = until - time.monotonic()
+            now = time.monotonic()
+            left_s = until - now
             if left_s <= 0 and self.ledger.state != "committed":
                 break
-            event.wait(min(left_s, worker.SLICE_S) if left_s > 0 else worker.SLICE_S)
+            if now >= give_up:
+                raise TimeoutError(f"the save of {self.path} has not ended within {timeout:g} s")
+            left_s = left_s if left_s > 0 else worker.SLICE_S
+            event.wait(min(left_s, worker.SLICE_S, give_up - now))
             worker.check()
         else:
             return
@@ -250,6 +268,9 @@ class SaveHandle:
                 call()
             self._staged.set()
             self._done.set()
+            if self._callbacks:
+                self._thread = None  # a callback may wait for those who wait for the save
+                self._call_back()
 
 
 def nice() -> None:
