@@ -18,6 +18,20 @@ PATHS = (str, os.PathLike)
 Arguments = dict[str, Any]  # JSON values by name
 
 
+def plain_number(value: Any) -> Any:
+    """Return a scalar of NumPy or a 0-d tensor as Python's integer or float; else the value.
+
+    One that is a bool, or complex, stays what it is, and is then refused where a number is wanted.
+    """
+    if type(value) in (int, float, bool, type(None)) or getattr(value, "shape", None) != ():
+        return value
+    try:
+        number = value.item()
+    except Exception:  # a tensor without memory, or anything else with a shape
+        return value
+    return number if type(number) in (int, float) else value
+
+
 def check_alike(what: str, arguments: Sequence[Arguments]) -> None:
     """Check that all ranks gave the same arguments.
 

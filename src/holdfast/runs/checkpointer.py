@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
+from ..arguments import plain_number
 from ..errors import OptionError, PeerError, writable
 from ..group.base import COORDINATOR
 from ..group.phase import Phase, Poll, find_group
 from ..options import Options, options_of
 from ..saving.request import SaveRequest
-from .directory import Run, check_step
+from .directory import Run, checked_step
 from .emergency import LastState, meet, release
 from .restore import agree_steps, check_into, restore_newest, restore_step
 from .retention import Keep
@@ -206,7 +207,7 @@ class Checkpointer:
             HoldfastError: as `holdfast.save_async`; or the previous save failed. In the second case
                 this call's save has already started. Older checkpoints are untouched.
         """
-        self._check_usable(step)
+        step = self._usable(step)
         self._meet("step", step)
         self._signals.pass_on_served()
         self._signals.watch()
@@ -239,7 +240,7 @@ class Checkpointer:
             AlreadyCommittedError: the run holds this step already, from an earlier job.
             HoldfastError: as `holdfast.save`; or the previous save failed, and this one did not.
         """
-        self._check_usable(step)
+        step = self._usable(step)
         self._meet("save", step)
         worker.run(lambda: self._saver.save(step, state, metrics))
 
@@ -280,7 +281,7 @@ class Checkpointer:
         self._check_open()
         if self._last is not None:
             self._last.forget()  # from here on the state is of no step, until it is of another
-        return worker.run(lambda: self._restore(into, step, partial=partial))
+        return worker.run(lambda: self._restore(into, plain_number(step), partial=partial))
 
     def _restore(self, into: Mapping[Any, Any], step: int | None, *, partial: bool) -> int | None:
         self._alike.check("restore", step=step, partial=partial)
@@ -305,7 +306,7 @@ class Checkpointer:
             FencedError: another job writes to this run.
         """
         self._check_open()
-        check_step(step, least=-1)
+        step = checked_step(step, least=-1)
         return worker.run(lambda: self._retire_after(step))
 
     def _retire_after(self, step: int) -> list[int]:
@@ -386,12 +387,12 @@ class Checkpointer:
         finally:
             release(self._signals, self._last)  # if an interrupt came before the end of it
 
-    def _check_usable(self, step: int) -> None:
-        """Check that this object can save this step."""
+    def _usable(self, step: int) -> int:
+        """Check that this object can save this step; return its number."""
         self._check_open()
-        self.path(step)  # refuses what is no step
         if self._group is None:
             check_found(self.root, self._ranks)
+        return checked_step(step)
 
     def _check_open(self) -> None:
         check_process(self.root, self._process)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ..arguments import plain_number
 from ..engine.check import lost_manifest
 from ..engine.retire import GRACE_S, leaving, retire, revoke_links, sweep, sweep_pending
 from ..errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError, shown
@@ -36,16 +37,18 @@ _ROOM = (
 )
 
 
-def check_step(step: object, least: int = 0) -> None:
-    """Check that something is the number of a step.
+def checked_step(step: object, least: int = 0) -> int:
+    """Return the number of a step, which may be NumPy's or a 0-d tensor.
 
     Raises:
-        OptionError: it is not.
+        OptionError: it is none.
     """
+    step = plain_number(step)
     if type(step) is not int or step < least:
         is_state = not isinstance(step, (int, float, str))
         order = ". The step comes first, then the state" if is_state else ""
         raise OptionError(f"step is {shown(step)}; expected an integer from {least}{order}")
+    return step
 
 
 class Run:
@@ -78,8 +81,7 @@ class Run:
         Raises:
             OptionError: that is no step.
         """
-        check_step(step)
-        return f"{self.root}/{step_name(step)}"
+        return f"{self.root}/{step_name(checked_step(step))}"
 
     def steps(self) -> list[int]:
         """List the committed steps, ascending."""

@@ -41,6 +41,7 @@ class Proposal:
         key: what a plan depends on.
         before: the plan of an earlier save in which that was the same.
         word: what the coordinator alone knows; empty on other ranks.
+        step: as this rank was given it.
     """
 
     store: LocalStore
@@ -49,6 +50,7 @@ class Proposal:
     key: cached_plans.PlanKey
     before: cached_plans.CachedPlan | None
     word: dict[str, Any]
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True)

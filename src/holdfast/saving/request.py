@@ -3,9 +3,10 @@
 import errno
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import plain_number
 from ..codecs.base import Codec
 from ..engine.registry import show_codec
 from ..errors import NoSpaceError, OptionError, shown
@@ -79,8 +80,8 @@ class SaveRequest:
         }
 
 
-def check_request(request: SaveRequest) -> None:
-    """Check what every save is given.
+def checked_request(request: SaveRequest) -> SaveRequest:
+    """Check what every save is given; return it, its numbers as Python's.
 
     Raises:
         OptionError: an invalid argument.
@@ -88,16 +89,23 @@ def check_request(request: SaveRequest) -> None:
     step, metrics = request.step, request.metrics
     if metrics is not None and not isinstance(metrics, Mapping):
         raise OptionError(f"metrics is a {type(metrics).__name__}; expected a dict of numbers")
+    if metrics:
+        metrics = {name: plain_number(value) for name, value in metrics.items()}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str) or type(value) is bool or not isinstance(value, (int, float)):
             kind = type(value).__name__
             raise OptionError(
                 f"metrics[{shown(name)}] is a {kind}; expected a number, such as loss.item()"
             )
+    if step is not None and type(step) is not int:
+        step = plain_number(step)
     if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):
         raise OptionError(f"step is {shown(step)}; expected an integer from 0 below 2^53, or None")
     if type(request.replace) is not bool:
         raise OptionError(f"replace is {shown(request.replace)}; expected True or False")
+    if step is request.step and not metrics:
+        return request
+    return replace(request, step=step, metrics=metrics)
 
 
 def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:

@@ -44,7 +44,7 @@ from ..state.tree import Leaves, flatten
 from ..stores.url import open_store
 from .agreement import Agreement, Proposal, agree, arguments_of_all, local_state_for
 from .handle import SaveHandle, hold_step, raise_now, raise_untold, reserve, take_flight
-from .request import SaveRequest, check_background, check_request
+from .request import SaveRequest, check_background, checked_request
 from .share import Share, decode_shares, encode_share
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def start_save(
             meet = ranks.connect() if is_mine else ranks.background
         firsts = arguments_of_all(told)
         deadline_s = min([request.deadline_s, *(first["deadline_s"] for first in firsts)])
-        handle = SaveHandle(proposal.store.location, request.step, ledger, deadline_s)
+        handle = SaveHandle(proposal.store.location, proposal.step, ledger, deadline_s)
         if busy := [rank for rank, first in enumerate(firsts) if first["busy"]]:
             return handle.skip(busy, request.busy)
         agreement = agree(proposal, told, ranks.rank)
@@ -251,7 +251,7 @@ def _propose(
     store = open_store(request.path)
     named = request.codec
     codec = (CODECS.get(named) if isinstance(named, str) else None) or find_codec(named)
-    check_request(request)
+    request = checked_request(request)
     word: dict[str, Any] = {}
     if ranks.rank == COORDINATOR:
         check_replaceable(store) if request.replace else check_absent(store)
@@ -282,7 +282,7 @@ def _propose(
     elif before is not None:
         told.numbers = cached_plans.numbers(before, local_state, arguments(), word, busy=busy)
     told.tell = everything
-    return Proposal(store, leaves, local_state, key, before, word)
+    return Proposal(store, leaves, local_state, key, before, word, request.step)
 
 
 def _stage(
