@@ -23,9 +23,17 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import holdfast
-from holdfast.errors import AlreadyCommittedError, MismatchError, OptionError, StateError
+from holdfast.errors import (
+    AlreadyCommittedError,
+    MismatchError,
+    NotCommittedError,
+    OptionError,
+    StateError,
+)
 from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter
 from holdfast.options import Options
+
+from .versions import as_dcp_tells
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # DCP says with each call that it is alone
 NewPath = Callable[[], Path]
@@ -267,7 +275,10 @@ def test_what_a_planner_makes_of_a_value_counts(new_path: NewPath) -> None:
 
 
 def test_a_place_without_a_checkpoint_is_told_as_such(new_path: NewPath) -> None:
-    with pytest.raises(CheckpointException, match="does not exist; expected the directory"):
+    error = "does not exist; expected the directory"
+    with pytest.raises(NotCommittedError, match=error):
+        HoldfastReader(new_path()).read_metadata()
+    with pytest.raises(CheckpointException, match=as_dcp_tells(error)):
         dcp.load({"a": torch.zeros(3)}, storage_reader=HoldfastReader(new_path()))
 
 

@@ -10,7 +10,9 @@ import torch.distributed.checkpoint as dcp
 
 import holdfast
 from holdfast.errors import CorruptError, OptionError
-from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, install
+from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, install, routing
+
+from .versions import as_dcp_tells
 
 NewPath = Callable[[], Path]
 OLD, NEW = torch.ones(4), torch.full((4,), 2.0)
@@ -51,9 +53,11 @@ READS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("how", READS)
 def test_a_read_names_both(both: Path, routed: None, how: str) -> None:
-    with pytest.raises(BaseException, match="holds two checkpoints") as caught:
+    if how == "dcp.load" and not routing._is_known():
+        pytest.skip("DCP of this torch is not routed")
+    error = r"holds two checkpoints(?=.*MANIFEST)(?=.*\.metadata)"
+    with pytest.raises(BaseException, match=as_dcp_tells(error) if "reader" in how else error):
         READS[how](both)
-    assert "MANIFEST" in str(caught.value) and ".metadata" in str(caught.value)
 
 
 def test_a_file_of_a_save_of_dcp_that_died_is_named_too(new_path: NewPath) -> None:
