@@ -233,19 +233,19 @@ void subtract(const float* __restrict data, const float* __restrict base, std::s
 inline std::uint8_t quantise_piece(const float* __restrict residuals,
                                    const float* __restrict factors, std::size_t count,
                                    float rounding, std::uint8_t* __restrict symbols) {
-  std::uint8_t most = 0;
+  int most = 0;  // of bytes, and with a branch, Clang makes no vectors
   for (std::size_t i = 0; i < count; ++i) {
     const float x = residuals[i] * factors[i];
     float place = magnitude(x) + rounding;
     place = place < (float)kEscapeLevel ? place : (float)kEscapeLevel;
     const int level = (int)place;
     const int positive = (int)(~bits_of(x) >> 31);
-    int symbol = 2 * level - (level > 0 ? positive : 0);
+    int symbol = 2 * level - (positive & (level > 0));
     symbol = symbol < kEscapeSymbol ? symbol : kEscapeSymbol;
     symbols[i] = (std::uint8_t)symbol;
-    most = (std::uint8_t)symbol > most ? (std::uint8_t)symbol : most;
+    most = symbol > most ? symbol : most;
   }
-  return most;
+  return (std::uint8_t)most;
 }
 
 // Levels of the scaled residuals as symbols; returns the largest. `scales` are divided by the step.
