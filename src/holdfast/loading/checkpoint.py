@@ -3,7 +3,7 @@
 import difflib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,43 +21,20 @@ from ..options import SLOT_BYTES, Options, options_of
 from ..plan.load_plan import box_of, plan_load
 from ..stores.url import open_store
 from ..worker import in_worker
+from .choice import Patterns, chosen, without_gaps
+from .names import Names, TensorInfo
 
 if TYPE_CHECKING:
     import torch
 
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor of a checkpoint, as its MANIFEST describes it.
-
-    Attributes:
-        name: dotted name.
-        dtype: as in docs/format.md, such as ``bf16``.
-        shape: of the whole tensor, in elements.
-        size_bytes: size of the decoded elements.
-        stored_bytes: encoded size in the data files.
-        codec: name of its codec.
-        shards: (offset, shape) of each stored box.
-        tied_to: name of the tensor that it shares its elements with, or None.
-        loss: its error against the saved tensor, or None if it is exact.
-    """
-
-    name: str
-    dtype: str
-    shape: Shape
-    size_bytes: int
-    stored_bytes: int
-    codec: str
-    shards: tuple[tuple[Shape, Shape], ...]
-    tied_to: str | None
-    loss: Loss | None
+    Device = str | int | torch.device
 
 
-class Checkpoint:
+class Checkpoint(Names):
     """A committed checkpoint, open for reading; `holdfast.open` returns it.
 
     Its MANIFEST is read and checked on opening. Each call reads and verifies only the data that it
-    returns. Thread-safe.
+    returns. It is a mapping of the names of tensors and values. Thread-safe.
 
     Args:
         path: directory of the checkpoint.
@@ -71,9 +48,11 @@ class Checkpoint:
         checkpoint = holdfast.open("runs/a/step-00001000")
         for name in checkpoint.names():
             print(checkpoint.info(name).shape, name, checkpoint.path_of(name))
+        weight = checkpoint["model.weight"]
         first_rows = checkpoint.tensor("model.weight", box=([0, 0], [2, 8]))
         both = checkpoint.tensors(["model.weight", "model.bias"])
         everything, values = checkpoint.state(), checkpoint.objects()
+        model = checkpoint.state(include="model")
         print([fault.what for fault in checkpoint.verify()])
     """
 
@@ -225,28 +204,41 @@ class Checkpoint:
         )
 
     @in_worker
-    def tensor(self, name: str, box: "tuple[Shape, Shape] | None" = None) -> "torch.Tensor":
+    def tensor(
+        self,
+        name: str,
+        box: "tuple[Shape, Shape] | None" = None,
+        *,
+        device: "Device" = "cpu",
+        dtype: "torch.dtype | None" = None,
+    ) -> "torch.Tensor":
         """Return a tensor, or a box of it, read and verified; no other chunks are read.
 
         Args:
             name: from `names`.
             box: (offset, shape) in elements of the whole tensor; default: all of it.
+            device: where it is to be.
+            dtype: what to convert it to, as ``cast`` of `holdfast.load` does; default: its own.
 
         Raises:
-            MismatchError: no such tensor, or the box exceeds it.
+            MismatchError: no such tensor, the box exceeds it, or it cannot be converted.
+            OptionError: an invalid argument.
             CorruptError: a chunk fails its check.
         """
         path = self._path(name)
         tensor = self._manifest.table.header.tensors[self._tensors[path]]
         part = box_of(name, tensor.shape, box)
-        return self._read({path: part})[path]
+        return self._read({path: part}, device, dtype)[path]
 
     @in_worker
-    def tensors(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
+    def tensors(
+        self, names: Iterable[str], *, device: "Device" = "cpu"
+    ) -> "dict[str, torch.Tensor]":
         """Return several whole tensors by name; faster than one by one.
 
         Args:
             names: from `names`.
+            device: where they are to be.
 
         Raises:
             MismatchError: no such tensor.
@@ -257,27 +249,41 @@ class Checkpoint:
         paths = {name: self._path(name) for name in list(names)}
         header = self._manifest.table.header
         found = self._read(
-            {p: whole(header.tensors[self._tensors[p]].shape) for p in paths.values()}
+            {p: whole(header.tensors[self._tensors[p]].shape) for p in paths.values()}, device
         )
         return {name: found[path] for name, path in paths.items()}
 
     @in_worker
-    def state(self) -> dict[Any, Any]:
+    def state(
+        self, *, device: "Device" = "cpu", include: Patterns = (), exclude: Patterns = ()
+    ) -> dict[Any, Any]:
         """Return everything as a new nested dict of ordinary tensors; tied names share one tensor.
 
-        Containers come back as dicts, lists and tuples. To fill modules and optimizers, use
-        `holdfast.load`.
+        Containers come back as dicts, lists and tuples; of a list in part, as dicts. To fill
+        modules and optimizers, use `holdfast.load`.
+
+        Args:
+            device: where the tensors are to be.
+            include: names, or patterns of names, of what is read: ``"model"`` is all below it,
+                ``"*.bias"`` every bias. Default: everything.
+            exclude: names or patterns of what is not read, of this.
 
         Raises:
+            MismatchError: a pattern means no name.
             CorruptError: a chunk fails its check.
         """
         from ..state.tree import rebuild
 
-        header = self._manifest.table.header
-        own = self._read({tensor.path: whole(tensor.shape) for tensor in header.tensors})
-        leaves: dict[Path, Any] = dict(own)
-        leaves |= {path: own[header.tensors[index].path] for path, index in header.ties}
-        result: dict[Any, Any] = rebuild(leaves | self._objects) if leaves or self._objects else {}
+        names = chosen([*self], include, exclude, self.location)
+        paths = [self._paths[name] for name in names]
+        tensors = self._manifest.table.header.tensors
+        owners = {path: tensors[self._tensors[path]] for path in paths if path in self._tensors}
+        own = self._read({t.path: whole(t.shape) for t in owners.values()}, device)
+        leaves: dict[Path, Any] = {path: own[tensor.path] for path, tensor in owners.items()}
+        leaves |= {path: self._objects[path] for path in paths if path in self._objects}
+        if len(paths) < len(self) and leaves:
+            leaves = without_gaps(leaves, [*self._tensors, *self._objects])
+        result: dict[Any, Any] = rebuild(leaves) if leaves else {}
         return result
 
     @in_worker
@@ -334,17 +340,19 @@ class Checkpoint:
         more = " …" if len(self._tensors) > len(shown) else ""
         return f"expected one of {', '.join(shown)}{more}" if shown else "it has no tensors"
 
-    def _read(self, parts: "dict[Path, Box]") -> "dict[Path, torch.Tensor]":
+    def _read(
+        self,
+        parts: "dict[Path, Box]",
+        device: "Device" = "cpu",
+        dtype: "torch.dtype | None" = None,
+    ) -> "dict[Path, torch.Tensor]":
         check_torch("reading tensors", "Without torch, names, info, objects and verify work")
-        import torch
-
         from ..engine.read_pipeline import read_chain
-        from ..state.tensors import TORCH_DTYPES
+        from ..state.new import new_tensor
 
-        header = self._manifest.table.header
-        dtypes = {path: TORCH_DTYPES[header.tensors[self._tensors[path]].dtype] for path in parts}
+        tensors = self._manifest.table.header.tensors
         result = {
-            path: torch.empty(box.shape, dtype=dtypes[path], device="cpu")
+            path: new_tensor(tensors[self._tensors[path]], box.shape, device, dtype)
             for path, box in parts.items()
         }
         wanted = {path: (self._tensors[path], [box]) for path, box in parts.items()}

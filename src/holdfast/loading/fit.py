@@ -15,6 +15,7 @@ from ..format.names import display_names, dotted
 from ..layout import Path, Tensor
 from ..plan.load_plan import Wants, wants_of
 from ..state.filled import Target
+from ..state.new import converts
 from ..state.source import Source
 
 _PATH = attrgetter("path")
@@ -185,13 +186,6 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
         f"{names[path]} is {there} in the checkpoint and {here} in the target"
         for path, (there, here) in zip(differing, forms, strict=True)
     ]
-
-
-def converts(stored: str, wanted: str) -> bool:
-    """Whether ``cast`` may convert: never an imaginary part away, nor two numbers in a byte."""
-    complex_dtypes = ("c32", "c64", "c128")
-    packed = "f4_e2m1fn_x2" in (stored, wanted)
-    return not packed and (stored not in complex_dtypes or wanted in complex_dtypes)
 
 
 def _form(tensor: Tensor) -> str:

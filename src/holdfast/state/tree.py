@@ -165,6 +165,10 @@ def open_node(value: Any, path: Path) -> Node:
     if _is_stateful(value):
         return Node("stateful")
     if isinstance(value, Mapping) and value:
+        if getattr(type(value), "is_checkpoint", False):  # which would be read, and never filled
+            raise StateError(
+                f"{dotted(path) or 'the state'} is an open checkpoint; give what state() returns"
+            )
         if {*map(type, value)} <= _KEYS or all(map(_is_key, value)):
             return Node("container", tuple(value.items()))
         if holds_tensors(value):

@@ -23,11 +23,11 @@ from ...errors import MismatchError, OptionError
 from ...format.manifest import Manifest
 from ...format.revive import revive_at, types_by_name
 from ...layout import Box, Path
-from ...loading.fit import converts
 from ...options import SLOT_BYTES, Options, options_of
 from ...plan.load_plan import plan_load
 from ...state.ambient import ordinary_torch
 from ...state.memory import own_memory
+from ...state.new import converts
 from ...state.tensors import DTYPE_NAMES, Part
 from ...stores.url import open_store
 from .healing import heal
