@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
-  damage mutations process dcp-suite \
+  damage mutations process dcp-suite frameworks frameworks-short \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -81,6 +81,27 @@ simulate: $(VENV)/.native
 # Behaviours of DCP, with DCP alone and routed to holdfast; fails when one differs without a word.
 dcp-suite: $(VENV)/.native
 	$(BIN)/python tests/integrations/dcp_suite/play.py
+
+# Unchanged training programs of frameworks, killed and started again: 7 minutes, in an environment of
+# its own. FRAMEWORKS=lightning for some of them. The short one has one kill of each of two: 2 minutes.
+FRAMEWORKS ?=
+frameworks: build/frameworks/.installed
+	build/frameworks/bin/python tests/integrations/frameworks/play.py $(FRAMEWORKS)
+
+frameworks-short: build/frameworks/.installed
+	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
+
+build/frameworks/.installed: build/frameworks/.peers $(VENV)/.native $(shell find src -name '*.py')
+	rm -rf build/frameworks/wheel
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w build/frameworks/wheel .
+	build/frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall build/frameworks/wheel/*.whl
+	@touch $@
+
+build/frameworks/.peers: $(VENV)/.system tests/integrations/frameworks/requirements.txt
+	$(PYTHON) -m venv build/frameworks
+	build/frameworks/bin/python -m pip install -q --disable-pip-version-check "$(TORCH)"
+	build/frameworks/bin/python -m pip install -q --disable-pip-version-check -r tests/integrations/frameworks/requirements.txt
+	@touch $@
 
 # DAMAGE="--cases 5000 --seed 7" changes the first.
 damage: $(VENV)/.native

@@ -1,0 +1,49 @@
+"""What the training programs here say of themselves: each step, and how it ended, to the bit."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def say_step(step: int) -> None:
+    """Print that a step is about to be taken, and give who kills programs the time to do so."""
+    print(f"step {step}", flush=True)
+    time.sleep(0.1)
+
+
+def digest_of(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    """Return the digest of every bit that this rank holds of parameters, buffers and moments."""
+    digest = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        _add(digest, name, value)
+    for optimizer in optimizers:
+        for number, state in optimizer.state_dict()["state"].items():
+            for key, value in sorted(state.items()):
+                _add(digest, f"{number}.{key}", value)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, name: str, value: Any) -> None:
+    held = value.to_local() if hasattr(value, "to_local") else value
+    data = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    digest.update(f"{name} {held.dtype} {[*held.shape]} ".encode() + data.numpy().tobytes())
+
+
+def finish(
+    result: str,
+    losses: dict[int, float],
+    module: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> None:
+    """Write what this rank ends with: losses by step, each to the bit, and the digest."""
+    found = {
+        "losses": {step: float(loss).hex() for step, loss in losses.items()},
+        "digest": digest_of(module, optimizers),
+    }
+    with open(f"{result}.{os.environ['RANK']}.json", "w") as file:
+        json.dump(found, file)
