@@ -1,5 +1,6 @@
 """``holdfast://`` paths through fsspec's own calls: what is there, is listed, read and deleted."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from holdfast.errors import (
 from holdfast.format.spec import MARKER
 from holdfast.integrations.dcp import HoldfastWriter, install, routing
 from holdfast.integrations.fsspec import HoldfastFileSystem, NotThereError
+from holdfast.testing.faults import Fault, faulty
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NewPath = Callable[[], Path]
@@ -290,3 +292,39 @@ def test_fsspec_writers_and_readers_of_dcp_are_routed(new_path: NewPath, fs: Any
 def test_a_reader_of_a_url_finds_no_checkpoint_in_words(run: Path) -> None:
     with install(), pytest.raises(NotCommittedError, match="has data files but no MANIFEST"):
         FsspecReader(f"holdfast://{run}/step-00000003").read_metadata()
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["one call fails", "all fail from there"])
+def test_rm_that_fails_at_any_call_leaves_the_step_whole_or_not_there(
+    run: Path, fs: Any, new_path: NewPath, persistent: bool
+) -> None:
+    """Where all calls fail, that is what a crash leaves: nothing is tidied up either."""
+    shutil.rmtree(run / "step-00000003")
+
+    def copied() -> Path:
+        copy = new_path()
+        shutil.copytree(run, copy)
+        (copy / "LATEST").write_text("step-00000002\n")
+        return copy
+
+    with faulty() as disk:
+        fs.rm(copied() / "step-00000002", recursive=True)
+    calls, whole = sum(disk.calls().values()), 0
+    for nth in range(1, 1 + calls):
+        copy = copied()
+        step = copy / "step-00000002"
+        with faulty(Fault("*", nth=nth, persistent=persistent)), contextlib.suppress(StoreError):
+            fs.rm(step, recursive=True)
+        target = {"w": torch.zeros(6)}
+        is_there = fs.isfile(step / ".metadata")
+        assert is_there == fs.isdir(step) == (step / "MANIFEST").exists()
+        if is_there:
+            whole += 1
+            holdfast.load(step, into=target)
+            assert torch.equal(target["w"], CHANGED["w"])
+            fs.rm(step, recursive=True)
+            assert not step.exists()
+        holdfast.load(copy / "step-00000001", into=target)
+        assert torch.equal(target["w"], STATE["w"])
+        fs.rm(copy / "step-00000001", recursive=True)
+    assert 0 < whole < calls
