@@ -18,17 +18,17 @@ import numpy as np
 
 from format.file_rows import FileRows
 from holdfast.arguments import decode_arguments
-from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
 from holdfast.codecs.base import Codec
 from holdfast.engine import chain as chains
-from holdfast.engine import check, commit, ledger, retire, write_pipeline
+from holdfast.engine import check, commit, known, ledger, retire, write_pipeline
 from holdfast.engine import replace as replace_module
 from holdfast.engine.file_plan import WriterPlan
 from holdfast.engine.registry import RAW
 from holdfast.errors import CorruptError, NotCommittedError, StoreError
-from holdfast.format import contents
 from holdfast.format import manifest as manifests
+from holdfast.format import table as tables
+from holdfast.format import tiling
 from holdfast.format.coding import Coding
 from holdfast.format.header import Header
 from holdfast.format.links import Base
@@ -142,14 +142,14 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 def check_tiling(manifest: Manifest) -> None:
     """Do as the format does, once for each."""
     if id(manifest) not in _tiled:
-        contents.check_tiling(manifest)
+        tiling.check_tiling(manifest)
         _tiled[id(manifest)] = manifest
 
 
 def content_digest(table: Table) -> str:
     """Do as the format does, once for each."""
     if id(table) not in _digests:
-        _digests[id(table)] = table, contents.content_digest(table)
+        _digests[id(table)] = table, tables.content_digest(table)
     return _digests[id(table)][1]
 
 
@@ -166,8 +166,9 @@ class TinyAgreed:
     objects: None = None
     size_bytes: int = FILE_BYTES
 
-    def writing(self, rank: int) -> "TinyAgreed":
-        """Return what there is to know of its base."""
+    @property
+    def writing(self) -> "TinyAgreed":
+        """What there is to know of its base."""
         return self
 
 
@@ -205,7 +206,7 @@ LINKED = SimpleNamespace(every=2, is_plain=True)
 
 def begin_link(writing: Any, options: Any) -> Any:
     """Return what stands for what is known of the base."""
-    return SimpleNamespace(forget=lambda: None)
+    return SimpleNamespace(forget=lambda: None, losses=())
 
 
 def flatten(state: Mapping[str, int]) -> TinyLeaves:
@@ -214,7 +215,7 @@ def flatten(state: Mapping[str, int]) -> TinyLeaves:
 
 
 def stage(
-    agreed: TinyAgreed, rank: int, leaves: TinyLeaves, handle: Any, request: SaveRequest
+    agreed: TinyAgreed, leaves: TinyLeaves, handle: Any, request: SaveRequest
 ) -> Callable[[], Any]:
     """Return what writes in the background."""
     handle.staged()
@@ -305,7 +306,7 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (commit, "content_digest", content_digest),
     (replace_module, "content_digest", content_digest),
     (chains, "content_digest", content_digest),
-    (base_choice_module, "content_digest", content_digest),
+    (known, "content_digest", content_digest),
     (recompress_module, "content_digest", content_digest),
     (recompress_module, "write_again", write_again),
     (restore_module, "load_from", load_from),
