@@ -98,6 +98,8 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         store.sync_above(self._pending)
         check_present(store, manifest)
         check_base(store, manifest)
+        if header.base is not None:  # the next link is made from this one; here it may still fail
+            remember(manifest, self._data)
 
     def publish(self) -> None:
         """Let the manifest appear; return when it is durable.
@@ -109,8 +111,6 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         self._may_be_there = True
         if not self._store.publish(self._pending, spec.MANIFEST_NAME):
             _settle_race(self._store, self._data)
-        if self.manifest.table.header.base is not None:  # the next link is made from this one
-            remember(self.manifest, self._data)
 
     def __exit__(
         self,
