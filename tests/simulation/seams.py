@@ -182,6 +182,9 @@ def _patches() -> list[tuple[Any, str, Any]]:
             "last_link",
             lambda run, rank: SEAT.scheduler.current.process.last_link,
         ),
+        # Processes of one world share this module: none begins with what another one has seen.
+        (base_choice_module, "known_chain", lambda store: None),
+        (commit, "known_at", lambda store: None),
         (fence_module, "_description", lambda epoch: {"epoch": epoch}),
         (directory_module.Run, "tidy", _tidy_committed),
         (directory_module.Run, "note", lambda *line: None),  # for people
