@@ -119,75 +119,72 @@ def subjects(scratch: Path) -> dict[str, Callable[[], Counter]]:
     Of one tensor; those of a layer, and of a chain, are of one `Linear` with its AdamW.
     """
     one = {"model": {"w": torch.ones(8, 8)}}
-    save, load = holdfast.save, holdfast.load
     new = _Names(scratch)
 
-    def saved_twice(state: Any, **options: Any) -> Counter:
-        return count(lambda: save(state, new(), **options), lambda: save(state, new(), **options))
+    def change() -> None:
+        one["model"]["w"][0, 0] += 0.5  # the rest is the base's
 
-    def loaded_twice(state: Any) -> Counter:
-        path = new()
-        save(state, path)
-        return count(lambda: load(path, into=state), lambda: load(path, into=state))
-
-    def lazily() -> Counter:
+    def layer_link() -> Counter:
         state = linear_and_adamw()
-
-        def act() -> None:
-            holdfast.save_async(state, new(), stage="lazy").result()
-
-        return count(act, act)
-
-    def one_link() -> Counter:
-        run = new()
-
-        def act(number: int) -> None:
-            one["model"]["w"][0, 0] += 0.5  # the rest is the base's
-            save(one, run / f"step-{number:08d}", step=number, codec="delta")
-
-        act(1)
-        act(2)
-        return count(lambda: act(4), lambda: act(3))
-
-    def one_in_background() -> Counter:
-        def act() -> None:
-            holdfast.save_async(one, new(), stage="lazy").result()
-
-        return count(act, act)
-
-    def chain() -> tuple[Any, Path]:
-        state, run = linear_and_adamw(), new()
-        for number in (1, 2):
-            save(state, run / f"step-{number:08d}", step=number, codec="delta")
-            train(state)
-        return state, run
-
-    def link() -> Counter:
-        state, run = chain()
-
-        def act(number: int) -> None:
-            train(state)
-            save(state, run / f"step-{number:08d}", step=number, codec="delta")
-
-        return count(lambda: act(4), lambda: act(3))
-
-    def loaded_chain() -> Counter:
-        state, run = chain()
-        path = run / "step-00000003"
-        save(state, path, step=3, codec="delta")
-        return count(lambda: load(path, into=state), lambda: load(path, into=state))
+        return linked(state, new(), lambda: train(state))
 
     return {
-        "save": lambda: saved_twice(one),
-        "load": lambda: loaded_twice(one),
-        "lossless save": lambda: saved_twice(one, codec="lossless"),
-        "lazy save": one_in_background,
-        "delta link": one_link,
-        "lossless save of a layer": lambda: saved_twice(linear_and_adamw(), codec="lossless"),
-        "lazy save of a layer": lazily,
-        "delta link of a layer": link,
-        "load of a chain of 3": loaded_chain,
+        "save": lambda: saved(one, new),
+        "load": lambda: loaded(one, new),
+        "lossless save": lambda: saved(one, new, codec="lossless"),
+        "lazy save": lambda: saved_lazily(one, new),
+        "delta link": lambda: linked(one, new(), change),
+        "lossless save of a layer": lambda: saved(linear_and_adamw(), new, codec="lossless"),
+        "lazy save of a layer": lambda: saved_lazily(linear_and_adamw(), new),
+        "delta link of a layer": layer_link,
+        "load of a chain of 3": lambda: loaded_chain(linear_and_adamw(), new()),
     }
+
+
+def saved(state: Any, new: Callable[[], Path], **options: Any) -> Counter:
+    """Count a save."""
+
+    def act() -> None:
+        holdfast.save(state, new(), **options)
+
+    return count(act, act)
+
+
+def saved_lazily(state: Any, new: Callable[[], Path]) -> Counter:
+    """Count a lazy save, until it is committed."""
+
+    def act() -> None:
+        holdfast.save_async(state, new(), stage="lazy").result()
+
+    return count(act, act)
+
+
+def loaded(state: Any, new: Callable[[], Path]) -> Counter:
+    """Count a load in place."""
+    path = new()
+    holdfast.save(state, path)
+    return count(lambda: holdfast.load(path, into=state), lambda: holdfast.load(path, into=state))
+
+
+def linked(state: Any, run: Path, change: Callable[[], object]) -> Counter:
+    """Count the fourth link of a run, of which ``change`` has changed the state."""
+
+    def act(number: int) -> None:
+        holdfast.save(state, run / f"step-{number:08d}", step=number, codec="delta")
+        change()
+
+    act(1)
+    act(2)
+    return count(lambda: act(4), lambda: act(3))
+
+
+def loaded_chain(state: Any, run: Path) -> Counter:
+    """Count the load of a link with two checkpoints below."""
+    for number in (1, 2, 3):
+        path = run / f"step-{number:08d}"
+        holdfast.save(state, path, step=number, codec="delta")
+        train(state)
+    return count(lambda: holdfast.load(path, into=state), lambda: holdfast.load(path, into=state))
 
 
 def each_further(scratch: Path) -> dict[str, float]:

@@ -21,8 +21,7 @@ def test_no_behaviour_differs_silently(ranks: int) -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    text = play.PAGE.read_text()
-    assert play.page_with(text, play.table()) == text
+    assert play.PAGE.text_with(play.table()) == play.PAGE.text()
 
 
 STOCK = dataclasses.replace(SAME, ours=False, stock=True)

@@ -23,8 +23,8 @@ RESULT = {"losses": {"3": "0x1p+0", "4": "0x1p-1"}, "digest": "a"}
 
 
 def test_the_page_has_the_table() -> None:
-    text = play.PAGE.read_text()
-    assert play.page_with(text, play.table()) == text
+    text = play.PAGE.text()
+    assert play.PAGE.text_with(play.table()) == text
     assert text.count("| the same bits") == len(play.PROGRAMS)
 
 

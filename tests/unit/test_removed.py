@@ -286,8 +286,11 @@ def test_a_checkpoint_that_is_committed_between_two_looks_is_read(new_path: NewP
         if aside.exists():
             aside.rename(path / "MANIFEST")
 
+    target = empty()
     with before_call(2, commit):
-        holdfast.load(path, into=empty())
+        report = holdfast.load(path, into=target)
+    assert report.tensors > 0 and report.missing == ()
+    assert not aside.exists(), "it was committed between the two looks"
 
 
 @pytest.mark.parametrize("number", [1, 2])

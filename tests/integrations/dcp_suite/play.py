@@ -7,7 +7,6 @@ docs/dcp-suite.md, where `make dcp-suite` compares it.
 import argparse
 import contextlib
 import logging
-import re
 import shutil
 import sys
 import tempfile
@@ -39,9 +38,9 @@ from integrations.dcp_suite.stage import (  # noqa: E402
     Stage,
     plain,
 )
+from integrations.page import Page  # noqa: E402
 
-PAGE = TESTS.parent / "docs" / "dcp-suite.md"
-BEGIN, END = "<!-- the table of make dcp-suite -->", "<!-- its end -->"
+PAGE = Page("dcp-suite.md", "<!-- the table of make dcp-suite -->")
 SHOWN = {
     THROUGH: "through holdfast",
     LEFT: LEFT,
@@ -186,12 +185,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page_with(text: str, rows: str) -> str:
-    """Return the page with another table."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    return pattern.sub(lambda _: f"{BEGIN}\n\n{rows}\n\n{END}", text)
-
-
 def main() -> None:
     """Play all, print what differs; fail when something does, or the page has another table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -205,11 +198,7 @@ def main() -> None:
     count = sum(len(ways) for texts in found.values() for ways in texts.values())
     print("\n".join(wrong))
     print(f"{len(BEHAVIOURS)} behaviours, played {count} times with each: {len(wrong)} differ")
-    text = PAGE.read_text()
-    if given.write:
-        PAGE.write_text(page_with(text, table()))
-    elif page_with(text, table()) != text:
-        sys.exit("docs/dcp-suite.md has another table; run it with --write")
+    PAGE.keep(table(), write=given.write)
     sys.exit(bool(wrong))
 
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -25,8 +24,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs" / "frameworks.md"
-BEGIN, END = "<!-- the table of make frameworks -->", "<!-- its end -->"
+TESTS = HERE.parents[1]
+sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []
+
+from integrations.page import Page  # noqa: E402
+
+PAGE = Page("frameworks.md", "<!-- the table of make frameworks -->")
 RANKS = 2
 LIMIT_S, POLL_S = 240, 0.0005
 WORD = ".manifest-dcp"  # what the drop-in leaves beside the data while it saves
@@ -322,12 +325,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page_with(text: str, rows: str) -> str:
-    """Return the page with another table."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    return pattern.sub(lambda _: f"{BEGIN}\n\n{rows}\n\n{END}", text)
-
-
 def main() -> None:
     """Play the programs; fail when one differs, or the page has another table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -342,11 +339,7 @@ def main() -> None:
         found = [fault for name in given.names for fault in play(name, root, given.short)]
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    text = PAGE.read_text()
-    if given.write:
-        PAGE.write_text(page_with(text, table()))
-    elif page_with(text, table()) != text:
-        sys.exit("docs/frameworks.md has another table; run it with --write")
+    PAGE.keep(table(), write=given.write)
     sys.exit(bool(found))
 
 
