@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .integrity.sign import sign, signer
     from .integrity.verify import verify
     from .loading.checkpoint import Checkpoint
-    from .loading.checkpoint import open as open
     from .loading.load import LoadReport, load
+    from .loading.opening import open as open
     from .options import Options
     from .runs.checkpointer import Checkpointer
     from .runs.retention import Keep
@@ -76,7 +76,7 @@ _HOME = {
     "codecs": "codecs",
     "errors": "errors",
     "load": "loading.load",
-    "open": "loading.checkpoint",
+    "open": "loading.opening",
     "rebase": "chains.recompress",
     "recompress": "chains.recompress",
     "repair": "integrity.repair",

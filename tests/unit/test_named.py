@@ -1,6 +1,8 @@
 """An open checkpoint by names: as a mapping, in part, on a device and of another dtype."""
 
-from collections.abc import Mapping
+import copy
+import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.errors import HoldfastError, MismatchError, OptionError, StateError
+from holdfast.errors import HoldfastError, MismatchError, OptionError, ReplacedError, StateError
 
 from .training import same
 
@@ -171,3 +173,23 @@ def test_an_open_checkpoint_is_no_state(checkpoint: holdfast.Checkpoint, tmp_pat
         with pytest.raises(HoldfastError, match="is an open checkpoint; give what state"):
             holdfast.load(checkpoint.location, into=state)
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda opened: pickle.loads(pickle.dumps(opened))]
+)
+def test_a_checkpoint_is_copied_and_sent_to_other_processes(
+    checkpoint: holdfast.Checkpoint, again: Callable[[Any], Any]
+) -> None:
+    other = again(checkpoint)
+    assert (other.save_id, [*other]) == (checkpoint.save_id, [*checkpoint])
+    assert torch.equal(other["model.w"], WEIGHT)
+
+
+def test_what_stands_there_when_it_arrives_is_what_was_sent(
+    checkpoint: holdfast.Checkpoint,
+) -> None:
+    sent = pickle.dumps(checkpoint)
+    holdfast.save({"w": WEIGHT}, checkpoint.location, replace=True)
+    with pytest.raises(ReplacedError, match=r"holds the save \w{8} now; expected"):
+        pickle.loads(sent)

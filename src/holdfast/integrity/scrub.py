@@ -35,7 +35,7 @@ from ..faults.damage import (
 from ..faults.survey import START, survey
 from ..format import spec
 from ..loading.checkpoint import Checkpoint
-from ..loading.checkpoint import open as open_checkpoint
+from ..loading.opening import open as open_checkpoint
 from ..options import SLOT_BYTES, Options, options_of
 from ..stores.local import LocalStore
 from ..stores.url import open_store

@@ -19,7 +19,7 @@ from ..faults.damage import (
 )
 from ..format import spec
 from ..loading.checkpoint import Checkpoint
-from ..loading.checkpoint import open as open_checkpoint
+from ..loading.opening import open as open_checkpoint
 from ..options import Options
 from ..stores.local import LocalStore
 from ..stores.url import open_store

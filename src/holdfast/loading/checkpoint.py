@@ -13,7 +13,7 @@ from ..engine.chain import Chain, open_chain
 from ..engine.check import check_alone, read_manifest
 from ..engine.pool import lease
 from ..engine.trust import check_of
-from ..errors import CorruptError, MismatchError, OptionError, shown
+from ..errors import CorruptError, MismatchError, OptionError, ReplacedError, shown
 from ..faults.damage import Damage, Subject, check_decodable, find_damage, find_wrong, of_base
 from ..format.names import display_names
 from ..layout import Box, Path, Shape, whole
@@ -73,10 +73,13 @@ class Checkpoint(Names):
         self._tensors: dict[Path, int] = {t.path: i for i, t in enumerate(header.tensors)}
         self._tensors |= dict(header.ties)
         self._objects = dict(header.objects)
+        self._types: tuple[type, ...] = ()
         if types != ():
             from ..format.revive import revive_objects, types_by_name
 
-            self._objects = revive_objects(self._objects, types_by_name(types), self.location)
+            known = types_by_name(types)
+            self._types = (*known.values(),)
+            self._objects = revive_objects(self._objects, known, self.location)
         self._names = display_names([*self._tensors, *self._objects])
         self._paths = {name: path for path, name in self._names.items()}
 
@@ -90,6 +93,22 @@ class Checkpoint(Names):
         trace: TracebackType | None,
     ) -> None:
         """Nothing is held open between calls."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let itself be copied, and sent to other processes, which open it again."""
+        return Checkpoint._again, (self.location, self._options, self._types, self.save_id)
+
+    @classmethod
+    def _again(
+        cls, path: str, options: Options, types: tuple[type, ...], save_id: str
+    ) -> "Checkpoint":
+        found = cls(path, options, types)
+        if found.save_id != save_id:
+            raise ReplacedError(
+                f"{path} holds the save {found.save_id[:8]} now; expected {save_id[:8]}, as where "
+                "it was opened first. Open it there again too"
+            )
+        return found
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.location} step={self.step} tensors={len(self._tensors)}>"
@@ -361,31 +380,3 @@ class Checkpoint(Names):
         with lease(self._store.vfs, self.location, self._options) as leased:
             read_chain(self._open_chain(), leased, runs, targets)
         return result
-
-
-def open(
-    path: "str | os.PathLike[str]",
-    *,
-    types: Iterable[type] = (),
-    options: Options | None = None,
-) -> Checkpoint:
-    """Open a committed checkpoint, to read any part of it.
-
-    Args:
-        path: directory of the checkpoint.
-        types: enumerations and dataclasses that values come back as; of others you get
-            `holdfast.format.natives.Tagged`. No constructor is called.
-        options: settings such as ``io`` and ``trust``.
-
-    Returns:
-        The open checkpoint: ``names()``, ``tensor()``, ``tensors()``, ``state()``, ``verify()``.
-
-    Raises:
-        NotCommittedError: there is no checkpoint at ``path``.
-        CorruptError: its MANIFEST fails a check.
-        VersionError: a newer holdfast wrote it.
-
-    Example:
-        ``weight = holdfast.open("runs/a/step-00001000").tensor("model.weight")``
-    """
-    return Checkpoint(path, options, types)
