@@ -19,8 +19,10 @@ demo: $(VENV)/.native
 	@$(BIN)/holdfast demo
 
 # The tests, but for those that tests/long.py names. TESTS=tests/unit for some of them alone.
-TEST_PROCESSES ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+# More processes than cores: much of a test is a wait, for the disk or for another process.
+TEST_PROCESSES ?= 4
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxschedchunk=4
+test test-all: export PYTHONDONTWRITEBYTECODE =  # processes that tests start compile nothing anew
 test: $(VENV)/.native
 	$(PYTEST) -m "not long" $(TESTS)
 

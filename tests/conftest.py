@@ -4,6 +4,7 @@
 setting of torch that the program might have: `ambients`.
 """
 
+import gc
 import itertools
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ import torch
 
 from ambients import AMBIENTS, put_under
 from holdfast.engine.basis import forget_bases
-from long import reason_of
+from long import is_slow, reason_of
 
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")  # where it exists, an fsync takes no time
@@ -32,9 +33,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: set[str] = set()
     for item in items:
-        if reason := reason_of(item.path.relative_to(HERE).as_posix() + "::" + item.name):
+        test = node_of(item).split("[")[0]
+        if reason := reason_of(node_of(item), test not in seen):
             item.add_marker(pytest.mark.long(reason))
+        seen.add(test)
+    items.sort(key=lambda item: not is_slow(node_of(item)))
+
+
+def node_of(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).as_posix() + "::" + item.name
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +56,7 @@ def _ambient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _one_thread() -> None:
     # The tensors of tests are small; a second thread only waits for the first.
     torch.set_num_threads(1)
+    gc.freeze()  # torch's modules, which each collection would look through
 
 
 @pytest.fixture(autouse=True)

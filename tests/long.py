@@ -1,14 +1,27 @@
 """Which tests `make test` leaves to `make test-all`, and why: the one place that says so.
 
-Each name is a folder, a file or a test below `tests`, all cases of a test with it. A test belongs
-here when it takes long, and when what it finds is found by something shorter as well, or by its
-kind only rarely. A fault that was found stays caught by `make test` where its own test is short:
-`test_errata.py` says which are not.
+Each name is a folder, a file or a test below `tests`, all cases of a test with it; `[1:]` after it
+means all cases but the first. A test belongs here when it takes long, and when what it finds is
+found by something shorter as well, or by its kind only rarely. A fault that was found stays caught
+by `make test` where its own test is short: `test_errata.py` says which are not.
 """
 
 from pathlib import Path
 
 ROOT = Path(__file__).parent
+
+# Many of their tests take seconds. They begin first, so that none of them is alone at the end.
+SLOW = (
+    "distributed",
+    "crash/test_replaced.py",
+    "damage/test_flips.py",
+    "unit/test_chains.py",
+    "unit/test_lossy.py",
+    "unit/test_recode.py",
+    "unit/test_replay.py",
+    "unit/test_save_async.py",
+    "unit/test_threads.py",
+)
 
 LONG = {
     "process": "campaigns in processes of their own; unit/test_worker.py has what they found",
@@ -39,14 +52,86 @@ LONG = {
     "crash/test_chaos.py": "jobs of several processes; make chaos",
     "crash/test_block_states.py": "real file systems on block devices; make crash-blocks",
     "crash/test_race.py": "sixteen processes; unit/test_commit.py has two that race",
+    "simulation/test_simulation.py::test_a_planted_fault_is_noticed": (
+        "thousands of worlds for some; crash/test_planted_faults.py plants faults in crash states"
+    ),
+    "damage/test_flips.py::test_every_flipped_bit_is_reported_by_verify": (
+        "every bit, one verify each; damage/test_campaign.py takes bits at random"
+    ),
+    "distributed/test_dcp_sharded.py::test_a_sharded_state_dict_comes_back_as_from_dcp[1:]": (
+        "FSDP1 wrapped in processes of its own, for each form of its state dict"
+    ),
+    "distributed/test_flat.py::test_what_flat_parameters_hold_is_saved_as_of_the_plain_model[1:]": (
+        "a wrapping of FSDP1 for each case; they share one way of laying parameters out"
+    ),
+    "distributed/test_flat.py::test_flat_parameters_load_what_the_plain_model_has_saved[1:]": (
+        "as the saves"
+    ),
+    "distributed/test_reshard.py::test_meshes_of_two_dimensions_reshard[1:]": (
+        "unit/test_shard_layouts.py has the boxes of all meshes"
+    ),
+    "distributed/test_reshard.py::test_strided_shards_of_several_boxes[1:]": (
+        "unit/test_shard_layouts.py has the boxes"
+    ),
+    "distributed/test_stages.py::test_stages_with_experts_load_on_any_number_of_stages[1:]": (
+        "numbers of ranks; the first case has stages and experts"
+    ),
+    "distributed/test_dcp_suite.py": "the whole suite of DCP's behaviours; make dcp-suite",
+    "crash/test_faulty_repairs.py::test_a_kill_after_any_change_harms_nothing[1:]": (
+        "a kill after every change, of each kind of repair"
+    ),
+    "crash/test_replaced.py::test_a_replace_on_a_full_or_broken_disk_leaves_the_old_one_or_the_new"
+    "[1:]": "every call of a replace fails once, a kind of fault each",
+    "damage/test_flips.py::test_a_flipped_bit_is_found_in_a_payload_of_any_mode": (
+        "every byte of a payload; damage/test_campaign.py takes bits of all codecs at random"
+    ),
+    "unit/test_chains.py::test_a_fault_of_the_disk_spoils_no_link[1:]": "a kind of fault each",
+    "unit/test_chains.py::test_chains_of_twenty_links_are_cut_anew_for_each": (
+        "forty saves; shorter chains have all that can differ"
+    ),
+    "unit/test_recode.py::test_a_rebase_that_fails_leaves_a_good_link[1:]": "a fault each",
+    "unit/test_replay.py::test_steps_one_after_the_other[1:]": (
+        "settings of AdamW; each is computed again in Python"
+    ),
+    "unit/test_lossy.py::test_weights_that_keep_their_rounding[1:]": "as the replays",
+    "unit/test_save_async.py::test_random_changes_after_staging_reach_no_file[1:]": (
+        "at random; make lazy has more"
+    ),
+    "unit/test_lossy.py::test_a_run_of_links[1:]": "runs of links, a codec each",
+    "unit/test_threads.py::test_a_daemon_thread_that_is_cut_off_by_the_end_of_python_does_not_abort"
+    "_it[1:]": "many processes that import torch",
+    "unit/test_threads.py::test_what_is_saved_when_python_ends_is_durable[1:]": (
+        "a process that imports torch for each case"
+    ),
+    "integrations/test_dcp_install.py::test_the_environment_sets_the_options_of_install": (
+        "processes that import torch; what install does is tested in one"
+    ),
+    "test_examples.py::test_a_run_rolls_back_leaves_out_the_bad_data_and_is_evaluated": (
+        "an example of a page, run as users do; its parts have tests"
+    ),
+    "test_examples.py::test_a_killed_run_resumes_as_if_it_had_not_been_killed": (
+        "an example of a page, run as users do; crash/ kills in every place"
+    ),
 }
+CASES_AFTER_THE_FIRST = "[1:]"
 
 
-def reason_of(node: str) -> str | None:
-    """Return why a test is long, by its node id; None where it is not."""
+def reason_of(node: str, is_first_case: bool = False) -> str | None:
+    """Return why a test is long, by its node id; None where it is not.
+
+    ``is_first_case``: of a test with cases, it is the first, which `make test` may keep.
+    """
     path = node.split("[")[0].removeprefix("tests/")
-    return next((why for name, why in LONG.items() if _covers(name, path)), None)
+    return next((why for name, why in LONG.items() if _covers(name, path, is_first_case)), None)
 
 
-def _covers(name: str, path: str) -> bool:
+def is_slow(node: str) -> bool:
+    """Return whether a test is of those that begin first, by its node id."""
+    path = node.split("[")[0].removeprefix("tests/")
+    return any(_covers(name, path, is_first_case=False) for name in SLOW)
+
+
+def _covers(name: str, path: str, is_first_case: bool) -> bool:
+    if name.endswith(CASES_AFTER_THE_FIRST):
+        return path == name.removesuffix(CASES_AFTER_THE_FIRST) and not is_first_case
     return path == name or path.startswith((f"{name}/", f"{name}::"))

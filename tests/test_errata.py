@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from long import LONG, reason_of
+from long import CASES_AFTER_THE_FIRST, LONG, SLOW, reason_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "errata.md"
@@ -55,7 +55,7 @@ def test_a_test_that_does_not_exist_is_missed() -> None:
 
 def test_make_test_runs_nearly_all_of_them() -> None:
     names = [name for name in named(PAGE.read_text()) if name.startswith("tests/")]
-    long = [name for name in names if reason_of(name)]
+    long = [name for name in names if reason_of(name, is_first_case=True)]
     print("only in make test-all:", *long, sep="\n")
     assert len(long) <= (1 - SHARE_IN_MAKE_TEST) * len(names)
     assert set(long) == ERRATA_OF_TEST_ALL
@@ -65,9 +65,15 @@ def test_make_test_runs_nearly_all_of_them() -> None:
 ERRATA_OF_TEST_ALL = {"tests/process/test_interrupts.py"}
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", [*LONG, *SLOW])
 def test_what_is_long_exists(name: str) -> None:
-    assert not is_missing(f"tests/{name}")
+    assert not is_missing(f"tests/{name.removesuffix(CASES_AFTER_THE_FIRST)}")
+
+
+def test_the_first_case_of_some_is_kept() -> None:
+    name = next(name for name in LONG if name.endswith(CASES_AFTER_THE_FIRST))
+    node = name.removesuffix(CASES_AFTER_THE_FIRST)
+    assert reason_of(f"tests/{node}[b]") and not reason_of(f"tests/{node}[a]", is_first_case=True)
 
 
 def test_all_cases_of_a_long_test_are_long() -> None:

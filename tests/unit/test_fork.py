@@ -143,8 +143,7 @@ def test_a_child_forked_while_links_are_kept_saves_links(tmp_path: Path) -> None
     def keeps() -> None:
         while not ended.is_set():
             basis = take_basis("runs/a", 0, 1 << 20)
-            basis.settle("runs/a/1", "0" * 32)
-            keep_basis("runs/a", 0, basis)
+            keep_basis("runs/a", 0, basis, "runs/a/1", "0" * 32)
             last_link("runs/a", 0)
 
     thread = threading.Thread(target=keeps)

@@ -31,7 +31,7 @@ POLICIES: list[tuple[Keep, set[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "kept"), POLICIES, ids=repr)
+@pytest.mark.parametrize(("policy", "kept"), POLICIES, ids=[repr(policy) for policy, _ in POLICIES])
 def test_a_policy_keeps_what_it_says_and_always_the_newest(policy: Keep, kept: set[int]) -> None:
     assert policy.kept(STEPS, METRICS) == kept
     assert policy.kept([], METRICS) == set()

@@ -195,7 +195,7 @@ def test_an_interrupt_of_a_save_ends_it_and_leaves_nothing(tmp_path: Path) -> No
         with faulty(SLOW):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(TimeoutError, match="the alarm"):
-                holdfast.save({"w": torch.ones(64 << 20)}, tmp_path / "a")
+                holdfast.save({"w": torch.ones(16 << 20)}, tmp_path / "a")
     finally:
         signal.signal(signal.SIGALRM, before)
     assert not (tmp_path / "a").exists()
