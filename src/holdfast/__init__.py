@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .integrity.sign import sign, signer
     from .integrity.verify import verify
     from .loading.checkpoint import Checkpoint
-    from .loading.load import LoadReport, load
+    from .loading.load import load
     from .loading.opening import open as open
+    from .loading.report import LoadReport
     from .options import Options
     from .runs.checkpointer import Checkpointer
     from .runs.retention import Keep
@@ -65,7 +66,7 @@ _HOME = {
     "Checkpointer": "runs.checkpointer",
     "DataState": "data.data_state",
     "Keep": "runs.retention",
-    "LoadReport": "loading.load",
+    "LoadReport": "loading.report",
     "Options": "options",
     "Progress": "engine.ledger",
     "RandomState": "data.random_state",

@@ -202,8 +202,7 @@ def test_without_strict_what_differs_is_reported_and_the_rest_is_loaded(new_path
     assert report.seconds > 0
     assert same(into["a"], {"both": WEIGHT, "new": torch.zeros(3)})
     assert into[1] == 5
-    with pytest.raises(MismatchError, match="both is f32"):
-        holdfast.load(path, into={"a": {"both": torch.zeros(3)}}, strict=False)
+    assert report.skipped == {}
 
 
 def test_cast_converts_what_can_be_converted(new_path: NewPath) -> None:

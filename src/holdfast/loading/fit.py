@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from ..plan.load_plan import Wants, wants_of
 from ..state.filled import Target
 from ..state.new import converts
 from ..state.source import Source
+from .request import LoadRequest
 
 _PATH = attrgetter("path")
 _REPAIRED_ADVICE = (
@@ -75,63 +78,115 @@ def wanted_of(manifest: Manifest, target: Target) -> tuple[Wants, Targets]:
     return Wants(np.concatenate([wants.tensor, others.tensor]), boxes), joined
 
 
-def describe_fit(manifest: Manifest, target: Target, *, cast: bool) -> bytes:
-    """Tell the other ranks how this rank's target fits: faults, missing names, names it takes."""
+@dataclass(slots=True)
+class Faults:
+    """What of a target does not fit, by path, one sentence each.
+
+    Attributes:
+        shapes: that differ, or the kinds.
+        dtypes: that differ, and that ``cast`` could convert.
+        others: dtypes that nothing converts.
+    """
+
+    shapes: dict[Path, str] = field(default_factory=dict)
+    dtypes: dict[Path, str] = field(default_factory=dict)
+    others: dict[Path, str] = field(default_factory=dict)
+
+
+def describe_fit(manifest: Manifest, target: Target, request: LoadRequest) -> bytes:
+    """Tell the other ranks how this rank's target fits: faults, missing names, names it takes.
+
+    Without ``strict``, what has another shape is taken out of the target.
+    """
     others = _of_other_kinds(target, manifest) if target.missing or target.values else {}
     known, paths = target.used | others.keys(), _paths(manifest)
     used = np.packbits(np.fromiter(map(known.__contains__, paths), bool, len(paths)))
-    missing, faults = list[str](), target.conflicts
+    missing, found = list[str](), Faults()
     if target.missing:
         names = display_names(target.missing)
         missing = sorted(name for path, name in names.items() if path not in others)
     if target.tensors:  # what is plain fits
-        faults = faults + _faults(target, manifest, cast=cast)
-    faults = [*faults, *others.values()]
-    values = {"faults": faults, "missing": missing}
-    return json.dumps(values | {"used": used.tobytes().hex()}).encode()
+        found = _faults(target, manifest, cast=request.cast)
+    found.shapes |= others
+    if target.skipped or (found.shapes and not request.strict):
+        _skip(target, found)
+    values: dict[str, Any] = {
+        "faults": [*target.conflicts, *found.others.values()],
+        "missing": missing,
+        "used": used.tobytes().hex(),
+    }
+    values |= {"shapes": [*found.shapes.values()], "dtypes": [*found.dtypes.values()]}
+    if target.skipped:
+        names = display_names(target.skipped)
+        values["skipped"] = {name: target.skipped[path] for path, name in names.items()}
+    return json.dumps(values).encode()
+
+
+def _skip(target: Target, found: Faults) -> None:
+    """Leave out what does not fit."""
+    for path, why in found.shapes.items():
+        target.skipped[path] = why
+        target.tensors.pop(path, None)
+    found.shapes = {}
 
 
 def check_fit(
-    where: str, manifest: Manifest, answers: Sequence[bytes], *, strict: bool, partial: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    where: str, manifest: Manifest, answers: Sequence[bytes], request: LoadRequest
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Join what all ranks said.
 
     Returns:
-        (missing names, unexpected names).
+        (missing names, unexpected names, why others were left out).
 
     Raises:
         MismatchError: on every rank, with every difference of any rank.
     """
     said = list(map(json.loads, answers))
-    faults = sorted(set(chain.from_iterable(map(itemgetter("faults"), said))))
-    missing = tuple(sorted(set(chain.from_iterable(map(itemgetter("missing"), said)))))
+    found: dict[str, tuple[str, ...]] = {}
+    for kind in ("faults", "shapes", "dtypes", "missing"):
+        found[kind] = tuple(sorted(set(chain.from_iterable(map(itemgetter(kind), said)))))
     unexpected = _unexpected(manifest, list(map(bytes.fromhex, map(itemgetter("used"), said))))
-    problems = []
-    if faults:
-        problems.append(
-            f"{len(faults)} differ: {_listed(faults, '; ')} (the shapes must be the same, and the "
-            "dtypes too unless cast=True)"
-        )
-    if strict and missing:
-        problems.append(f"{len(missing)} are missing in the checkpoint: {_listed(missing)}")
-    if strict and not partial and unexpected:
-        problems.append(f"{len(unexpected)} are missing in the target: {_listed(unexpected)}")
-    if problems:
-        names = (
-            "Make the names the same, or let holdfast.load ignore some: partial=True, "
-            "strict=False. "
-        )
-        advice = names if not faults else ""
-        advice = _parts_of_ranks(manifest, len(answers), [*missing, *unexpected]) or advice
-        is_repaired = manifest.table.header.is_repaired
-        what = f"{where} was repaired, and lacks the lost tensors; it" if is_repaired else where
-        error = MismatchError(
-            f"{what} does not fit the target. Of its names, {'. And '.join(problems)}. "
-            f"{_REPAIRED_ADVICE if is_repaired else advice}Nothing was loaded"
-        )
-        error.is_repaired = is_repaired
-        raise error
-    return missing, unexpected
+    skipped: dict[str, str] = {}
+    for answer in said:
+        skipped |= answer.get("skipped", {})
+    differing = sorted({*found["faults"], *found["shapes"], *found["dtypes"]})
+    missing = found["missing"] if request.strict else ()
+    extra = unexpected if request.strict and not request.partial else ()
+    if not (differing or missing or extra):
+        return found["missing"], unexpected, skipped
+    problems = [
+        f"{len(differing)} differ: {_listed(differing, '; ')}" if differing else "",
+        f"{len(missing)} are missing in the checkpoint: {_listed(missing)}" if missing else "",
+        f"{len(extra)} are missing in the target: {_listed(extra)}" if extra else "",
+    ]
+    is_repaired = manifest.table.header.is_repaired
+    advice = _REPAIRED_ADVICE
+    if not is_repaired:
+        advice = _parts_of_ranks(manifest, len(said), [*missing, *extra])
+    what = f"{where} was repaired, and lacks the lost tensors; it" if is_repaired else where
+    error = MismatchError(
+        f"{what} does not fit the target. Of its names, {'. And '.join(filter(None, problems))}. "
+        f"{advice or _advice(found, missing, extra)}Nothing was loaded"
+    )
+    error.is_repaired = is_repaired
+    raise error
+
+
+def _advice(
+    found: Mapping[str, Sequence[str]], missing: Sequence[str], extra: Sequence[str]
+) -> str:
+    """Say which argument of this call would help; "" where none does."""
+    if found["faults"]:
+        return ""
+    advice = []
+    if found["dtypes"]:
+        advice.append("cast=True, which converts dtypes")
+    if missing or found["shapes"]:
+        advice.append("strict=False, which loads what fits and reports the rest")
+    elif extra:
+        advice.append("partial=True, which reads only what the target has")
+    names = "Make the names the same, or give" if missing or extra else "Give"
+    return f"{names} {', and '.join(advice)}. " if advice else ""
 
 
 def _parts_of_ranks(manifest: Manifest, ranks: int, differing: Sequence[str]) -> str:
@@ -173,19 +228,23 @@ def _of_other_kinds(target: Target, manifest: Manifest) -> dict[Path, str]:
     return found
 
 
-def _faults(target: Target, manifest: Manifest, *, cast: bool) -> list[str]:
-    source, differing = source_of(manifest).tensors, list[Path]()
+def _faults(target: Target, manifest: Manifest, *, cast: bool) -> Faults:
+    source, found = source_of(manifest).tensors, Faults()
+    differing: dict[Path, dict[Path, str]] = {}
     for path, leaf in target.tensors.items():
         wanted, stored = leaf.tensor, source[path]
-        fits = wanted.dtype == stored.dtype or (cast and converts(stored.dtype, wanted.dtype))
-        if wanted.shape != stored.shape or not fits:
-            differing.append(path)
+        if wanted.shape != stored.shape:
+            differing[path] = found.shapes
+        elif wanted.dtype != stored.dtype:
+            if not converts(stored.dtype, wanted.dtype):
+                differing[path] = found.others
+            elif not cast:
+                differing[path] = found.dtypes
     names = display_names(source) if differing else {}
-    forms = [(_form(source[path]), _form(target.tensors[path].tensor)) for path in differing]
-    return [
-        f"{names[path]} is {there} in the checkpoint and {here} in the target"
-        for path, (there, here) in zip(differing, forms, strict=True)
-    ]
+    for path, kind in differing.items():
+        there, here = _form(source[path]), _form(target.tensors[path].tensor)
+        kind[path] = f"{names[path]} is {there} in the checkpoint and {here} in the target"
+    return found
 
 
 def _form(tensor: Tensor) -> str:

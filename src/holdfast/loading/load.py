@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
 from .._core import xxh3_128
 from ..arguments import (
-    Arguments,
     camps,
     check_alike,
     check_order,
@@ -41,6 +40,8 @@ from ..state.filled import Target
 from ..state.target import bind
 from ..stores.url import open_store
 from .fit import check_fit, describe_fit, source_of, wanted_of
+from .report import LoadReport
+from .request import LoadRequest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,39 +54,6 @@ logger = logging.getLogger("holdfast")
 
 _USAGE = 'load() takes the path first and the state by name: holdfast.load("runs/a", into=state)'
 OPENINGS = 2  # of a checkpoint that may be rebased at that time
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """Results of a load on this rank; `load` returns it.
-
-    Attributes:
-        path: directory of the checkpoint.
-        step: the step recorded in the checkpoint, or None.
-        tensors: number of tensors filled.
-        missing: names in the target that the checkpoint lacks; these are unchanged. If a repair
-            lost a part of a parameter's optimizer state, all of that state is unchanged.
-        unexpected: names in the checkpoint that are in no rank's target; these are not read.
-        bytes_needed: bytes of the elements in this rank's target.
-        bytes_read: bytes that this rank read from disk, for itself and for other ranks, with gaps.
-        bytes_sent: bytes that this rank sent to other ranks.
-        seconds: from call to return.
-
-    Example::
-
-        report = holdfast.load("runs/a/step-00001000", into=state, strict=False)
-        print(report.tensors, report.missing)
-    """
-
-    path: str
-    step: int | None
-    tensors: int
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    bytes_needed: int
-    bytes_read: int
-    bytes_sent: int
-    seconds: float = 0.0
 
 
 def load(
@@ -110,7 +78,8 @@ def load(
         path: directory of the checkpoint.
         into: as given to `save`: nested dicts of tensors, DTensors, modules, optimizers, values.
             Values other than tensors are replaced in their dict or list.
-        strict: raise when a name is missing or unexpected; otherwise only report it.
+        strict: raise when a name is missing or unexpected, or a shape differs. Otherwise load what
+            fits, and report the rest (`LoadReport`).
         partial: the checkpoint may have more names than the target (weights without the optimizer),
             but must have all of the target's. Nothing else is read.
         cast: convert to the target's dtype; otherwise a different dtype is a mismatch.
@@ -140,8 +109,8 @@ def load(
     started = time.perf_counter()
     ranks = find_group(group)
     chosen = DEFAULTS if options is None else options_of(options)
-    how: dict[str, Any] = {"strict": strict, "partial": partial, "cast": cast, "types": types}
-    report = worker.run(lambda: load_from(path, ranks, into, options=chosen, **how))
+    request = LoadRequest(strict, partial, cast, types)
+    report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
     report = replace(report, seconds=time.perf_counter() - started)
     gigabytes = report.bytes_read / 1e9
     logger.info("loaded %s: %.3f GB in %.2f s", report.path, gigabytes, report.seconds)
@@ -152,12 +121,8 @@ def load_from(
     path: "str | os.PathLike[str]",
     ranks: "Group",
     into: Mapping[Any, Any],
-    *,
-    strict: bool,
-    partial: bool,
-    cast: bool,
+    request: LoadRequest,
     options: Options,
-    types: Iterable[type] = (),
     step: int | None = None,
 ) -> LoadReport:
     """Walk all the way; the report lacks only the time.
@@ -165,18 +130,17 @@ def load_from(
     Args:
         step: of a run, by the directory's name; what does not belong there is let be.
     """
-    arguments = {"call": "load", "strict": strict, "partial": partial, "cast": cast}
-    links, target, fits = _open_alike(path, ranks, into, options, step, arguments, types)
+    links, target, fits = _open_alike(path, ranks, into, request, options, step)
     store, manifest = links[-1].store, links[-1].manifest
     chain = links if len(links) > 1 else ()
-    missing, unexpected = check_fit(store.location, manifest, fits, strict=strict, partial=partial)
+    missing, unexpected, skipped = check_fit(store.location, manifest, fits, request)
     wants, targets = wanted_of(manifest, target)
     chunks = find_chunks(manifest, wants)
 
     senders = ranks if not chain and ranks.world_size > 1 and sends(ranks) else None
     with contextlib.ExitStack() as held:
         with Phase(ranks) as checked:
-            if strict and not partial:
+            if request.strict and not request.partial:
                 _check_around(store, manifest, ranks, strangers=step is not None)
             elif ranks.rank == COORDINATOR:
                 check_alone(store)
@@ -207,6 +171,7 @@ def load_from(
         bytes_needed=target.size_bytes(),
         bytes_read=done.read_bytes,
         bytes_sent=done.sent_bytes,
+        skipped=skipped,
     )
 
 
@@ -235,10 +200,9 @@ def _open_alike(
     path: "str | os.PathLike[str]",
     ranks: "Group",
     into: Mapping[Any, Any],
+    request: LoadRequest,
     options: Options,
     step: int | None,
-    arguments: Arguments,
-    types: Iterable[type],
 ) -> tuple[Chain, Target, list[bytes]]:
     """Open one checkpoint on all ranks; once more when they found different ones.
 
@@ -258,18 +222,19 @@ def _open_alike(
             if not isinstance(into, Mapping):
                 check_order(path, into, _USAGE)
                 check_state(into, "into")
-            if types != () and not known:
-                known = _by_name(types)
+            if request.types != () and not known:
+                known = _by_name(request.types)
             store = open_store(path)
             manifest = _read_manifest(store, options, step)
             alone = (Link(store, manifest),)
             chain = open_chain(store, manifest) if len(manifest.based) else alone
-            target = bind(into, source_of(manifest, known, store.location))
-            fit = describe_fit(manifest, target, cast=arguments["cast"])
+            source = source_of(manifest, known, store.location)
+            target = bind(into, source, skips=not request.strict)
+            fit = describe_fit(manifest, target, request)
             digests = [*map(attrgetter("manifest.digest"), chain)]
             if ranks.world_size > 1:
                 what, shown = f"the load of {store.location}", _shown(chain)
-                alike = arguments | {"types": sorted(known)}
+                alike = {"call": "load", **request.arguments(), "types": sorted(known)}
                 asks = encode_arguments(what, alike, manifests=digests, shown=shown)
                 prepared.answer = encode_reply(arguments=asks, fit=fit)
         if ranks.world_size == 1:

@@ -12,16 +12,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
-from ..arguments import plain_number
 from ..errors import OptionError, PeerError, writable
 from ..group.base import COORDINATOR
-from ..group.phase import Phase, Poll, find_group
+from ..group.phase import Poll, find_group
+from ..loading.report import LoadReport
 from ..options import Options, options_of
 from ..saving.request import SaveRequest
 from .directory import Run, checked_step
 from .emergency import LastState, meet, release
-from .restore import agree_steps, check_into, restore_newest, restore_step
 from .retention import Keep
+from .rewind import Rewind
 from .saver import Saver
 from .schedule import Every, Schedule
 from .settings import Alike, check_found, check_process, check_run
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 
-class Checkpointer:
+class Checkpointer(Rewind):
     """Saves, keeps and restores the checkpoints of one run under ``root``.
 
     All ranks of the group create one with the same arguments, and call its methods together. Their
@@ -126,6 +126,7 @@ class Checkpointer:
         self._alike = Alike(self._ranks, self._run, request, every=every, given=given)
         self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
         self._meeting = 0
+        self._report: LoadReport | None = None
         self._stopping = self._closed = False
         self._process = os.getpid()
         # One that is dropped without `close` must not go on catching signals and holding a state.
@@ -165,30 +166,9 @@ class Checkpointer:
             self._end()  # again, if two interrupts came in it before
 
     @property
-    def root(self) -> str:
-        """Directory of the run."""
-        return self._run.root
-
-    @property
     def stopping(self) -> bool:
         """True once the last save is durable on all ranks: training has to end."""
         return self._stopping
-
-    def steps(self) -> list[int]:
-        """Return the committed steps, ascending, as this rank sees them.
-
-        Raises:
-            StoreError: the disk or the network failed.
-        """
-        return self._run.steps()
-
-    def path(self, step: int) -> str:
-        """Return the directory of ``step``, which need not exist.
-
-        Raises:
-            OptionError: ``step`` is not an integer from 0.
-        """
-        return self._run.path(step)
 
     def step(
         self, step: int, state: Mapping[Any, Any], *, metrics: Mapping[str, float] | None = None
@@ -252,73 +232,6 @@ class Checkpointer:
         """
         check_process(self.root, self._process)
         worker.run(self._saver.wait)
-
-    def restore(
-        self, into: Mapping[Any, Any], *, step: int | None = None, partial: bool = False
-    ) -> int | None:
-        """Fill a state from the newest good step, or a given one; return that step.
-
-        A damaged step is logged as an error and skipped; it is replaced when the run reaches it
-        again. All ranks restore the same step. Stray files in a step are ignored, unlike by
-        `holdfast.load`. If another process deletes the newest step meanwhile, the step that is then
-        the newest is restored.
-
-        Args:
-            into: as for `holdfast.load`.
-            step: restore this step. Later steps stay; to train on from it, call `retire_after`.
-            partial: as for `holdfast.load`: the weights alone, for an evaluator beside training.
-                Nothing is written to the run then.
-
-        Returns:
-            The step, or None if the run has no checkpoint yet.
-
-        Raises:
-            CorruptError: all checkpoints are damaged.
-            NotCommittedError: the given step is missing, or was deleted while it was read; or
-                the newest step was, ten times.
-            MismatchError: the state does not fit, or the ranks found different checkpoints.
-        """
-        self._check_open()
-        if self._last is not None:
-            self._last.forget()  # from here on the state is of no step, until it is of another
-        return worker.run(lambda: self._restore(into, plain_number(step), partial=partial))
-
-    def _restore(self, into: Mapping[Any, Any], step: int | None, *, partial: bool) -> int | None:
-        self._alike.check("restore", step=step, partial=partial)
-        self._saver.rest()
-        self._saver.saved_step = None
-        with Phase(self._ranks):
-            check_into(into)
-            if not partial and self._ranks.rank == COORDINATOR:
-                self._run.fence.look()
-        if step is None:
-            step = restore_newest(self._run, into, self._ranks, self._options, partial=partial)
-        else:
-            restore_step(self._run, step, into, self._ranks, self._options, partial=partial)
-        self._saver.saved_step = None if partial else step
-        return step
-
-    def retire_after(self, step: int) -> list[int]:
-        """Delete all steps after ``step``, to train on from there; return them.
-
-        Raises:
-            OptionError: ``step`` is not an integer from 0 (-1: delete all).
-            FencedError: another job writes to this run.
-        """
-        self._check_open()
-        step = checked_step(step, least=-1)
-        return worker.run(lambda: self._retire_after(step))
-
-    def _retire_after(self, step: int) -> list[int]:
-        self._alike.check("retire_after", step=step)
-        self._saver.rest()
-        later = [s for s in agree_steps(self._run, self._ranks) if s > step]
-        if self._saver.saved_step in later:
-            self._saver.saved_step = None
-        with Phase(self._ranks):
-            for s in reversed(later if self._ranks.rank == COORDINATOR else []):
-                self._run.retire(s)
-        return later
 
     def _meet(self, verb: str, step: int) -> None:
         if not self._alike.has_met:

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_state
@@ -21,6 +22,8 @@ from ..errors import (
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
 from ..loading.load import load_from
+from ..loading.report import LoadReport
+from ..loading.request import LoadRequest
 from ..options import Options
 from .directory import Run
 
@@ -51,14 +54,13 @@ def restore_step(
     step: int,
     into: Mapping[Any, Any],
     ranks: "Group",
+    request: LoadRequest,
     options: Options,
-    *,
-    partial: bool = False,
-) -> None:
+) -> LoadReport:
     """Fill a state from one step; with ``partial`` nothing is noted in the run."""
-    record = _load(run, step, into, ranks, options, partial=partial)
-    if partial:
-        return
+    report, record = _load(run, step, into, ranks, request, options)
+    if request.partial:
+        return report
     with Phase(ranks) as told:
         told.answer = json.dumps(record).encode()
     _note(run, step, [json.loads(answer) for answer in told.answers], ranks)
@@ -70,22 +72,20 @@ def restore_step(
             "retire_after(%d) first",
             *(step, run.root, later[-1], step, step),
         )
+    return report
 
 
 def restore_newest(
     run: Run,
     into: Mapping[Any, Any],
     ranks: "Group",
+    request: LoadRequest,
     options: Options,
-    *,
-    partial: bool = False,
-) -> int | None:
-    """Fill a state from the newest step that is not damaged; return the step, or None.
+) -> tuple[int, LoadReport] | None:
+    """Fill a state from the newest step that is not damaged; None: there is no step.
 
-    A step that is retired while it is read is no fault of its: there is a newer one by then.
-
-    Args:
-        partial: nothing is noted in the run.
+    A step that is retired while it is read is no fault of its: there is a newer one by then. With
+    ``partial`` nothing is noted in the run.
 
     Raises:
         MismatchError: the ranks see different copies of the run, or the state does not fit.
@@ -94,14 +94,14 @@ def restore_newest(
     for _ in range(TRIES):
         faults = []
         for step in reversed(agree_steps(run, ranks)):
-            damage, gone = _try(run, step, into, ranks, options, partial=partial)
+            damage, gone, report = _try(run, step, into, ranks, request, options)
             if gone:
                 logger.info("step %d was deleted meanwhile; trying the newest again", step)
                 gone_steps.add(step)
                 break
-            if not damage:
+            if not damage and report is not None:
                 _say_lost(run, ranks)
-                return step
+                return step, report
             run.damaged.add(step)
             logger.error("step %d is damaged and is skipped: %s", step, damage)
             faults.append(f"step {step}: {damage}")
@@ -140,24 +140,15 @@ def _load(
     step: int,
     into: Mapping[Any, Any],
     ranks: "Group",
+    request: LoadRequest,
     options: Options,
-    *,
-    partial: bool,
-) -> dict[str, Any]:
-    """Load a step; return what this rank has measured."""
+) -> tuple[LoadReport, dict[str, Any]]:
+    """Load a step; return its report, and what this rank has measured."""
     started = time.perf_counter()
-    report = load_from(
-        run.path(step),
-        ranks,
-        into,
-        strict=True,
-        partial=partial,
-        cast=False,
-        options=options,
-        step=step,  # stray files are no reason to go back to an older one
-    )
+    # With its number, stray files are no reason to go back to an older one.
+    report = load_from(run.path(step), ranks, into, request, options, step)
     seconds = round(time.perf_counter() - started, 6)
-    return {
+    return replace(report, seconds=seconds), {
         "rank": ranks.rank,
         "bytes": report.bytes_read,
         "bytes_needed": report.bytes_needed,
@@ -173,20 +164,20 @@ def _try(
     step: int,
     into: Mapping[Any, Any],
     ranks: "Group",
+    request: LoadRequest,
     options: Options,
-    *,
-    partial: bool,
-) -> tuple[str, str]:
+) -> tuple[str, str, LoadReport | None]:
     """Load a step.
 
     Returns:
-        (what is damaged, why it is not there any more), the same on every rank; "" and "" when it
-        is good.
+        (what is damaged, why it is not there any more, the report): the texts are the same on every
+        rank, and "" when it is good.
     """
     failure: BaseException | None = None
+    report: LoadReport | None = None
     told: dict[str, Any] = {}
     try:
-        told["record"] = _load(run, step, into, ranks, options, partial=partial)
+        report, told["record"] = _load(run, step, into, ranks, request, options)
     except BaseException as error:  # whatever it is: the other ranks are on their way to judge it
         failure = error
     with Phase(ranks) as judged:
@@ -202,9 +193,9 @@ def _try(
     )
     if failure is not None and not (damage or gone):
         raise failure
-    if not (damage or gone or partial):
+    if not (damage or gone or request.partial):
         _note(run, step, [answer["record"] for answer in found], ranks)
-    return damage, gone
+    return damage, gone, report
 
 
 def _note(run: Run, step: int, records: list[dict[str, Any]], ranks: "Group") -> None:

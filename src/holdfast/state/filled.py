@@ -112,6 +112,7 @@ class Target:
         values: tensors here that are values there.
         used: paths of the checkpoint that the target takes.
         conflicts: what else does not fit, one sentence each.
+        skipped: paths of the checkpoint that are left out because they do not fit, and why.
     """
 
     tensors: dict[Path, LocalTensor] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class Target:
     values: list[Path] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
     conflicts: list[str] = field(default_factory=list)
+    skipped: dict[Path, str] = field(default_factory=dict)
     actions: list[Callable[[], None]] = field(default_factory=list)
 
     def targets(self) -> dict[Path, tuple[Part, ...]]:

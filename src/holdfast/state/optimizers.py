@@ -180,6 +180,10 @@ class ParameterState:
         found = (self._fault(leaf, form, current[leaf]()) for leaf, form in wanted.items())
         return [fault for fault in found if fault]
 
+    def was_of_other_shape(self) -> bool:
+        """Whether the parameter is known to have another shape in the checkpoint."""
+        return self.stored is not None and self.stored.shape != tuple(self.parameter.shape)
+
     def _fault(self, leaf: Path, wanted: Tensor, current: Any) -> str | None:
         """Say what is wrong with one tensor.
 

@@ -15,52 +15,55 @@ from torch.optim import Optimizer
 
 from .. import worker
 from ..format.names import dotted
-from ..format.values import encode_value
 from ..layout import Path, Tensor
 from .ambient import computes_nothing, fake_load, ordinary_torch
 from .filled import Target, Waiting
-from .flat_optimizer import FlatPiece, bind_flat
 from .memory import ORDINARY
 from .modules import (
     ParameterNames,
-    group_tensors,
     load_module_state,
     module_state,
     needs_loading,
-    optimizer_names,
     parameter_names,
 )
+from .optimizer_target import Maker, MayKeep, OptimizerTarget
 from .optimizers import (
-    ParameterState,
-    holder,
     is_named,
     is_numbered,
     keeps_protocol,
     new_numbered,
     numbers_of,
-    other_kind,
     own_state,
-    owned_by,
     states_of,
 )
 from .overlap import find_overlaps
-from .setters import Setter, item_setter, no_setter
 from .shard import Shard
 from .source import Source
 from .tensors import TORCH_DTYPES, LocalTensor, fits, local_tensor
-from .tree import DEPTH_MAX, holds_tensors, look_up, modules_in, open_node, plain_key, rebuild
-
-Maker = Callable[[Path, Path, Tensor], torch.Tensor]  # whole path, path below the object, form
-MayKeep = Callable[[Path, Tensor, torch.Tensor], bool]
+from .tree import (
+    DEPTH_MAX,
+    Setter,
+    holds_tensors,
+    item_setter,
+    look_up,
+    modules_in,
+    no_setter,
+    open_node,
+    plain_key,
+    rebuild,
+)
 
 _EXTRA_STATE = "_extra_state"  # what get_extra_state() returns, in a module's state_dict
 
 
-def bind(into: Mapping[Any, Any], source: Source) -> Target:
+def bind(into: Mapping[Any, Any], source: Source, *, skips: bool = False) -> Target:
     """Match a target with what a checkpoint offers.
 
     Optimizer state that does not exist yet is made in the shape of its parameter (of the same
     DTensor placements), with the checkpoint's dtype; no optimizer step is taken for it.
+
+    Args:
+        skips: leave out optimizer state that does not fit its parameter, instead of a conflict.
 
     Raises:
         StateError: the target holds something that no checkpoint could.
@@ -68,6 +71,7 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
     target = Target()
     modules = modules_in(into)
     walk = _Bind(target, source, parameter_names(modules) if modules else {})
+    walk.skips = skips
     walk.visit(into, (), no_setter)
     with ordinary_torch():
         target.plain.take(walk.later, walk.take)
@@ -77,7 +81,7 @@ def bind(into: Mapping[Any, Any], source: Source) -> Target:
     return target
 
 
-class _Bind:
+class _Bind(OptimizerTarget):
     """One pass over a target.
 
     It calls users' hooks in the thread of their user, and touches no tensor itself: ``later`` does
@@ -88,6 +92,7 @@ class _Bind:
         self.target = target
         self.source = source
         self.names = names
+        self.skips = False
         self.memories: dict[object, tuple[Path, Tensor]] = {}
         self.later: list[Waiting] = []
 
@@ -292,103 +297,6 @@ class _Bind:
             self._stateful(optimizer, path)
         else:
             self._optimizer(optimizer, path)
-
-    def _optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        listed = optimizer_names(optimizer, self.names)
-        groups: dict[int, dict[str, Any]] = {}
-        flat: dict[int, list[FlatPiece]] = {}
-        owned = owned_by(optimizer)
-        for entry in listed:
-            name, group = entry.name, entry.group
-            options = (*path, "param_groups", name)
-            # They are one value; or several, where they were in a plain dict.
-            parts = self.source.values_below(options)
-            self.target.used.update((*options, *rest) for rest in parts)
-            saved = rebuild(parts) if parts else None
-            if not isinstance(saved, dict):
-                self.target.missing.append(options)
-                of = (*path, "state", name)
-                if not self.source.below(of) and not self.source.lost_below(of):
-                    continue  # else the options alone were lost, and stay as they are
-                saved = {}
-            else:
-                if group not in groups:
-                    fault = other_kind(optimizer.param_groups[group], saved, path)
-                    self.target.conflicts += [fault] if fault else []
-                known = groups.setdefault(group, saved)
-                # Compared as encoded, so that NaN equals itself.
-                if known != saved and encode_value(known, options) != encode_value(saved, options):
-                    self.target.conflicts.append(
-                        f"{dotted(path)}: group {group} holds {name}, saved with {saved}, "
-                        f"and others saved with {groups[group]}"
-                    )
-            for key, tensor in group_tensors(optimizer.param_groups[group]).items():
-                self.visit(tensor, (*path, "param_group_tensors", name, key), no_setter)
-            if id(entry.tensor) not in owned:
-                continue  # another rank has its state
-            after = {**optimizer.param_groups[group], **saved}
-            stored = self.source.tensors.get(entry.origin or ())
-            form = ParameterState(entry.tensor, after, stored)
-            if entry.run is None:
-                self._parameter_state(optimizer, form, (*path, "state", name))
-            else:
-                wanted = FlatPiece(entry.run, (*path, "state", name), form)
-                flat.setdefault(id(entry.tensor), []).append(wanted)
-        for pieces in flat.values():
-            self.later.append(partial(self._flat_state, optimizer, pieces))
-        if not listed and path in self.source.objects:
-            self.target.used.add(path)
-        for index, chosen in groups.items():
-            self.target.actions.append(partial(optimizer.param_groups[index].update, chosen))
-        state = holder(optimizer).state
-        listed_ids = {id(entry.tensor) for entry in listed}
-        strays = [key for key in state if id(key) not in listed_ids]
-        self.target.actions += [partial(state.pop, key) for key in strays]
-
-    def _parameter_state(self, optimizer: Optimizer, form: ParameterState, path: Path) -> None:
-        """Bind the state of one parameter; what the checkpoint lacks (a frozen one) is dropped.
-
-        What a repair has lost a part of stays as it is: no optimizer can step with the rest.
-        """
-        found, state, parameter = self.source.below(path), holder(optimizer).state, form.parameter
-        current = state.get(parameter, {})
-        if self.source.is_repaired and (lost := self.source.lost_state(path, current)):
-            self.target.missing += lost
-            self.target.used.update(found)
-            return
-        if not found:
-            self.target.actions.append(lambda: state.pop(parameter, None))
-            return
-        tensors = {leaf: self.source.tensors[leaf] for leaf in found if leaf in self.source.tensors}
-        nows = {leaf: partial(look_up, current, leaf[len(path) :]) for leaf in tensors}
-        self.later.append(lambda: self.target.conflicts.extend(form.faults(tensors, nows)))
-        make: Maker = lambda leaf, _, wanted: form.make(leaf, wanted)  # noqa: E731
-        filled = self._filled(found, path, current, make, form.may_keep)
-
-        def put() -> None:
-            state[parameter] = rebuild(filled, current)
-
-        self.target.actions.append(put)
-
-    def _flat_state(self, optimizer: Optimizer, pieces: list[FlatPiece]) -> None:
-        """Bind the state of a tensor that holds runs of parameters."""
-        state, parameter = holder(optimizer).state, pieces[0].form.parameter
-        flat = bind_flat(pieces, self.source, state.get(parameter, {}))
-        self.target.used |= flat.used
-        if lost := self.source.lost_below(*(piece.path for piece in pieces)):
-            self.target.missing += lost
-            return
-        self.target.tensors |= flat.tensors
-        self.target.conflicts += flat.conflicts
-
-        def put() -> None:
-            with ordinary_torch():
-                values = flat.joined()
-            state.pop(parameter, None)
-            if values:
-                state[parameter] = values
-
-        self.target.actions.append(put)
 
 
 def _is_plain_dict(value: dict[Any, Any]) -> bool:

@@ -4,7 +4,7 @@ Dicts are opened; lists and tuples are opened only when a tensor or a stateful o
 else they are one JSON-like leaf. Modules and optimizers get canonical names (`modules`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,8 @@ from .modules import (
 from .optimizers import holder, is_plain, own_state
 from .shard import TENSORS, Shard
 from .tensors import LocalTensor, local_tensors, mesh_of
+
+Setter = Callable[[Any], None]  # replaces a value where it stands: in a dict, a list or a tuple
 
 DEPTH_MAX = 100  # of containers and stateful objects; more is a cycle or a mistake
 
@@ -377,3 +379,19 @@ def look_up(value: Any, path: Path) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return value
+
+
+def no_setter(value: Any) -> None:
+    """Ignore the value: an empty target has nothing to set."""
+
+
+def item_setter(items: Any, key: Any, parent_setter: Setter, parent: Any) -> Setter:
+    """Return what replaces one item; ``items`` is the parent, or a tuple's items as a list."""
+    place = key[1] if isinstance(parent, (list, tuple)) else key
+
+    def replace(value: Any) -> None:
+        items[place] = value
+        if isinstance(parent, tuple):
+            parent_setter(tuple_like(parent, items))
+
+    return replace
