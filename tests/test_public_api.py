@@ -19,6 +19,7 @@ NAMES = [
     "Shard",
     "Trial",
     "Trials",
+    "Value",
     "__version__",
     "codecs",
     "errors",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .saving.handle import SaveHandle
     from .saving.save import save, save_async
     from .state.shard import Shard
+    from .state.value import Value
 
 # Without `open`: `from holdfast import *` shadows no builtin.
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Shard",
     "Trial",
     "Trials",
+    "Value",
     "__version__",
     "codecs",
     "errors",
@@ -74,6 +76,7 @@ _HOME = {
     "Shard": "state.shard",
     "Trial": "chains.trial",
     "Trials": "chains.trial",
+    "Value": "state.value",
     "codecs": "codecs",
     "errors": "errors",
     "load": "loading.load",

@@ -26,7 +26,14 @@ HEADING = re.compile(rf"^({'|'.join(SECTIONS)})(?:::?)$", re.MULTILINE)
 PLACES = {"integrations.dcp": dcp_front, "testing": testing}  # besides holdfast itself
 # These raise nothing. Most are results, which a call returns.
 RAISE_NOTHING = {"LoadReport", "Progress", "Trial", "Trials", "SaveHandle", "testing.Fault"}
-RAISE_NOTHING |= {"Checkpoint.names", "Checkpoint.objects", "DataState.sampler", "Keep.all"}
+RAISE_NOTHING |= {
+    "Value",
+    "Checkpointer.report",
+    "Checkpoint.names",
+    "Checkpoint.objects",
+    "DataState.sampler",
+    "Keep.all",
+}
 RAISE_NOTHING |= {"testing.recording", "integrations.dcp.install", "integrations.dcp.Routing"}
 RAISE_NOTHING |= {"integrations.dcp.Routing.remove"}
 # What DCP calls: its own documentation says when.

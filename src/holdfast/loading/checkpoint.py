@@ -22,7 +22,10 @@ from ..plan.load_plan import box_of, plan_load
 from ..stores.url import open_store
 from ..worker import in_worker
 from .choice import Patterns, chosen, without_gaps
-from .names import Names, TensorInfo
+from .described import Described
+from .names import TensorInfo
+from .rename import Rename
+from .selection import moved, selection_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     Device = str | int | torch.device
 
 
-class Checkpoint(Names):
+class Checkpoint(Described):
     """A committed checkpoint, open for reading; `holdfast.open` returns it.
 
     Its MANIFEST is read and checked on opening. Each call reads and verifies only the data that it
@@ -38,7 +41,7 @@ class Checkpoint(Names):
 
     Args:
         path: directory of the checkpoint.
-        options, types: as for `holdfast.open`.
+        options, types, include, exclude, rename: as for `holdfast.open`.
 
     Raises:
         HoldfastError: as `holdfast.open`.
@@ -61,6 +64,10 @@ class Checkpoint(Names):
         path: "str | os.PathLike[str]",
         options: Options | None = None,
         types: Iterable[type] = (),
+        *,
+        include: Patterns = (),
+        exclude: Patterns = (),
+        rename: Rename | None = None,
     ) -> None:
         self._store = open_store(path)
         self._options = options_of(options)
@@ -80,8 +87,28 @@ class Checkpoint(Names):
             known = types_by_name(types)
             self._types = (*known.values(),)
             self._objects = revive_objects(self._objects, known, self.location)
-        self._names = display_names([*self._tensors, *self._objects])
-        self._paths = {name: path for path, name in self._names.items()}
+        self._name(display_names([*self._tensors, *self._objects]))
+        self._new_names: dict[str, str] | None = None  # None: all of them, as they were saved
+        if (selection := selection_of(include, exclude, rename)) is not None:
+            kept, new = selection.names([*self._names.values()], self.location)
+            self._show({name: new[name] for name in self._names.values() if name in kept})
+
+    def _name(self, names: dict[Path, str]) -> None:
+        self._names = names
+        self._paths = {name: path for path, name in names.items()}
+        self._first: dict[int, Path] = {}  # of tied names
+        for path, index in self._tensors.items():
+            self._first.setdefault(index, path)
+
+    def _show(self, names: dict[str, str]) -> None:
+        """Show a part of the names, under new ones."""
+        at = {name: moved(path, names[name]) for name, path in self._paths.items() if name in names}
+        tensors = {n: i for path, i in self._tensors.items() if (n := self._names[path]) in names}
+        objects = {n: v for path, v in self._objects.items() if (n := self._names[path]) in names}
+        self._tensors = {at[name]: index for name, index in tensors.items()}
+        self._objects = {at[name]: value for name, value in objects.items()}
+        self._name({at[name]: new for name, new in names.items()})
+        self._new_names = names
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -96,11 +123,17 @@ class Checkpoint(Names):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let itself be copied, and sent to other processes, which open it again."""
-        return Checkpoint._again, (self.location, self._options, self._types, self.save_id)
+        how = (self.location, self._options, self._types, self._new_names, self.save_id)
+        return Checkpoint._again, how
 
     @classmethod
     def _again(
-        cls, path: str, options: Options, types: tuple[type, ...], save_id: str
+        cls,
+        path: str,
+        options: Options,
+        types: tuple[type, ...],
+        names: dict[str, str] | None,
+        save_id: str,
     ) -> "Checkpoint":
         found = cls(path, options, types)
         if found.save_id != save_id:
@@ -108,66 +141,12 @@ class Checkpoint(Names):
                 f"{path} holds the save {found.save_id[:8]} now; expected {save_id[:8]}, as where "
                 "it was opened first. Open it there again too"
             )
+        if names is not None:
+            found._show(names)
         return found
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.location} step={self.step} tensors={len(self._tensors)}>"
-
-    @property
-    def location(self) -> str:
-        """Absolute path of its directory."""
-        return self._store.location
-
-    @property
-    def step(self) -> int | None:
-        """The step that was given to the save, or None."""
-        return self._manifest.table.header.step
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that wrote it."""
-        return self._manifest.table.header.world_size
-
-    @property
-    def base(self) -> str | None:
-        """Name of its base, in the same directory, if it is a delta checkpoint that needs one."""
-        base = self._manifest.table.header.base
-        return base.name if base and len(self._manifest.based) else None
-
-    @property
-    def codecs(self) -> tuple[str, ...]:
-        """Names of its tensors' codecs."""
-        return tuple(codec.name for codec in self._manifest.table.header.codecs)
-
-    @property
-    def mesh(self) -> dict[str, Any] | None:
-        """Shape and dimension names of the device mesh that saved it, or None."""
-        return self._manifest.table.header.mesh
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics that were given to the save."""
-        return dict(self._manifest.table.header.metrics)
-
-    @property
-    def save_id(self) -> str:
-        """Random identity of the save: 32 hexadecimal digits."""
-        return self._manifest.table.header.save_id
-
-    @property
-    def written_by(self) -> str:
-        """Version of the holdfast that wrote it."""
-        return self._manifest.table.header.written_by
-
-    @property
-    def file_names(self) -> tuple[str, ...]:
-        """Data files, relative to `location`."""
-        return self._manifest.file_names
-
-    @property
-    def file_bytes(self) -> tuple[int, ...]:
-        """Bytes of each data file."""
-        return tuple(self._manifest.table.file_bytes.tolist())
 
     def names(self) -> list[str]:
         """Return the dotted names of all tensors, in the order of the state."""
@@ -218,7 +197,7 @@ class Checkpoint(Names):
             stored_bytes=sum(int(manifest.chunk_bytes[part].sum()) for part in rows),
             codec=manifest.table.header.codec(index).name,
             shards=tuple((box.offset, box.shape) for box in boxes),
-            tied_to=None if tensor.path == path else self._names[tensor.path],
+            tied_to=None if self._first[index] == path else self._names[self._first[index]],
             loss=self._losses.get(index),
         )
 
@@ -295,10 +274,14 @@ class Checkpoint(Names):
 
         names = chosen([*self], include, exclude, self.location)
         paths = [self._paths[name] for name in names]
+        owners: dict[int, Path] = {}
+        for path in paths:
+            if path in self._tensors:
+                owners.setdefault(self._tensors[path], path)
         tensors = self._manifest.table.header.tensors
-        owners = {path: tensors[self._tensors[path]] for path in paths if path in self._tensors}
-        own = self._read({t.path: whole(t.shape) for t in owners.values()}, device)
-        leaves: dict[Path, Any] = {path: own[tensor.path] for path, tensor in owners.items()}
+        own = self._read({path: whole(tensors[i].shape) for i, path in owners.items()}, device)
+        found = [path for path in paths if path in self._tensors]
+        leaves: dict[Path, Any] = {path: own[owners[self._tensors[path]]] for path in found}
         leaves |= {path: self._objects[path] for path in paths if path in self._objects}
         if len(paths) < len(self) and leaves:
             leaves = without_gaps(leaves, [*self._tensors, *self._objects])

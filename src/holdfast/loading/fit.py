@@ -26,11 +26,12 @@ _REPAIRED_ADVICE = (
     "Load another step; or call holdfast.load of this one with strict=False: the names in the "
     "report's .missing then keep their values. "
 )
-_NONE: Mapping[str, type] = {}
 NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
 
 
-def source_of(manifest: Manifest, types: Mapping[str, type] = _NONE, where: str = "") -> Source:
+def source_of(
+    manifest: Manifest, types: Mapping[str, type], request: LoadRequest, where: str
+) -> Source:
     """Return what a checkpoint offers, tied names included.
 
     Args:
@@ -38,7 +39,8 @@ def source_of(manifest: Manifest, types: Mapping[str, type] = _NONE, where: str 
         where: the checkpoint is.
 
     Raises:
-        MismatchError: a class of ``types`` is not as it was saved.
+        MismatchError: a class of ``types`` is not as it was saved, or a pattern means nothing.
+        OptionError: ``include``, ``exclude`` or ``rename`` is invalid.
     """
     header = manifest.table.header
     tensors = dict(zip(map(_PATH, header.tensors), header.tensors, strict=True))
@@ -49,16 +51,20 @@ def source_of(manifest: Manifest, types: Mapping[str, type] = _NONE, where: str 
         from ..format.revive import revive_objects
 
         objects = revive_objects(objects, types, where)
-    if REPAIRED not in objects:
-        return Source(tensors, objects)
-    return Source(tensors, objects, is_repaired=True, lost=marked_names(objects[REPAIRED], "lost"))
+    source = Source(tensors, objects)
+    if REPAIRED in objects:
+        lost = tuple(sorted(marked_names(objects[REPAIRED], "lost")))
+        source = Source(tensors, objects, is_repaired=True, gone=lost)
+    return source if request.selection is None else request.selection.of(source, where)
 
 
-def wanted_of(manifest: Manifest, target: Target) -> tuple[Wants, Targets]:
+def wanted_of(manifest: Manifest, target: Target, source: Source) -> tuple[Wants, Targets]:
     """Return what is wanted of a checkpoint, and where it goes: parallel columns."""
     header, plain = manifest.table.header, target.plain
     paths = map(_PATH, header.tensors)
     index = dict(zip(paths, range(len(header.tensors)), strict=True)) | dict(header.ties)
+    if source.origins:
+        index = {path: index[at] for path, at in source.origins.items() if at in index}
     tensor = np.fromiter(map(index.__getitem__, plain.paths), np.int64, len(plain.paths))
     wants = Wants(tensor, manifest.whole_boxes(tensor)[0])
     targets = Targets(plain.paths, plain.tensors, wants.boxes, np.array(plain.addresses, np.uint64))
@@ -93,20 +99,25 @@ class Faults:
     others: dict[Path, str] = field(default_factory=dict)
 
 
-def describe_fit(manifest: Manifest, target: Target, request: LoadRequest) -> bytes:
+def describe_fit(manifest: Manifest, target: Target, source: Source, request: LoadRequest) -> bytes:
     """Tell the other ranks how this rank's target fits: faults, missing names, names it takes.
 
     Without ``strict``, what has another shape is taken out of the target.
     """
-    others = _of_other_kinds(target, manifest) if target.missing or target.values else {}
+    if source.left_out:
+        target.missing = [path for path in target.missing if not source.leaves_out(path)]
+    others = _of_other_kinds(target, source) if target.missing or target.values else {}
     known, paths = target.used | others.keys(), _paths(manifest)
+    if source.origins:
+        known = {source.origins.get(path, path) for path in known}
+    known |= source.left_out.keys()
     used = np.packbits(np.fromiter(map(known.__contains__, paths), bool, len(paths)))
     missing, found = list[str](), Faults()
     if target.missing:
         names = display_names(target.missing)
         missing = sorted(name for path, name in names.items() if path not in others)
     if target.tensors:  # what is plain fits
-        found = _faults(target, manifest, cast=request.cast)
+        found = _faults(target, source, cast=request.cast)
     found.shapes |= others
     if target.skipped or (found.shapes and not request.strict):
         _skip(target, found)
@@ -214,9 +225,9 @@ def _listed(names: Sequence[str], between: str = ", ") -> str:
     return between.join(names[:NAMES_MAX]) + more
 
 
-def _of_other_kinds(target: Target, manifest: Manifest) -> dict[Path, str]:
+def _of_other_kinds(target: Target, source: Source) -> dict[Path, str]:
     """Say what is a tensor on one side, and no tensor on the other."""
-    source, found = source_of(manifest), dict[Path, str]()
+    found: dict[Path, str] = {}
     for path, name in display_names(target.missing).items():
         if path in source.tensors:
             form = _form(source.tensors[path])
@@ -228,11 +239,11 @@ def _of_other_kinds(target: Target, manifest: Manifest) -> dict[Path, str]:
     return found
 
 
-def _faults(target: Target, manifest: Manifest, *, cast: bool) -> Faults:
-    source, found = source_of(manifest).tensors, Faults()
+def _faults(target: Target, source: Source, *, cast: bool) -> Faults:
+    found = Faults()
     differing: dict[Path, dict[Path, str]] = {}
     for path, leaf in target.tensors.items():
-        wanted, stored = leaf.tensor, source[path]
+        wanted, stored = leaf.tensor, source.tensors[path]
         if wanted.shape != stored.shape:
             differing[path] = found.shapes
         elif wanted.dtype != stored.dtype:
@@ -240,9 +251,9 @@ def _faults(target: Target, manifest: Manifest, *, cast: bool) -> Faults:
                 differing[path] = found.others
             elif not cast:
                 differing[path] = found.dtypes
-    names = display_names(source) if differing else {}
+    names = display_names({**dict.fromkeys(source.tensors), **differing}) if differing else {}
     for path, kind in differing.items():
-        there, here = _form(source[path]), _form(target.tensors[path].tensor)
+        there, here = _form(source.tensors[path]), _form(target.tensors[path].tensor)
         kind[path] = f"{names[path]} is {there} in the checkpoint and {here} in the target"
     return found
 

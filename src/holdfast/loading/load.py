@@ -37,13 +37,18 @@ from ..plan.load_plan import find_chunks
 from ..plan.reads import coalesce
 from ..plan.share_plan import SharedRun, encode_rows, share_out
 from ..state.filled import Target
+from ..state.source import Source
 from ..state.target import bind
 from ..stores.url import open_store
+from .choice import Patterns
 from .fit import check_fit, describe_fit, source_of, wanted_of
+from .rename import Rename
 from .report import LoadReport
 from .request import LoadRequest
+from .selection import Selection, digest_of
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
 
     from ..format.manifest import Manifest
@@ -58,50 +63,48 @@ OPENINGS = 2  # of a checkpoint that may be rebased at that time
 
 def load(
     path: str | os.PathLike[str],
-    *,
     into: Mapping[Any, Any],
+    *,
     strict: bool = True,
     partial: bool = False,
     cast: bool = False,
     types: Iterable[type] = (),
+    include: Patterns = (),
+    exclude: Patterns = (),
+    rename: Rename | None = None,
+    assign: "bool | str | torch.device" = False,
     group: "ProcessGroup | Group | Literal['alone'] | None" = None,
     options: Options | None = None,
 ) -> LoadReport:
     """Fill a state from a checkpoint, in place. Its layout may differ from the one that saved.
 
-    Each chunk is verified in host memory before any byte of it reaches a tensor. A chunk that
-    several ranks need is read by one of them, and sent to the others; these reads are shared out
-    equally. With ``strict``, the names on both sides must be the same, and the ranks together check
-    every byte under the checkpoint's directory.
+    Each chunk is verified in host memory before any byte of it reaches a tensor. With ``strict``,
+    the names on both sides must be the same, and the ranks check all bytes of the directory.
 
     Args:
         path: directory of the checkpoint.
-        into: as given to `save`: nested dicts of tensors, DTensors, modules, optimizers, values.
-            Values other than tensors are replaced in their dict or list.
-        strict: raise when a name is missing or unexpected, or a shape differs. Otherwise load what
-            fits, and report the rest (`LoadReport`).
-        partial: the checkpoint may have more names than the target (weights without the optimizer),
-            but must have all of the target's. Nothing else is read.
+        into: as given to `save`; values other than tensors are replaced in their dict or list.
+        strict: raise when names or shapes differ. Otherwise load what fits, and report the rest.
+        partial: the checkpoint may have more names than the target (weights without the optimizer).
         cast: convert to the target's dtype; otherwise a different dtype is a mismatch.
-        types: enumerations and dataclasses that values come back as; of others you get
-            `holdfast.format.natives.Tagged`. No constructor is called.
-        group: ranks that load together; default: the default process group, or this process.
-            ``"alone"``: this process by itself, even if there is a process group.
+        types: enumerations and dataclasses that values come back as; others come as `Tagged`.
+        include, exclude: names of the checkpoint, such as ``"model"`` (all below it) or
+            ``"*.bias"``. The rest of the target stays as it is, and is not missing.
+        rename: a dict of names or their beginnings, pairs for `re.sub`, or a function of a name.
+        assign: give modules on the meta device new parameters, on the CPU or the given device.
+        group: ranks that load together; ``"alone"``: this process. Default: the default group.
         options: settings such as ``io`` and ``trust``.
 
     Returns:
-        What was loaded, what was missing, and how long it took.
+        What was loaded and what was not.
 
     Raises:
         NotCommittedError: there is no checkpoint at ``path``.
-        CorruptError: a check failed; ``.filled`` names the tensors that hold verified values
-            already. A TrustError if no key of ``options.trust`` has signed the checkpoint.
-        MismatchError: names, shapes or dtypes differ; the text lists all of them. Or the ranks
-            found different checkpoints; the text says which rank found which. Nothing was changed.
-        OptionError: the ranks gave different arguments.
-        VersionError: a newer holdfast wrote it.
-        StoreError: the disk or the network failed.
-        PeerError: another rank failed.
+        CorruptError: a check failed; ``.filled`` names the tensors that were filled by then. A
+            TrustError if no key of ``options.trust`` has signed the checkpoint.
+        MismatchError: names, shapes, dtypes or the ranks' checkpoints differ. Nothing was changed.
+        OptionError: an invalid argument, or the ranks gave different ones.
+        VersionError, StoreError, PeerError: a newer holdfast wrote it; disk or network; a rank.
 
     Example:
         ``holdfast.load("runs/a/step-00001000", into={"model": model, "optimizer": optimizer})``
@@ -109,7 +112,9 @@ def load(
     started = time.perf_counter()
     ranks = find_group(group)
     chosen = DEFAULTS if options is None else options_of(options)
-    request = LoadRequest(strict, partial, cast, types)
+    selects = include != () or exclude != () or rename is not None
+    selection = Selection(include, exclude, rename) if selects else None
+    request = LoadRequest(strict, partial, cast, types, selection, assign)
     report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
     report = replace(report, seconds=time.perf_counter() - started)
     gigabytes = report.bytes_read / 1e9
@@ -130,11 +135,11 @@ def load_from(
     Args:
         step: of a run, by the directory's name; what does not belong there is let be.
     """
-    links, target, fits = _open_alike(path, ranks, into, request, options, step)
+    links, source, target, fits = _open_alike(path, ranks, into, request, options, step)
     store, manifest = links[-1].store, links[-1].manifest
     chain = links if len(links) > 1 else ()
     missing, unexpected, skipped = check_fit(store.location, manifest, fits, request)
-    wants, targets = wanted_of(manifest, target)
+    wants, targets = wanted_of(manifest, target, source)
     chunks = find_chunks(manifest, wants)
 
     senders = ranks if not chain and ranks.world_size > 1 and sends(ranks) else None
@@ -203,13 +208,14 @@ def _open_alike(
     request: LoadRequest,
     options: Options,
     step: int | None,
-) -> tuple[Chain, Target, list[bytes]]:
+) -> tuple[Chain, Source, Target, list[bytes]]:
     """Open one checkpoint on all ranks; once more when they found different ones.
 
     A rebase may have replaced MANIFEST between the reads of two ranks.
 
     Returns:
-        (the checkpoint with its bases, the target, what `describe_fit` returned on each rank).
+        (the checkpoint with its bases, what it offers, the target, what `describe_fit` returned on
+        each rank).
 
     Raises:
         MismatchError: they found different ones again; the same text on every rank.
@@ -228,22 +234,23 @@ def _open_alike(
             manifest = _read_manifest(store, options, step)
             alone = (Link(store, manifest),)
             chain = open_chain(store, manifest) if len(manifest.based) else alone
-            source = source_of(manifest, known, store.location)
-            target = bind(into, source, skips=not request.strict)
-            fit = describe_fit(manifest, target, request)
+            source = source_of(manifest, known, request, store.location)
+            target = bind(into, source, skips=not request.strict, assign=request.assign)
+            fit = describe_fit(manifest, target, source, request)
             digests = [*map(attrgetter("manifest.digest"), chain)]
             if ranks.world_size > 1:
                 what, shown = f"the load of {store.location}", _shown(chain)
                 alike = {"call": "load", **request.arguments(), "types": sorted(known)}
+                alike |= {"names": digest_of(source)} if request.selection is not None else {}
                 asks = encode_arguments(what, alike, manifests=digests, shown=shown)
                 prepared.answer = encode_reply(arguments=asks, fit=fit)
         if ranks.world_size == 1:
-            return chain, target, [fit]
+            return chain, source, target, [fit]
         replies = decode_replies(prepared.answers)
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], list(map(itemgetter("arguments"), firsts)))
         if list(map(itemgetter("manifests"), firsts)).count(digests) == len(firsts):
-            return chain, target, list(map(itemgetter("fit"), replies))
+            return chain, source, target, list(map(itemgetter("fit"), replies))
         found = [first["shown"] for first in firsts]
     raise MismatchError(
         f"nothing was loaded: the ranks found different checkpoints. {camps(found)}. Give all "

@@ -5,12 +5,17 @@ from collections.abc import Iterable
 
 from ..options import Options
 from .checkpoint import Checkpoint
+from .choice import Patterns
+from .rename import Rename
 
 
 def open(
     path: "str | os.PathLike[str]",
     *,
     types: Iterable[type] = (),
+    include: Patterns = (),
+    exclude: Patterns = (),
+    rename: Rename | None = None,
     options: Options | None = None,
 ) -> Checkpoint:
     """Open a committed checkpoint, to read any part of it.
@@ -19,6 +24,8 @@ def open(
         path: directory of the checkpoint.
         types: enumerations and dataclasses that values come back as; of others you get
             `holdfast.format.natives.Tagged`. No constructor is called.
+        include, exclude, rename: the names that the checkpoint is opened with, as for
+            `holdfast.load`.
         options: settings such as ``io`` and ``trust``.
 
     Returns:
@@ -28,8 +35,10 @@ def open(
         NotCommittedError: there is no checkpoint at ``path``.
         CorruptError: its MANIFEST fails a check.
         VersionError: a newer holdfast wrote it.
+        MismatchError: a pattern means no name, or ``rename`` makes one name of two.
+        OptionError: an invalid argument.
 
     Example:
         ``weight = holdfast.open("runs/a/step-00001000").tensor("model.weight")``
     """
-    return Checkpoint(path, options, types)
+    return Checkpoint(path, options, types, include=include, exclude=exclude, rename=rename)

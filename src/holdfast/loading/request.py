@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .selection import Selection
+
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
@@ -13,7 +15,10 @@ class LoadRequest:
     partial: bool = False
     cast: bool = False
     types: Iterable[type] = ()
+    selection: Selection | None = None
+    assign: Any = False
 
     def arguments(self) -> dict[str, Any]:
         """Return what all ranks have to give alike, as values of JSON, but for ``types``."""
-        return {"strict": self.strict, "partial": self.partial, "cast": self.cast}
+        alike = {"strict": self.strict, "partial": self.partial, "cast": self.cast}
+        return alike | ({"assign": "given"} if self.assign is not False else {})

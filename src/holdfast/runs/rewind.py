@@ -8,8 +8,11 @@ from .. import worker
 from ..arguments import plain_number
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
+from ..loading.choice import Patterns
+from ..loading.rename import Rename
 from ..loading.report import LoadReport
 from ..loading.request import LoadRequest
+from ..loading.selection import selection_of
 from ..options import Options
 from .directory import checked_step
 from .emergency import LastState
@@ -50,6 +53,9 @@ class Rewind(RunView, ABC):
         strict: bool = True,
         cast: bool = False,
         types: Iterable[type] = (),
+        include: Patterns = (),
+        exclude: Patterns = (),
+        rename: Rename | None = None,
     ) -> int | None:
         """Fill a state from the newest good step, or a given one; return that step.
 
@@ -59,8 +65,9 @@ class Rewind(RunView, ABC):
         the newest is restored.
 
         Args:
-            into, strict, cast, types: as for `holdfast.load`; `report` then has its report. With
-                ``strict=False``, a step that a repair left incomplete counts as good.
+            into, strict, cast, types, include, exclude, rename: as for `holdfast.load`; `report`
+                then has its report. With ``strict=False``, a step that a repair left incomplete
+                counts as good.
             step: restore this step. Later steps stay; to train on from it, call `retire_after`.
             partial: as for `holdfast.load`: the weights alone, for an evaluator beside training.
                 Nothing is written to the run then.
@@ -78,7 +85,8 @@ class Rewind(RunView, ABC):
         if self._last is not None:
             self._last.forget()  # from here on the state is of no step, until it is of another
         types = tuple(types) if isinstance(types, Iterable) else types  # for each step anew
-        request = LoadRequest(strict, partial, cast, types)
+        selection = selection_of(include, exclude, rename)
+        request = LoadRequest(strict, partial, cast, types, selection)
         return worker.run(lambda: self._restore(into, plain_number(step), request))
 
     def _restore(

@@ -29,7 +29,10 @@ def check_dense(value: torch.Tensor, path: Path) -> None:
         kind = "nested" if value.is_nested else str(value.layout)
         fault = f"has layout {kind}; make it dense, or save its parts"
     elif value.is_meta:
-        fault = "is on the meta device and has no elements; materialize it first"
+        fault = (
+            "is on the meta device and has no elements; materialize it first, or load it with "
+            "holdfast.load(path, into=state, assign=True)"
+        )
     elif value.ndim > DIMENSIONS_MAX:
         fault = f"has {value.ndim} dimensions; expected at most {DIMENSIONS_MAX}"
     if fault:

@@ -30,6 +30,16 @@ def new_tensor(tensor: Tensor, shape: Shape, device: Any, dtype: Any) -> torch.T
             f"{dotted(tensor.path)} is {tensor.dtype}, which is not converted to {name}; leave "
             "dtype out, and convert it yourself"
         )
+    check_device(device)
+    return torch.empty(shape, dtype=wanted, device=device)
+
+
+def check_device(device: Any) -> None:
+    """Check that a tensor can be made on a device.
+
+    Raises:
+        OptionError: it cannot.
+    """
     try:
         torch.empty(0, dtype=torch.uint8, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:
@@ -38,7 +48,6 @@ def new_tensor(tensor: Tensor, shape: Shape, device: Any, dtype: Any) -> torch.T
             f"device is {shown(device)}, where no tensor can be made: {text:.200}. Give one that "
             "is here, such as 'cpu'"
         ) from error
-    return torch.empty(shape, dtype=wanted, device=device)
 
 
 def converts(stored: str, wanted: str) -> bool:

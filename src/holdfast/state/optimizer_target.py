@@ -15,6 +15,7 @@ from ..format.names import dotted
 from ..format.values import encode_value
 from ..layout import Path, Tensor
 from .ambient import ordinary_torch
+from .assign import Assignment
 from .filled import Target, Waiting
 from .flat_optimizer import FlatPiece, bind_flat
 from .modules import ParameterNames, group_tensors, optimizer_names
@@ -36,6 +37,7 @@ class OptimizerTarget(ABC):
     names: dict[Path, ParameterNames]
     later: list[Waiting]
     skips: bool
+    assignment: Assignment | None
 
     @abstractmethod
     def visit(self, value: Any, path: Path, setter: Setter) -> None:
@@ -57,6 +59,12 @@ class OptimizerTarget(ABC):
         groups: dict[int, dict[str, Any]] = {}
         flat: dict[int, list[FlatPiece]] = {}
         owned = owned_by(optimizer)
+        if self.assignment and any(entry.tensor.is_meta for entry in listed):
+            self.target.conflicts.append(
+                f"{dotted(path)} has parameters on the meta device, which this load replaces: load "
+                "the module first, then create its optimizer"
+            )
+            return
         for entry in listed:
             name, group = entry.name, entry.group
             options = (*path, "param_groups", name)
@@ -67,7 +75,7 @@ class OptimizerTarget(ABC):
             if not isinstance(saved, dict):
                 self.target.missing.append(options)
                 of = (*path, "state", name)
-                if not self.source.below(of) and not self.source.lost_below(of):
+                if not self.source.below(of) and not self.source.gone_below(of):
                     continue  # else the options alone were lost, and stay as they are
                 saved = {}
             else:
@@ -111,7 +119,8 @@ class OptimizerTarget(ABC):
         """
         found, state, parameter = self.source.below(path), holder(optimizer).state, form.parameter
         current = state.get(parameter, {})
-        if self.source.is_repaired and (lost := self.source.lost_state(path, current)):
+        may_lack = self.source.is_repaired or self.source.gone
+        if may_lack and (lost := self.source.gone_state(path, current)):
             self.target.missing += lost
             self.target.used.update(found)
             return
@@ -150,7 +159,7 @@ class OptimizerTarget(ABC):
         state, parameter = holder(optimizer).state, pieces[0].form.parameter
         flat = bind_flat(pieces, self.source, state.get(parameter, {}))
         self.target.used |= flat.used
-        if lost := self.source.lost_below(*(piece.path for piece in pieces)):
+        if lost := self.source.gone_below(*(piece.path for piece in pieces)):
             self.target.missing += lost
             return
         if flat.conflicts and self.skips:

@@ -17,6 +17,7 @@ from .. import worker
 from ..format.names import dotted
 from ..layout import Path, Tensor
 from .ambient import computes_nothing, fake_load, ordinary_torch
+from .assign import Assignment, device_of
 from .filled import Target, Waiting
 from .memory import ORDINARY
 from .modules import (
@@ -52,11 +53,14 @@ from .tree import (
     plain_key,
     rebuild,
 )
+from .value import Value
 
 _EXTRA_STATE = "_extra_state"  # what get_extra_state() returns, in a module's state_dict
 
 
-def bind(into: Mapping[Any, Any], source: Source, *, skips: bool = False) -> Target:
+def bind(
+    into: Mapping[Any, Any], source: Source, *, skips: bool = False, assign: object = False
+) -> Target:
     """Match a target with what a checkpoint offers.
 
     Optimizer state that does not exist yet is made in the shape of its parameter (of the same
@@ -64,14 +68,18 @@ def bind(into: Mapping[Any, Any], source: Source, *, skips: bool = False) -> Tar
 
     Args:
         skips: leave out optimizer state that does not fit its parameter, instead of a conflict.
+        assign: give modules on the meta device new memory, as `holdfast.load` says.
 
     Raises:
         StateError: the target holds something that no checkpoint could.
+        OptionError: ``assign`` is no device.
     """
     target = Target()
     modules = modules_in(into)
     walk = _Bind(target, source, parameter_names(modules) if modules else {})
     walk.skips = skips
+    if assign is not False:
+        walk.assignment = Assignment(device_of(assign))
     walk.visit(into, (), no_setter)
     with ordinary_torch():
         target.plain.take(walk.later, walk.take)
@@ -93,6 +101,7 @@ class _Bind(OptimizerTarget):
         self.source = source
         self.names = names
         self.skips = False
+        self.assignment: Assignment | None = None
         self.memories: dict[object, tuple[Path, Tensor]] = {}
         self.later: list[Waiting] = []
 
@@ -113,6 +122,8 @@ class _Bind(OptimizerTarget):
             self._stateful(value, path)
         elif node.kind == "container" and not self._is_one_value(value, path):
             self._items(node.items, value, path, setter)
+        elif type(value) is Value:
+            self._whole(path, setter)
         elif path:
             grows = isinstance(value, Mapping) and not value
             self._object(path, setter, grows_like=value if grows else None)
@@ -187,9 +198,27 @@ class _Bind(OptimizerTarget):
         self.target.used.update((*path, *rest) for rest in values)
         self.target.actions.append(lambda: setter(rebuild(values, like)))
 
+    def _whole(self, path: Path, setter: Setter) -> None:
+        """Bind a `Value`: all that the checkpoint has there."""
+        found = self.source.below(path)
+        if not found:
+            self.target.missing.append(path)
+            return
+        made: dict[int, torch.Tensor] = {}  # tied names share one tensor
+
+        def make(leaf: Path, rest: Path, wanted: Tensor) -> torch.Tensor:
+            return made.setdefault(id(wanted), _new_plain(leaf, rest, wanted))
+
+        filled = self._filled(found, path, None, make)
+        self.target.actions.append(lambda: setter(rebuild(filled)))
+
     def _module(self, module: nn.Module, path: Path) -> None:
         values: dict[str, Any] = {}
-        for name, (own_key, item) in module_state(module, path).items():
+        new = self.assignment.memory_for(module) if self.assignment else {}
+        if self.assignment and new:
+            self.target.actions.append(partial(self.assignment.put, module, path, self._is_filled))
+        for name, (own_key, own) in module_state(module, path).items():
+            item = new.get(name, own)
             values[own_key] = item
             if name.endswith(_EXTRA_STATE):
                 self._extra_state(item, (*path, name), values, own_key)
@@ -198,13 +227,23 @@ class _Bind(OptimizerTarget):
                 self._tensor(item, (*path, name))
             else:
                 self.visit(item, (*path, name), item_setter(values, own_key, no_setter, values))
+            if name in new:
+                keep = partial(self._keep, values, own_key, own, (*path, name))
+                self.target.actions.append(keep)
         if computes_nothing() and needs_loading(module, values):
             raise fake_load(path)
         self.target.actions.append(lambda: load_module_state(module, values))
 
+    def _keep(self, values: dict[str, Any], key: str, own: Any, path: Path) -> None:
+        if not self._is_filled(path):
+            values[key] = own
+
+    def _is_filled(self, path: Path) -> bool:
+        return path in self.target.used and path not in self.target.skipped
+
     def _extra_state(self, current: Any, path: Path, values: dict[str, Any], key: str) -> None:
         """Bind what ``get_extra_state`` returned, of which only the checkpoint knows the form."""
-        found, lost = self.source.below(path), self.source.lost_below(path)
+        found, lost = self.source.below(path), self.source.gone_below(path)
         if lost or not found:
             self.target.missing += lost or [path]
             self.target.used.update(found)
@@ -231,7 +270,7 @@ class _Bind(OptimizerTarget):
                     "state_dict() use numbers: load it with an optimizer without them"
                 )
         kept: dict[Path, Any] = {}
-        if self.source.lost and (lost := self.source.lost_below(path)):
+        if self.source.gone and (lost := self.source.gone_below(path)):
             self.target.missing += lost
             self.target.used.update(found)
             if not isinstance(value, Optimizer) or (numbers := numbers_of(lost, path)) is None:

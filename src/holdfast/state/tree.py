@@ -31,6 +31,7 @@ from .modules import (
 from .optimizers import holder, is_plain, own_state
 from .shard import TENSORS, Shard
 from .tensors import LocalTensor, local_tensors, mesh_of
+from .value import Value
 
 Setter = Callable[[Any], None]  # replaces a value where it stands: in a dict, a list or a tuple
 
@@ -183,6 +184,7 @@ def open_node(value: Any, path: Path) -> Node:
 
 
 _KEYS = {str, int}
+_HELD = (*TENSORS, Value)
 
 
 def _is_key(key: object) -> bool:
@@ -214,7 +216,7 @@ def holds_tensors(value: object) -> bool:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, TENSORS) or _is_stateful(item):
+        if isinstance(item, _HELD) or _is_stateful(item):
             return True
         if isinstance(item, (Mapping, list, tuple)) and id(item) not in seen:
             seen.add(id(item))
