@@ -333,8 +333,10 @@ def test_what_is_no_checkpoint_is_named_for_what_it_is(new_path: NewPath) -> Non
         (file, "is not a directory; expected the directory of a checkpoint"),
         (empty, "has no MANIFEST: it is not a checkpoint"),
         (dying, "has data files but no MANIFEST: it is being written, or a save died"),
-        (run, "is a run, not one checkpoint; give one of its steps, such as step-00000010"),
     ]
+    assert holdfast.open(run).step == 10
+    with not_committed(f"{run.name} is a run, not one checkpoint; give one of its steps, such as"):
+        holdfast.Checkpoint(run)
     for path, text in cases:
         with not_committed(f"{path.name} {text}"):
             holdfast.open(path)

@@ -27,7 +27,7 @@ from ..engine.pool import Lease, lease
 from ..engine.read import still_there
 from ..engine.read_pipeline import Done, read_chain, read_shards
 from ..engine.trust import check_of
-from ..errors import CorruptError, MismatchError
+from ..errors import CorruptError, MismatchError, NotCommittedError, PeerError
 from ..format.names import misnamed, step_name
 from ..group.base import COORDINATOR, sends
 from ..group.phase import Phase, find_group
@@ -42,6 +42,7 @@ from ..state.target import bind
 from ..stores.url import open_store
 from .choice import Patterns
 from .fit import check_fit, describe_fit, source_of, wanted_of
+from .newest import agreed, newest_in
 from .rename import Rename
 from .report import LoadReport
 from .request import LoadRequest
@@ -82,7 +83,7 @@ def load(
     the names on both sides must be the same, and the ranks check all bytes of the directory.
 
     Args:
-        path: directory of the checkpoint.
+        path: directory of the checkpoint; or of a run, whose newest step is loaded.
         into: as given to `save`; values other than tensors are replaced in their dict or list.
         strict: raise when names or shapes differ. Otherwise load what fits, and report the rest.
         partial: the checkpoint may have more names than the target (weights without the optimizer).
@@ -135,7 +136,10 @@ def load_from(
     Args:
         step: of a run, by the directory's name; what does not belong there is let be.
     """
-    links, source, target, fits = _open_alike(path, ranks, into, request, options, step)
+    opened = _open_alike(path, ranks, into, request, options, step)
+    if isinstance(opened, str):
+        return _load_newest(opened, path, ranks, into, request, options)
+    links, source, target, fits = opened
     store, manifest = links[-1].store, links[-1].manifest
     chain = links if len(links) > 1 else ()
     missing, unexpected, skipped = check_fit(store.location, manifest, fits, request)
@@ -208,14 +212,14 @@ def _open_alike(
     request: LoadRequest,
     options: Options,
     step: int | None,
-) -> tuple[Chain, Source, Target, list[bytes]]:
+) -> tuple[Chain, Source, Target, list[bytes]] | str:
     """Open one checkpoint on all ranks; once more when they found different ones.
 
     A rebase may have replaced MANIFEST between the reads of two ranks.
 
     Returns:
         (the checkpoint with its bases, what it offers, the target, what `describe_fit` returned on
-        each rank).
+        each rank); or of a run, the path of its newest step, as the coordinator sees it.
 
     Raises:
         MismatchError: they found different ones again; the same text on every rank.
@@ -230,32 +234,75 @@ def _open_alike(
                 check_state(into, "into")
             if request.types != () and not known:
                 known = _by_name(request.types)
-            store = open_store(path)
-            manifest = _read_manifest(store, options, step)
-            alone = (Link(store, manifest),)
-            chain = open_chain(store, manifest) if len(manifest.based) else alone
-            source = source_of(manifest, known, request, store.location)
-            target = bind(into, source, skips=not request.strict, assign=request.assign)
-            fit = describe_fit(manifest, target, source, request)
-            digests = [*map(attrgetter("manifest.digest"), chain)]
-            if ranks.world_size > 1:
-                what, shown = f"the load of {store.location}", _shown(chain)
-                alike = {"call": "load", **request.arguments(), "types": sorted(known)}
-                alike |= {"names": digest_of(source)} if request.selection is not None else {}
-                asks = encode_arguments(what, alike, manifests=digests, shown=shown)
-                prepared.answer = encode_reply(arguments=asks, fit=fit)
-        if ranks.world_size == 1:
+            store, manifest = open_store(path), None
+            try:
+                manifest = _read_manifest(store, options, step)
+            except NotCommittedError as error:
+                if step is not None:
+                    raise
+                prepared.answer = encode_reply(newest=newest_in(store, error).encode())
+            if manifest is not None:
+                alone = (Link(store, manifest),)
+                chain = open_chain(store, manifest) if len(manifest.based) else alone
+                source = source_of(manifest, known, request, store.location)
+                target = bind(into, source, skips=not request.strict, assign=request.assign)
+                fit = describe_fit(manifest, target, source, request)
+                digests = [*map(attrgetter("manifest.digest"), chain)]
+                if ranks.world_size > 1:
+                    what, shown = f"the load of {store.location}", _shown(chain)
+                    alike = {"call": "load", **request.arguments(), "types": sorted(known)}
+                    alike |= {"names": digest_of(source)} if request.selection else {}
+                    asks = encode_arguments(what, alike, manifests=digests, shown=shown)
+                    prepared.answer = encode_reply(arguments=asks, fit=fit)
+        if ranks.world_size == 1 and manifest is not None:
             return chain, source, target, [fit]
         replies = decode_replies(prepared.answers)
+        if manifest is None or b"newest" in b"".join(prepared.answers):
+            return f"{store.location}/{agreed(replies, store.location)}"
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], list(map(itemgetter("arguments"), firsts)))
         if list(map(itemgetter("manifests"), firsts)).count(digests) == len(firsts):
             return chain, source, target, list(map(itemgetter("fit"), replies))
         found = [first["shown"] for first in firsts]
-    raise MismatchError(
+    raise _different(found)
+
+
+def _different(found: list[str]) -> MismatchError:
+    return MismatchError(
         f"nothing was loaded: the ranks found different checkpoints. {camps(found)}. Give all "
         "ranks the same checkpoint, or the same copy of it"
     )
+
+
+def _load_newest(
+    newest: str,
+    run: "str | os.PathLike[str]",
+    ranks: "Group",
+    into: Mapping[Any, Any],
+    request: LoadRequest,
+    options: Options,
+) -> LoadReport:
+    """Load the newest step of a run; where it was retired meanwhile, the one that is newest then.
+
+    Damage is no reason to take an older one: that is for `Checkpointer.restore`.
+    """
+    failure: BaseException | None = None
+    report: LoadReport | None = None
+    try:
+        report = load_from(newest, ranks, into, request, options)
+    except BaseException as error:  # whatever it is: the other ranks are on their way to judge it
+        failure = error
+    with Phase(ranks) as judged:
+        if failure is not None and not isinstance(failure, (NotCommittedError, PeerError)):
+            raise failure
+        judged.answer = b"gone" if isinstance(failure, NotCommittedError) else b""
+    if b"gone" in judged.answers:
+        logger.info("%s was deleted meanwhile; loading the newest step again", newest)
+        found = _open_alike(run, ranks, into, request, options, None)
+        return load_from(found if isinstance(found, str) else run, ranks, into, request, options)
+    if failure is not None or report is None:
+        raise failure or NotCommittedError(f"{newest} was not loaded")
+    return report
 
 
 def _by_name(types: Iterable[type]) -> dict[str, type]:

@@ -2,10 +2,14 @@
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
+from ..errors import NotCommittedError
 from ..options import Options
+from ..stores.url import open_store
 from .checkpoint import Checkpoint
 from .choice import Patterns
+from .newest import newest_in
 from .rename import Rename
 
 
@@ -21,7 +25,7 @@ def open(
     """Open a committed checkpoint, to read any part of it.
 
     Args:
-        path: directory of the checkpoint.
+        path: directory of the checkpoint; or of a run, whose newest step is opened.
         types: enumerations and dataclasses that values come back as; of others you get
             `holdfast.format.natives.Tagged`. No constructor is called.
         include, exclude, rename: the names that the checkpoint is opened with, as for
@@ -41,4 +45,14 @@ def open(
     Example:
         ``weight = holdfast.open("runs/a/step-00001000").tensor("model.weight")``
     """
-    return Checkpoint(path, options, types, include=include, exclude=exclude, rename=rename)
+    how: dict[str, Any] = {"include": include, "exclude": exclude, "rename": rename}
+    try:
+        return Checkpoint(path, options, types, **how)
+    except NotCommittedError as error:
+        store, cause = open_store(path), error
+    try:
+        return Checkpoint(f"{store.location}/{newest_in(store, cause)}", options, types, **how)
+    except NotCommittedError as error:  # it was retired meanwhile: there is a newer one
+        if error is cause:
+            raise
+    return Checkpoint(f"{store.location}/{newest_in(store, cause)}", options, types, **how)

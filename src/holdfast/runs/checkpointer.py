@@ -18,6 +18,7 @@ from ..group.phase import Poll, find_group
 from ..loading.report import LoadReport
 from ..options import Options, options_of
 from ..saving.request import SaveRequest
+from .commit_hook import CommitHook, OnCommit
 from .directory import Run, checked_step
 from .emergency import LastState, meet, release
 from .retention import Keep
@@ -71,6 +72,8 @@ class Checkpointer(Rewind):
             that `restore` was not called since, and that all ranks fail alike. Other changes of the
             state after `step` (by `holdfast.load`, for example) are not noticed.
         deadline_s: seconds until a background save that is not durable fails.
+        on_commit: called on rank 0 as ``on_commit(path, step, metrics)`` when a step is durable,
+            while the save's thread waits up to 60 s. Its errors are logged, and fail no save.
         codec, group, options: as for `holdfast.save`.
 
     Raises:
@@ -87,7 +90,7 @@ class Checkpointer(Rewind):
                     break
             checkpointer.save(steps, state)  # the last step, if it was not due
             checkpointer.wait()
-            newest = checkpointer.path(checkpointer.steps()[-1])
+            newest = checkpointer.path(checkpointer.latest())
             checkpointer.retire_after(start)  # delete what came after it, to train again from there
         checkpointer.close()  # the end of the block has done it: does nothing
     """
@@ -107,6 +110,7 @@ class Checkpointer(Rewind):
         signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1),
         emergency: bool = False,
         deadline_s: float = 1800.0,
+        on_commit: OnCommit | None = None,
         group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,
     ) -> None:
@@ -117,7 +121,8 @@ class Checkpointer(Rewind):
         check_run(request, keep, self._ranks, emergency=emergency)
         self._run = Run(root, keep or Keep.all())
         self._schedule = Schedule(every, overhead=overhead, mtbf_s=mtbf_s, ends_in_s=ends_in_s)
-        self._saver = Saver(self._run, self._ranks, self._schedule, request)
+        hook = CommitHook(on_commit)
+        self._saver = Saver(self._run, self._ranks, self._schedule, request, hook)
         self._signals = SignalWatch(signals)
         self._last = LastState() if emergency else None
         asks = self._signals.wanted or self._schedule.by_clock or emergency

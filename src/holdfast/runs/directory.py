@@ -21,6 +21,7 @@ from ..format import spec
 from ..format.header import Header
 from ..format.manifest import decode_manifest
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
+from ..loading.newest import steps_in
 from ..stores.base import list_if_there
 from ..stores.local import LocalStore
 from ..stores.url import open_store
@@ -85,15 +86,7 @@ class Run:
 
     def steps(self) -> list[int]:
         """List the committed steps, ascending."""
-        before: list[str] | None = None
-        while True:
-            names = self._step_names()
-            steps = sorted(step for name in names if (step := step_of(name)) is not None)
-            found = [s for s in steps if self._store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
-            # What went between the two looks made way for a newer one, which the next look finds.
-            if found or names == before:
-                return found
-            before = names
+        return steps_in(self._store, self._step_names)
 
     def lost(self) -> str | None:
         """Say that the step LATEST names has lost its MANIFEST; None: it has not."""

@@ -33,6 +33,7 @@ class Keep:
     _rules: tuple[_Rule, ...] = ()
     _text: str = "Keep.all()"
     _metrics: frozenset[str] = frozenset()
+    _best: tuple[tuple[str, str], ...] = ()  # metric and mode of each `best`
 
     def __or__(self, other: "Keep") -> "Keep":
         """Keep what either policy keeps."""
@@ -41,7 +42,8 @@ class Keep:
         if not self._rules or not other._rules:
             return Keep()
         text = f"{self._text} | {other._text}"
-        return Keep(self._rules + other._rules, text, self._metrics | other._metrics)
+        metrics, best = self._metrics | other._metrics, self._best + other._best
+        return Keep(self._rules + other._rules, text, metrics, best)
 
     def __and__(self, other: object) -> "Keep":
         raise OptionError("Keep & Keep is invalid; expected Keep | Keep: what either keeps is kept")
@@ -106,12 +108,17 @@ class Keep:
             return set(sorted(known, key=lambda s: (sign * values[s], -s))[:count])
 
         text = f"Keep.best({metric!r}, {count}, mode={shown(mode)})"
-        return Keep((rule,), text, frozenset({metric}))
+        return Keep((rule,), text, frozenset({metric}), ((metric, mode),))
 
     @property
     def metrics(self) -> frozenset[str]:
         """Names of the metrics that the policy uses."""
         return self._metrics
+
+    @property
+    def bests(self) -> tuple[tuple[str, str], ...]:
+        """The metric and the mode of each `Keep.best` in the policy."""
+        return self._best
 
     @property
     def keeps_all(self) -> bool:
@@ -122,7 +129,11 @@ class Keep:
         """Return which of ``steps`` (ascending) are kept, given the ``metrics`` of each."""
         if not self._rules or not steps:
             return set(steps)
-        return {steps[-1]}.union(*(rule(steps, metrics) for rule in self._rules))
+        return {steps[-1]} | self.ruled(steps, metrics)
+
+    def ruled(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
+        """Return which steps the rules keep; the newest is kept besides."""
+        return set[int]().union(*(rule(steps, metrics) for rule in self._rules))
 
 
 def _positive(what: str, value: int) -> None:

@@ -18,6 +18,7 @@ from ..group.phase import Phase
 from ..saving.handle import SaveHandle
 from ..saving.request import NoRoomError, SaveRequest
 from ..saving.save import Records, save_now, start_save
+from .commit_hook import CommitHook
 from .directory import Run
 from .schedule import Schedule
 
@@ -49,11 +50,19 @@ class Saver:
         saved_step: the step that was saved or restored last, or is being saved, while it is there.
     """
 
-    def __init__(self, run: Run, ranks: "Group", schedule: Schedule, request: SaveRequest) -> None:
+    def __init__(
+        self,
+        run: Run,
+        ranks: "Group",
+        schedule: Schedule,
+        request: SaveRequest,
+        hook: CommitHook,
+    ) -> None:
         """Prepare; ``request`` lacks the path, the step and the metrics of each save.
 
         Its ``stage`` may be "sync" too.
         """
+        self._hook = hook
         self.saved_step: int | None = None
         self._run, self._ranks, self._schedule = run, ranks, schedule
         self._request = request
@@ -126,7 +135,7 @@ class Saver:
         self._schedule.measure(taken_s)
         if epoch is self._epoch:  # else its caller went on without it, and may have restored
             self.saved_step = step
-        held_s = taken_s + self._conclude(step, records, holds=True)
+        held_s = taken_s + self._conclude(step, records, metrics, holds=True)
         if self._request.stage == "sync":  # others say nothing about those that `begin` makes
             self._schedule.begin_flight()
             self._schedule.end_flight(taken_s, held_s)
@@ -176,7 +185,7 @@ class Saver:
 
         def after(records: Records) -> None:
             took_s.extend(record["seconds"]["total"] for record in records[:1])
-            self._conclude(step, records)
+            self._conclude(step, records, metrics)
 
         def begun(handle: SaveHandle) -> None:
             # No later: a body that its caller has left could meet the next one here.
@@ -222,7 +231,9 @@ class Saver:
         request = replace(request, path=path, step=step, metrics=metrics, check_last=check)
         return replace(request, free_bytes=find_room)
 
-    def _conclude(self, step: int, records: Records, *, holds: bool = False) -> float:
+    def _conclude(
+        self, step: int, records: Records, metrics: Metrics, *, holds: bool = False
+    ) -> float:
         """Do what follows a commit; of all ranks the coordinator has the records.
 
         Args:
@@ -240,7 +251,8 @@ class Saver:
         record["seconds"]["retire"] = round(taken_s, 6)
         record["stall_s"] = round(record["stall_s"] + taken_s * holds, 6)
         self._run.note("save", step, records)
-        return taken_s
+        self._hook.tell(self._run.path(step), step, metrics)
+        return time.perf_counter() - started
 
     def _replace_damaged(self, step: int, ranks: "Group") -> None:
         """Retire a step that could not be restored, so that it can be saved again."""

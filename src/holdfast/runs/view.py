@@ -1,12 +1,26 @@
-"""What there is in a run: its steps, and where they are. Changes nothing; knows no other rank."""
+"""What there is in a run: its steps, where they are, and their metrics.
 
+Changes nothing; knows no other rank.
+"""
+
+import logging
+
+from ..engine.check import read_manifest
+from ..engine.trust import check_of
+from ..errors import CorruptError, NotCommittedError, OptionError, VersionError
+from ..options import Options
+from ..stores.url import open_store
 from .directory import Run
+from .retention import Keep
+
+logger = logging.getLogger("holdfast")
 
 
 class RunView:
     """The directory of a run, as one process sees it."""
 
     _run: Run
+    _options: Options
 
     @property
     def root(self) -> str:
@@ -28,3 +42,60 @@ class RunView:
             OptionError: ``step`` is not an integer from 0.
         """
         return self._run.path(step)
+
+    def latest(self) -> int | None:
+        """Return the newest committed step, as this rank sees it; None if there is none.
+
+        Raises:
+            StoreError: the disk or the network failed.
+        """
+        steps = self._run.steps()
+        return steps[-1] if steps else None
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Return the metrics that were given to the save of ``step``.
+
+        Raises:
+            OptionError: ``step`` is not an integer from 0.
+            NotCommittedError: the run has no such step.
+            CorruptError: its MANIFEST fails a check.
+            VersionError: a newer holdfast wrote it.
+        """
+        manifest = read_manifest(open_store(self._run.path(step)), check_of(self._options.trust))
+        return dict(manifest.table.header.metrics)
+
+    def best(self, metric: str | None = None, *, mode: str | None = None) -> int | None:
+        """Return the step with the best metric; None if no step has it.
+
+        Of equal values the newer step is better. A step whose MANIFEST cannot be read is logged and
+        left out.
+
+        Args:
+            metric: name of a metric that was given to `step` or `save`; default: that of the
+                `Keep.best` of this Checkpointer.
+            mode: "min" if smaller is better, "max" if larger is; default: that of `Keep.best`, else
+                "min".
+
+        Raises:
+            OptionError: an invalid metric or mode, or none where no `Keep.best` names one.
+            StoreError: the disk or the network failed.
+        """
+        bests = dict(self._run.keep.bests)
+        if metric is None:
+            if len(bests) != 1:
+                found = f"{len(bests)} of them" if bests else "none"
+                raise OptionError(
+                    f'best() needs the name of a metric, such as best("loss"): the policy of this '
+                    f"Checkpointer has {found}"
+                )
+            (metric,) = bests
+        policy = Keep.best(metric, 1, mode=mode or bests.get(metric, "min"))
+        values: dict[int, dict[str, float]] = {}
+        for step in self._run.steps():
+            try:
+                values[step] = self.metrics(step)
+            except NotCommittedError:  # it was deleted meanwhile
+                continue
+            except (CorruptError, VersionError) as error:
+                logger.warning("best() leaves step %d out: %s", step, error)
+        return max(policy.ruled([*values], values), default=None)

@@ -1,0 +1,76 @@
+"""The directory of a run → its newest step. Reads no data."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ..engine.check import lost_manifest
+from ..errors import CorruptError, MismatchError, NotCommittedError, StoreError
+from ..format import spec
+from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
+from ..group.base import COORDINATOR
+from ..stores.base import list_if_there
+from ..stores.local import LocalStore
+
+
+def steps_in(store: LocalStore, names: Callable[[], list[str]]) -> list[int]:
+    """List the committed steps of a run, ascending.
+
+    Args:
+        names: lists the directories in it that are named as steps are.
+    """
+    before: list[str] | None = None
+    while True:
+        now = names()
+        steps = sorted(step for name in now if (step := step_of(name)) is not None)
+        found = [s for s in steps if store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+        # What went between the two looks made way for a newer one, which the next look finds.
+        if found or now == before:
+            return found
+        before = now
+
+
+def newest_in(store: LocalStore, error: NotCommittedError) -> str:
+    """Return the name of a run's newest step.
+
+    Args:
+        error: says that the run itself is no checkpoint.
+
+    Raises:
+        NotCommittedError: this ``error``, where no step is committed.
+        CorruptError: LATEST names a newer step, which has lost its MANIFEST.
+    """
+
+    def names() -> list[str]:
+        try:
+            entries = list_if_there(store) or []
+        except StoreError as failure:
+            raise error from failure
+        return [e.name for e in entries if e.kind == "directory" and step_of(e.name) is not None]
+
+    steps = steps_in(store, names)
+    try:
+        latest = store.get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace").strip()
+    except StoreError:
+        latest = ""
+    named = step_of(latest)
+    is_gone = named is not None and named not in steps
+    if is_gone and (lost := lost_manifest(LocalStore(f"{store.location}/{latest}", store.vfs))):
+        older = f". To load an older step, name it: {step_name(steps[-1])}" if steps else ""
+        raise CorruptError(f"{lost}{older}")
+    if not steps:
+        raise error
+    return step_name(steps[-1])
+
+
+def agreed(replies: Sequence[Mapping[str, bytes]], where: str) -> str:
+    """Return the name of the step that the coordinator has chosen, for all ranks.
+
+    Raises:
+        MismatchError: it found a checkpoint there, and another rank a run.
+    """
+    if chosen := replies[COORDINATOR].get("newest"):
+        return chosen.decode()
+    others = [rank for rank, reply in enumerate(replies) if "newest" in reply]
+    raise MismatchError(
+        f"nothing was loaded: {where} is a checkpoint on rank {COORDINATOR}, and has steps on rank "
+        f"{others[0]}. Give all ranks the same directory"
+    )
