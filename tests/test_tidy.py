@@ -22,7 +22,7 @@ NATIVE_DEFINED_IN = {"kernel": "codec_kernel"}  # public headers whose source ha
 
 # A room may import rooms of lower layers and itself: never sideways, never up.
 LAYERS = [
-    {"cached", "errors", "streams", "threads", "version", "_core"},
+    {"brief", "cached", "errors", "streams", "threads", "version", "_core"},
     {"layout", "boxes", "options", "worker", "arguments"},
     {"format", "codecs", "stores", "group"},
     {"state", "plan"},

@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from . import codecs, errors
     from .chains.recompress import rebase, recompress
     from .chains.trial import Trial, Trials, try_codecs
+    from .codecs.base import Loss
     from .data.data_state import DataState
     from .data.random_state import RandomState
     from .engine.ledger import Progress
-    from .integrity.repair import repair
-    from .integrity.scrub import scrub
+    from .faults.damage import Damage, Lost
+    from .integrity.repair import Repair, repair
+    from .integrity.scrub import Pass, scrub
     from .integrity.sign import sign, signer
-    from .integrity.verify import verify
+    from .integrity.verify import Verified, verify
     from .loading.checkpoint import Checkpoint
     from .loading.load import load
+    from .loading.names import TensorInfo
     from .loading.opening import open as open
     from .loading.report import LoadReport
     from .options import Options
@@ -36,17 +39,24 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "Checkpointer",
+    "Damage",
     "DataState",
     "Keep",
     "LoadReport",
+    "Loss",
+    "Lost",
     "Options",
+    "Pass",
     "Progress",
     "RandomState",
+    "Repair",
     "SaveHandle",
     "Shard",
+    "TensorInfo",
     "Trial",
     "Trials",
     "Value",
+    "Verified",
     "__version__",
     "codecs",
     "errors",
@@ -66,17 +76,24 @@ __all__ = [
 _HOME = {
     "Checkpoint": "loading.checkpoint",
     "Checkpointer": "runs.checkpointer",
+    "Damage": "faults.damage",
     "DataState": "data.data_state",
     "Keep": "runs.retention",
     "LoadReport": "loading.report",
+    "Loss": "codecs.base",
+    "Lost": "faults.damage",
     "Options": "options",
+    "Pass": "integrity.scrub",
     "Progress": "engine.ledger",
     "RandomState": "data.random_state",
+    "Repair": "integrity.repair",
     "SaveHandle": "saving.handle",
     "Shard": "state.shard",
+    "TensorInfo": "loading.names",
     "Trial": "chains.trial",
     "Trials": "chains.trial",
     "Value": "state.value",
+    "Verified": "integrity.verify",
     "codecs": "codecs",
     "errors": "errors",
     "load": "loading.load",

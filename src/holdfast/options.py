@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from .brief import brief
 from .errors import OptionError, shown
 
 Keys = str | os.PathLike[str] | tuple[str | os.PathLike[str], ...]
@@ -32,6 +33,8 @@ class Options:
         trust: Ed25519 public keys, as files or as OpenSSH lines. `load`, `open` and `restore` then
             accept only checkpoints signed by one of these keys (SECURITY.md). None: unsigned
             checkpoints are accepted too.
+        deadline_s: seconds until a background save that is not committed fails on all ranks; the
+            smallest value of any rank counts.
 
     Raises:
         OptionError: an invalid option.
@@ -48,6 +51,9 @@ class Options:
     io: str = "auto"
     writers: str | int = "rank"
     trust: Keys | None = None
+    deadline_s: float = 1800.0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         """Reject invalid options."""
@@ -68,6 +74,9 @@ class Options:
                 f"writers is {shown(self.writers)}; expected 'rank', 'node' or a number of ranks "
                 "from 1"
             )
+        limit = self.deadline_s
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+            raise OptionError(f"deadline_s is {shown(limit)}; expected a number of seconds above 0")
         if self.trust is not None:
             _check_keys(self.trust)
 

@@ -25,7 +25,8 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})(?:::?)$", re.MULTILINE)
 PLACES = {"integrations.dcp": dcp_front, "testing": testing}  # besides holdfast itself
 # These raise nothing. Most are results, which a call returns.
-RAISE_NOTHING = {"LoadReport", "Progress", "Trial", "Trials", "SaveHandle", "testing.Fault"}
+RAISE_NOTHING = {"Damage", "Loss", "Lost", "Pass", "Repair", "TensorInfo", "Verified"}
+RAISE_NOTHING |= {"LoadReport", "Progress", "Trial", "Trials", "SaveHandle", "testing.Fault"}
 RAISE_NOTHING |= {
     "Value",
     "Checkpointer.report",
@@ -95,12 +96,21 @@ def members_shown() -> dict[str, list[str]]:
     return {name: re.findall(r"\w+", members) for name, members in shown}
 
 
+def own_members(kind: type) -> dict[str, Any]:
+    """Return the members of a class, and of those of holdfast that it is made from."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.partition(".")[0] == "holdfast":
+            found |= vars(base)
+    return found
+
+
 def methods() -> dict[str, Callable[..., Any]]:
     """Return the public methods of the public classes."""
     found: dict[str, Callable[..., Any]] = {}
     shown = members_shown()
     for name, kind in public().items():
-        for key, value in vars(kind).items() if isinstance(kind, type) else ():
+        for key, value in own_members(kind).items() if isinstance(kind, type) else ():
             method = getattr(value, "__func__", value)  # a static one
             if not inspect.isfunction(method) or key.startswith("_"):
                 continue

@@ -12,6 +12,7 @@ import torch
 
 from .._core import hash_chunk
 from ..arguments import is_positive
+from ..brief import brief
 from ..codecs.base import Block, Codec, Loss, Piece
 from ..codecs.groups import Unit, find_groups, units_of
 from ..engine.chain import Chain, open_chain
@@ -67,6 +68,8 @@ class Trial:
     energy: float = 0.0
     roles: dict[str, tuple[int, int]] = field(default_factory=dict)
 
+    __repr__ = brief
+
     def add(self, role: str, block: Block, stored_bytes: int, loss: Loss | None) -> None:
         """Add a chunk; for holdfast's own use.
 
@@ -100,6 +103,8 @@ class Trials:
     base: str
     size_bytes: int
     trials: tuple[Trial, ...]
+
+    __repr__ = brief
 
 
 @in_worker

@@ -25,6 +25,11 @@ class Loss:
         largest_error: of any element.
         energy: sum of the squares of what was coded: the difference from the base, or the moments.
             0 where nothing is lost.
+
+    Example::
+
+        loss = holdfast.open("runs/a/step-00001000").info("model.weight").loss
+        print(loss.largest_error if loss else "exact")
     """
 
     squared_error: float = 0.0

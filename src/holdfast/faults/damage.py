@@ -11,6 +11,7 @@ import numpy as np
 
 from ..arguments import check_torch
 from ..boxes import Bools
+from ..brief import brief
 from ..engine.chain import Link, open_base, open_readable
 from ..engine.check import lost_manifest
 from ..errors import CorruptError
@@ -33,10 +34,18 @@ class Lost:
     Attributes:
         tensor: name of the tensor.
         boxes: (offset, shape) of each lost part, in elements of the whole tensor.
+
+    Example::
+
+        for fault in holdfast.verify("runs/a/step-00001000").damage:
+            for lost in fault.lost:
+                print(lost.tensor, lost.boxes)
     """
 
     tensor: str
     boxes: tuple[tuple[Shape, Shape], ...]
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,11 @@ class Damage:
         tensor: name of the damaged tensor, or None.
         lost: all elements of this checkpoint that the fault makes unreadable.
         below: the fault of a base that is the cause, or None.
+
+    Example::
+
+        for fault in holdfast.verify("runs/a/step-00001000").damage:
+            print(fault.where, fault.what)
     """
 
     where: str
@@ -56,6 +70,8 @@ class Damage:
     tensor: str | None = None
     lost: tuple[Lost, ...] = ()
     below: "Damage | None" = None
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..brief import brief
 from ..engine.chain import Chain, open_readable
 from ..engine.check import read_manifest
 from ..engine.commit import check_absent, check_present, commit, remove_files
@@ -61,6 +62,11 @@ class Repair:
         written: directory of the checkpoint that was written, or None.
         kept: path of the damaged MANIFEST that was replaced, or None.
         repaired: True if an earlier repair wrote this checkpoint without some tensors.
+
+    Example::
+
+        result = holdfast.repair("runs/a/step-00001000")
+        print(len(result.whole), "whole, lost:", dict(result.lost))
     """
 
     location: str
@@ -73,6 +79,8 @@ class Repair:
     written: str | None = None
     kept: str | None = None
     repaired: bool = False
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..arguments import is_positive
+from ..brief import brief
 from ..engine.retire import sweep_pending
 from ..errors import (
     CorruptError,
@@ -71,6 +72,11 @@ class Pass:
         step_bytes: encoded bytes read, of the step in progress.
         unread: (step, reason) of steps that could not be read; these may be whole.
         damage: (step, fault) of all faults.
+
+    Example::
+
+        result = holdfast.scrub("runs/a")
+        print(result.verified, result.damage)
     """
 
     location: str
@@ -85,6 +91,8 @@ class Pass:
     step_bytes: int = 0
     unread: list[tuple[str, str]] = field(default_factory=list)
     damage: list[tuple[str, Damage]] = field(default_factory=list)
+
+    __repr__ = brief
 
 
 @in_worker

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..brief import brief
 from ..engine.check import find_foreign, two_checkpoints
 from ..errors import CorruptError, NotCommittedError
 from ..faults.damage import (
@@ -43,6 +44,11 @@ class Verified:
         foreign: names in its directory that are none of holdfast's; they were not opened. The
             first 1,000.
         foreign_count: of all of them.
+
+    Example::
+
+        result = holdfast.verify("runs/a/step-00001000")
+        print("whole" if not result.damage else result.damage[0].what)
     """
 
     location: str
@@ -52,6 +58,8 @@ class Verified:
     spared: tuple[Damage, ...] = ()
     foreign: tuple[str, ...] = ()
     foreign_count: int = 0
+
+    __repr__ = brief
 
 
 @in_worker

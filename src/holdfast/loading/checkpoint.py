@@ -52,6 +52,7 @@ class Checkpoint(Described):
         for name in checkpoint.names():
             print(checkpoint.info(name).shape, name, checkpoint.path_of(name))
         weight = checkpoint["model.weight"]
+        bias = checkpoint.get("model.bias", None)
         first_rows = checkpoint.tensor("model.weight", box=([0, 0], [2, 8]))
         both = checkpoint.tensors(["model.weight", "model.bias"])
         everything, values = checkpoint.state(), checkpoint.objects()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..brief import brief
 from ..codecs.base import Loss
 from ..layout import Shape
 
@@ -23,6 +24,11 @@ class TensorInfo:
         shards: (offset, shape) of each stored box.
         tied_to: name of the tensor that it shares its elements with, or None.
         loss: its error against the saved tensor, or None if it is exact.
+
+    Example::
+
+        info = holdfast.open("runs/a/step-00001000").info("model.weight")
+        print(info.dtype, info.shape, info.stored_bytes / info.size_bytes)
     """
 
     name: str
@@ -34,6 +40,8 @@ class TensorInfo:
     shards: tuple[tuple[Shape, Shape], ...]
     tied_to: str | None
     loss: Loss | None
+
+    __repr__ = brief
 
 
 class Names(Mapping[str, Any]):
@@ -74,7 +82,11 @@ class Names(Mapping[str, Any]):
         return isinstance(name, str) and (name in self.objects() or name in self.names())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return what is under a name, or ``default``."""
+        """Return what is under ``name``, or ``default``.
+
+        Raises:
+            CorruptError: a chunk fails its check.
+        """
         found = self.__contains__(name)
         return self[name] if found else default
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..brief import brief
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
@@ -39,3 +41,5 @@ class LoadReport:
     bytes_sent: int
     seconds: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict)
+
+    __repr__ = brief

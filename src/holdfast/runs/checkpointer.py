@@ -71,7 +71,8 @@ class Checkpointer(Rewind):
             state of the last `step`. This needs that no torch optimizer has begun another step,
             that `restore` was not called since, and that all ranks fail alike. Other changes of the
             state after `step` (by `holdfast.load`, for example) are not noticed.
-        deadline_s: seconds until a background save that is not durable fails.
+        deadline_s: seconds until a background save that is not durable fails; default: that of
+            ``options``.
         on_commit: called on rank 0 as ``on_commit(path, step, metrics)`` when a step is durable,
             while the save's thread waits up to 60 s. Its errors are logged, and fail no save.
         codec, group, options: as for `holdfast.save`.
@@ -90,7 +91,8 @@ class Checkpointer(Rewind):
                     break
             checkpointer.save(steps, state)  # the last step, if it was not due
             checkpointer.wait()
-            newest = checkpointer.path(checkpointer.latest())
+            print(checkpointer.steps(), checkpointer.path(checkpointer.latest()))
+            print(checkpointer.metrics(checkpointer.latest()), checkpointer.best("loss"))
             checkpointer.retire_after(start)  # delete what came after it, to train again from there
         checkpointer.close()  # the end of the block has done it: does nothing
     """
@@ -109,14 +111,16 @@ class Checkpointer(Rewind):
         ends_in_s: float | None = None,
         signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1),
         emergency: bool = False,
-        deadline_s: float = 1800.0,
+        deadline_s: float | None = None,
         on_commit: OnCommit | None = None,
         group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,
     ) -> None:
         """Prepare; nothing is written before the first step or save."""
         self._group, self._ranks = group, find_group(group)
-        self._options, self._deadline_s = options_of(options), deadline_s
+        self._options = options_of(options)
+        deadline_s = self._options.deadline_s if deadline_s is None else deadline_s
+        self._deadline_s = deadline_s
         request = SaveRequest("", None, None, codec, self._options, stage, busy, deadline_s)
         check_run(request, keep, self._ranks, emergency=emergency)
         self._run = Run(root, keep or Keep.all())

@@ -18,8 +18,13 @@ class Keep:
     always kept, and so are the bases of kept delta checkpoints (`holdfast.codecs.Delta`).
 
     A policy of your own is ``Keep((rule,), text, metrics)``. ``rule(steps, metrics)`` takes
-    ascending steps and the metrics of each, and returns the steps to keep. The text must be the
-    same on all ranks. ``metrics`` is a frozenset of the metrics' names that the rule uses.
+    ascending steps and the metrics of each, and returns the steps to keep.
+
+    Args:
+        rules: functions; a step is kept if one of them returns it.
+        text: what the policy is called: the same on all ranks.
+        metrics: names of the metrics that the rules use.
+        bests: metric and mode of each `Keep.best`.
 
     Raises:
         OptionError: an invalid count, metric or mode.
@@ -30,26 +35,26 @@ class Keep:
         everything = holdfast.Keep.all()
     """
 
-    _rules: tuple[_Rule, ...] = ()
-    _text: str = "Keep.all()"
-    _metrics: frozenset[str] = frozenset()
-    _best: tuple[tuple[str, str], ...] = ()  # metric and mode of each `best`
+    rules: tuple[_Rule, ...] = ()
+    text: str = "Keep.all()"
+    metrics: frozenset[str] = frozenset()
+    bests: tuple[tuple[str, str], ...] = ()
 
     def __or__(self, other: "Keep") -> "Keep":
         """Keep what either policy keeps."""
         if not isinstance(other, Keep):
             raise OptionError(f"a Keep | {shown(other)} is invalid; expected Keep | Keep")
-        if not self._rules or not other._rules:
+        if not self.rules or not other.rules:
             return Keep()
-        text = f"{self._text} | {other._text}"
-        metrics, best = self._metrics | other._metrics, self._best + other._best
-        return Keep(self._rules + other._rules, text, metrics, best)
+        text = f"{self.text} | {other.text}"
+        metrics, best = self.metrics | other.metrics, self.bests + other.bests
+        return Keep(self.rules + other.rules, text, metrics, best)
 
     def __and__(self, other: object) -> "Keep":
         raise OptionError("Keep & Keep is invalid; expected Keep | Keep: what either keeps is kept")
 
     def __repr__(self) -> str:
-        return self._text
+        return self.text
 
     @staticmethod
     def all() -> "Keep":
@@ -111,29 +116,19 @@ class Keep:
         return Keep((rule,), text, frozenset({metric}), ((metric, mode),))
 
     @property
-    def metrics(self) -> frozenset[str]:
-        """Names of the metrics that the policy uses."""
-        return self._metrics
-
-    @property
-    def bests(self) -> tuple[tuple[str, str], ...]:
-        """The metric and the mode of each `Keep.best` in the policy."""
-        return self._best
-
-    @property
     def keeps_all(self) -> bool:
         """True if the policy keeps every checkpoint."""
-        return not self._rules
+        return not self.rules
 
     def kept(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
         """Return which of ``steps`` (ascending) are kept, given the ``metrics`` of each."""
-        if not self._rules or not steps:
+        if not self.rules or not steps:
             return set(steps)
         return {steps[-1]} | self.ruled(steps, metrics)
 
     def ruled(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
         """Return which steps the rules keep; the newest is kept besides."""
-        return set[int]().union(*(rule(steps, metrics) for rule in self._rules))
+        return set[int]().union(*(rule(steps, metrics) for rule in self.rules))
 
 
 def _positive(what: str, value: int) -> None:

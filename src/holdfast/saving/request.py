@@ -2,6 +2,7 @@
 
 import errno
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,22 @@ def checked_request(request: SaveRequest) -> SaveRequest:
     if step is request.step and not metrics:
         return request
     return replace(request, step=step, metrics=metrics)
+
+
+def moved_deadline(moved: Mapping[str, Any]) -> Any:
+    """Return ``deadline_s``, which was an argument of `save_async` once.
+
+    Raises:
+        OptionError: something else was given.
+    """
+    if unknown := [name for name in moved if name != "deadline_s"]:
+        raise OptionError(
+            f"save_async() has no argument {unknown[0]}; expected one of step, metrics, codec, "
+            "stage, busy, replace, group, options"
+        )
+    text = "deadline_s= of save_async is a field of Options: options=Options(deadline_s=…)"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return moved["deadline_s"]
 
 
 def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:

@@ -44,7 +44,7 @@ from ..state.tree import Leaves, flatten
 from ..stores.url import open_store
 from .agreement import Agreement, Proposal, agree, arguments_of_all, local_state_for
 from .handle import SaveHandle, hold_step, raise_now, raise_untold, reserve, take_flight
-from .request import SaveRequest, check_background, checked_request
+from .request import SaveRequest, check_background, checked_request, moved_deadline
 from .share import Share, decode_shares, encode_share
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ def save_async(
     codec: "str | Codec" = "raw",
     stage: Literal["eager", "lazy"] = "eager",
     busy: Literal["wait", "skip", "fail"] = "wait",
-    deadline_s: float = 1800.0,
     replace: bool = False,
     group: "GroupLike" = None,
     options: Options | None = None,
+    **moved: Any,
 ) -> SaveHandle:
     """Copy a state to host memory; save the copy as `save` does, while training goes on.
 
@@ -139,8 +139,7 @@ def save_async(
             by samples in host memory, and never on CUDA devices (docs/saving.md).
         busy: if the previous save is still in flight on any rank: "wait" for it, "skip" this save
             (the handle's ``skipped``), or "fail" with a BusyError.
-        deadline_s: seconds until a save that is not committed fails on all ranks; the smallest
-            value of any rank counts.
+        moved: an argument that is a field of `Options` now: ``deadline_s`` still works, and warns.
 
     Returns:
         The save in flight: ``wait_staged()``, ``result()``, ``done()``, ``progress()``,
@@ -154,6 +153,7 @@ def save_async(
         ``handle = holdfast.save_async({"model": model}, "runs/a/step-00000007")``
     """
     chosen = DEFAULTS if options is None else options_of(options)
+    deadline_s = moved_deadline(moved) if moved else chosen.deadline_s
     request = SaveRequest(path, step, metrics, codec, chosen, stage, busy, deadline_s, replace)
     ranks = find_group(group, writing=True)
     handle = worker.run(lambda: start_save(state, request, ranks), dropped=SaveHandle.cancel)

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch.distributed.tensor import DTensor
 
+from ..brief import brief
 from ..errors import StateError
 from ..format.names import dotted
 from ..format.spec import DIMENSIONS_MAX
@@ -52,6 +53,8 @@ class Shard:
     offset: Sequence[int] | None = field(default=None, kw_only=True)
     start: int | None = field(default=None, kw_only=True)
     within: tuple[Sequence[int], Sequence[int]] | None = field(default=None, kw_only=True)
+
+    __repr__ = brief
 
 
 TENSORS: Final = (torch.Tensor, Shard)  # the leaves that have elements
