@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import OptionError, StateError, shown
 from .version import needs
@@ -110,6 +110,26 @@ def check_order(path: object, state: object, usage: str) -> None:
         raise OptionError(f"{usage}; found {shown(path)} as the path, {shown(state)} as the state")
 
 
+def check_into(path: object, into: object) -> NoReturn:
+    """Say what is wrong with a target that is no dict.
+
+    Raises:
+        OptionError: path and state stand in each other's place.
+        StateError: it is something else, or None.
+    """
+    if into is None:
+        where = shown(os.fspath(path)) if isinstance(path, PATHS) else "path"
+        raise StateError(
+            f"into is None: load() fills a state in place. For a new dict of all tensors and values, use "
+            f"holdfast.open({where}).state(); else expected a dict, such as "
+            'into={"model": model}'
+        )
+    usage = 'load() takes the path first, then the state: holdfast.load("runs/a", into=state)'
+    check_order(path, into, usage)
+    check_state(into, "into")
+    raise StateError(f"into is {shown(into)}; expected a dict")
+
+
 def check_state(state: object, named: str = "state") -> None:
     """Check that a state is a dict.
 
@@ -124,7 +144,9 @@ def check_state(state: object, named: str = "state") -> None:
     example = '{"weight": tensor}' if hasattr(state, "shape") else '{"model": model}'
     if hasattr(state, "param_groups"):
         example = '{"optimizer": optimizer}'
-    raise StateError(f"{named} is {shown(state)}; expected a dict, such as {named}={example}")
+    is_part = hasattr(state, "state_dict") or hasattr(state, "shape")
+    how = ". Wrap it:" if is_part else ", such as"
+    raise StateError(f"{named} is {shown(state)}; expected a dict{how} {named}={example}")
 
 
 def check_torch(what: str, instead: str) -> None:

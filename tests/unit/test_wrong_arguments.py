@@ -181,7 +181,9 @@ def test_what_is_no_state_is_refused_with_what_to_write(place: Place, what: str)
     for value, example in NO_STATES:
         text = refusal(StateError, use, place, value)
         assert text.startswith(f"{named} is "), text
-        assert text.endswith(f"such as {named}={example}"), text
+        assert text.endswith((f", such as {named}={example}", f". Wrap it: {named}={example}")), (
+            text
+        )
 
 
 @pytest.mark.parametrize("what", SWAPPED)

@@ -189,6 +189,13 @@ def _advice(
     """Say which argument of this call would help; "" where none does."""
     if found["faults"]:
         return ""
+    for name in missing:
+        if name.endswith("param_groups") and any(n.startswith(f"{name}.") for n in extra):
+            of = name.rpartition(".")[0] or "optimizer"
+            return (
+                f"{of} was saved by its parameters' names, and the target has a state_dict(), by "
+                f"numbers: pass the optimizer itself, such as {{{of!r}: optimizer}}. "
+            )
     advice = []
     if found["dtypes"]:
         advice.append("cast=True, which converts dtypes")

@@ -15,8 +15,7 @@ from .._core import xxh3_128
 from ..arguments import (
     camps,
     check_alike,
-    check_order,
-    check_state,
+    check_into,
     decode_arguments,
     encode_arguments,
 )
@@ -58,13 +57,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
-_USAGE = 'load() takes the path first and the state by name: holdfast.load("runs/a", into=state)'
 OPENINGS = 2  # of a checkpoint that may be rebased at that time
 
 
 def load(
     path: str | os.PathLike[str],
-    into: Mapping[Any, Any],
+    into: Mapping[Any, Any] | None = None,
     *,
     strict: bool = True,
     partial: bool = False,
@@ -126,7 +124,7 @@ def load(
 def load_from(
     path: "str | os.PathLike[str]",
     ranks: "Group",
-    into: Mapping[Any, Any],
+    into: Mapping[Any, Any] | None,
     request: LoadRequest,
     options: Options,
     step: int | None = None,
@@ -208,7 +206,7 @@ def _saying_what_is_filled() -> Iterator[None]:
 def _open_alike(
     path: "str | os.PathLike[str]",
     ranks: "Group",
-    into: Mapping[Any, Any],
+    into: Mapping[Any, Any] | None,
     request: LoadRequest,
     options: Options,
     step: int | None,
@@ -230,8 +228,7 @@ def _open_alike(
     for _ in range(OPENINGS):
         with Phase(ranks) as prepared:
             if not isinstance(into, Mapping):
-                check_order(path, into, _USAGE)
-                check_state(into, "into")
+                check_into(path, into)
             if request.types != () and not known:
                 known = _by_name(request.types)
             store, manifest = open_store(path), None
@@ -278,7 +275,7 @@ def _load_newest(
     newest: str,
     run: "str | os.PathLike[str]",
     ranks: "Group",
-    into: Mapping[Any, Any],
+    into: Mapping[Any, Any] | None,
     request: LoadRequest,
     options: Options,
 ) -> LoadReport:

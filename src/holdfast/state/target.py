@@ -54,6 +54,7 @@ from .tree import (
     rebuild,
 )
 from .value import Value
+from .wrapped import looks_wrapped, wrapped_optimizer
 
 _EXTRA_STATE = "_extra_state"  # what get_extra_state() returns, in a module's state_dict
 
@@ -116,7 +117,7 @@ class _Bind(OptimizerTarget):
             self._tensor(value, path)
         elif node.kind == "module":
             self._module(value, path)
-        elif isinstance(value, Optimizer):
+        elif isinstance(value, Optimizer) or (hasattr(value, "optimizer") and looks_wrapped(value)):
             self._any_optimizer(value, path)
         elif node.kind == "stateful":
             self._stateful(value, path)
@@ -329,10 +330,13 @@ class _Bind(OptimizerTarget):
         self.target.tensors[leaf] = local
         result[rest] = tensor
 
-    def _any_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+    def _any_optimizer(self, optimizer: Any, path: Path) -> None:
         """Let the checkpoint say whether names or numbers, where this optimizer takes both."""
         rests = [leaf[len(path) :] for leaf in self.source.below(path)]
-        if keeps_protocol(optimizer) or is_numbered(rests):
+        if hasattr(optimizer, "optimizer") and not is_numbered(rests):
+            optimizer = wrapped_optimizer(optimizer) or optimizer
+        is_optimizer = isinstance(optimizer, Optimizer)
+        if not is_optimizer or keeps_protocol(optimizer) or is_numbered(rests):
             self._stateful(optimizer, path)
         else:
             self._optimizer(optimizer, path)

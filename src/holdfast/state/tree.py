@@ -32,6 +32,7 @@ from .optimizers import holder, is_plain, own_state
 from .shard import TENSORS, Shard
 from .tensors import LocalTensor, local_tensors, mesh_of
 from .value import Value
+from .wrapped import warn_of_old, wrapped_optimizer
 
 Setter = Callable[[Any], None]  # replaces a value where it stands: in a dict, a list or a tuple
 
@@ -73,7 +74,7 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
         StateError: a leaf that cannot be saved; the text names its path.
     """
     leaves = Leaves()
-    modules = dict(find_modules(state))
+    modules = modules_in(state)
     walk = _Walk(leaves, parameter_names(modules) if modules else {})
     walk.visit(state, ())
     whole = leaves.objects.pop((), {})
@@ -82,27 +83,14 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
             f"the state is {whole!r:.80}; expected a dict with str or int keys, such as "
             '{"model": model}'
         )
+    if walk.groups:
+        warn_of_old(walk.groups)
     leaves.tensors = local_tensors(walk.found)
     for value in walk.found.values():
         if isinstance(value, DTensor):
             leaves.mesh = mesh_of(value)
             break
     return leaves
-
-
-def find_modules(
-    value: object, path: Path = (), above: tuple[int, ...] = ()
-) -> Iterator[tuple[Path, nn.Module]]:
-    """Find the modules in a state, outermost only; ``above`` are the containers it is within."""
-    if isinstance(value, nn.Module):
-        yield path, value
-    elif id(value) in above or len(above) > DEPTH_MAX:
-        return
-    elif isinstance(value, (Mapping, list, tuple)):
-        below = value.items() if isinstance(value, Mapping) else items_of(value)
-        for key, item in below:
-            if not isinstance(item, torch.Tensor):  # of which there are many
-                yield from find_modules(item, (*path, plain_key(key)), (*above, id(value)))
 
 
 def plain_key(key: Key) -> Key:
@@ -236,6 +224,7 @@ class _Walk:
         self.found: dict[Path, torch.Tensor | Shard] = {}
         self.depth = 0
         self.exact = False  # whether within an optimizer's state
+        self.groups: dict[Path, list[Any]] = {}  # of an optimizer's state_dict()
         self.checked: dict[int, Any] = {}  # values by their ids, held so that these stay theirs
 
     def visit(self, value: Any, path: Path) -> None:
@@ -251,7 +240,7 @@ class _Walk:
         elif node.kind == "optimizer":
             self._optimizer(value, path)
         elif node.kind == "stateful":
-            self.visit(own_state(value, path), path)
+            self._stateful(value, path)
         elif node.kind == "container":
             self._visit_all(node.items, path)
         else:
@@ -285,6 +274,16 @@ class _Walk:
             self.checked[id(value)] = value
         self._claim(path)
         self.leaves.objects[path] = value
+        if type(value) is list and path[-1:] == ("param_groups",):
+            self.groups[path] = value
+
+    def _stateful(self, value: Any, path: Path) -> None:
+        state = own_state(value, path)
+        inner = wrapped_optimizer(value, state)
+        if inner is not None and is_plain(inner):
+            self._optimizer(inner, path)
+        else:
+            self.visit(state, path)
 
     def _claim(self, path: Path) -> None:
         if path in self.found or path in self.leaves.objects:
