@@ -120,8 +120,8 @@ def check_into(path: object, into: object) -> NoReturn:
     if into is None:
         where = shown(os.fspath(path)) if isinstance(path, PATHS) else "path"
         raise StateError(
-            f"into is None: load() fills a state in place. For a new dict of all tensors and values, use "
-            f"holdfast.open({where}).state(); else expected a dict, such as "
+            "into is None: load() fills a state in place. For a new dict of all tensors and "
+            f"values, use holdfast.open({where}).state(); else expected a dict, such as "
             'into={"model": model}'
         )
     usage = 'load() takes the path first, then the state: holdfast.load("runs/a", into=state)'

@@ -108,6 +108,22 @@ def test_a_page_for_users_is_read_in_five_minutes(page: str) -> None:
     assert len(FENCED.sub("", text).split()) <= WORDS_MAX
 
 
+TASKS_MIN, TASK_LINES_MAX = 60, 6
+
+
+def test_each_small_task_is_one_block_that_runs() -> None:
+    page = "docs/howto/tasks.md"
+    text = (ROOT / page).read_text()
+    titles = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    first, *tasks = BLOCKS[page]
+    assert len(set(titles)) == len(titles) == len(tasks) >= TASKS_MIN
+    assert text.startswith(f"# {len(tasks)} small tasks")
+    assert "###" not in text.splitlines()[: first.line]
+    for block in tasks:
+        assert block.is_run, block.line
+        assert len(block.code.splitlines()) <= TASK_LINES_MAX, block.line
+
+
 def test_the_reference_has_every_public_name() -> None:
     api = (ROOT / "docs/reference/api.md").read_text()
     shown = set(re.findall(r"^::: holdfast\.(\w+)$", api, re.MULTILINE))

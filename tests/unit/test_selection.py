@@ -13,6 +13,7 @@ from torch import nn
 import holdfast
 from holdfast import Checkpointer
 from holdfast.errors import MismatchError, OptionError, StateError
+from holdfast.loading.selection import moved
 
 from .training import same
 
@@ -114,6 +115,27 @@ def test_a_beginning_is_dropped_or_put_before(new_path: NewPath) -> None:
     rename = ("^model", "model.inner")
     holdfast.load(path, into={"model": wrapped}, include="model", rename=rename)
     assert wrapped["inner"]["head"].weight.equal(saved["model"]["head"].weight)
+
+
+CUT: list[tuple[Any, str, Any]] = [
+    (("module.0.weight",), "0.weight", ("0.weight",)),
+    (("weight",), "model.weight", ("model", "weight")),
+    (("a.weight",), "b.c.weight", ("b.c.weight",)),
+    (("model", "0.weight"), "0.weight", ("0.weight",)),
+    (("model", "0.weight"), "a.b.0.weight", ("a", "b", "0.weight")),
+    (("model", "layers.0.w"), "model.blocks.0.w", ("model", "blocks.0.w")),
+    (("model", "layers.0.w"), "model.l0.w", ("model", "l0.w")),
+    (("model", "0.weight"), "MODEL.0.WEIGHT", ("MODEL", "0.WEIGHT")),
+    (("a", ("list", 1), "w"), "a.1.v", ("a", ("list", 1), "v")),
+    (("a", ("list", 1), "w"), "b.1.w", ("b", ("list", 1), "w")),
+    (("a", 0, "w"), "a.0.w", ("a", 0, "w")),
+    (("a", "b", "w"), "w", ("w",)),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "after"), CUT)
+def test_the_keys_of_a_new_name_are_cut_as_before(path: Any, name: str, after: Any) -> None:
+    assert moved(path, name) == after
 
 
 def test_lists_and_numbered_optimizers_keep_their_keys(new_path: NewPath) -> None:

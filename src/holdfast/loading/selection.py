@@ -5,6 +5,7 @@ Knows names and paths; reads nothing.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from .._core import xxh3_128
@@ -68,16 +69,32 @@ def digest_of(source: Source) -> str:
 def moved(path: Path, name: str) -> Path:
     """Return the keys of a path for a new name, or the end of one: as many of the old ones as fit.
 
+    Where the last key changed, it stays one key, and a flat dict stays flat.
+
     Example:
         ``("model", "0.weight")`` and ``"net.0.weight"`` → ``("net", "0.weight")``
     """
-    for first in range(len(path)):
-        text = dotted(path[first:])
-        if name == text:
-            return path[first:]
-        if name.endswith(f".{text}"):
-            return (*name.removesuffix(f".{text}").split("."), *path[first:])
-    return (*name.split("."),)
+    texts = [dotted((key,)) for key in path]
+    first, last, rest = 0, len(path), name
+    while last and rest and (rest == texts[last - 1] or rest.endswith(f".{texts[last - 1]}")):
+        rest = rest[: -len(texts[last - 1])].removesuffix(".")
+        last -= 1
+    while first < last and rest.startswith(f"{texts[first]}."):
+        rest = rest.removeprefix(f"{texts[first]}.")
+        first += 1
+    if not rest:
+        return path[last:]
+    middle, parts = path[first:last], rest.split(".")
+    sizes = [text.count(".") + 1 for text in texts[first:last]]
+    if sum(sizes) == len(parts):  # cut as before
+        ends = [0, *accumulate(sizes)]
+        cut = [".".join(parts[start:end]) for start, end in pairwise(ends)]
+        between: Path = tuple(
+            old if text == dotted((old,)) else text for old, text in zip(middle, cut, strict=True)
+        )
+    else:
+        between = (rest,) if middle and last == len(path) else (*parts,)
+    return (*path[:first], *between, *path[last:])
 
 
 class _ByName(Mapping[Path, Entry]):
