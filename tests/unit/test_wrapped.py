@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import Optimizer
@@ -191,3 +192,21 @@ def test_an_error_names_the_next_call(
     holdfast.save({"model": model, "o": optimizer}, path := new_path())
     with pytest.raises(kind, match=re.escape(text.replace("{path}", str(path)))):
         call(path)
+
+
+def test_a_wrapper_of_an_optimizer_with_arrays_in_its_groups_is_saved(new_path: NewPath) -> None:
+    model = net(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, range(1))
+    optimizer.param_groups[0]["schedule"] = np.array([1.0, np.nan])
+    path = new_path()
+    holdfast.save({"model": model, "optimizer": Copies(optimizer)}, path)
+    assert holdfast.open(path).verify() == []
+
+
+class Copies(Plain):
+    """Gives other arrays at each call."""
+
+    def state_dict(self) -> dict[str, Any]:
+        found = self.optimizer.state_dict()
+        return {**found, "param_groups": copy.deepcopy(found["param_groups"])}

@@ -16,6 +16,7 @@ from ..layout import Path
 
 logger = logging.getLogger("holdfast")
 
+_PLAIN = (bool, int, float, str, bytes, type(None))
 PLACES_MAX = 64  # whose last state is remembered
 
 
@@ -58,7 +59,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_is_same, one, other))
-    return bool(one == other)
+    return isinstance(one, _PLAIN) and bool(one == other or (one != one and other != other))
 
 
 _last: dict[Path, list[Any]] = {}  # the param_groups of each state_dict() that was saved last
