@@ -86,7 +86,7 @@ def save(state: dict[str, Any], path: str, fault: str, delay_ms: int, deadline_s
     error, steps = "", 0
     with faulty(*faults):
         started = time.monotonic()
-        handle = holdfast.save_async(state, path, deadline_s=deadline_s)
+        handle = holdfast.save_async(state, path, options=holdfast.Options(deadline_s=deadline_s))
         asked = threading.Event()
         outcome: list[str] = []
 

@@ -257,7 +257,8 @@ def _save_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
 def _replace_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
     """Load, then save in its place, and say of each save that is durable, as `_save_for_ever`."""
     state = make_state(-1)
-    options: dict[str, Any] = {"codec": CODECS[kill.codec], "options": OPTIONS, "replace": True}
+    how = dataclasses.replace(OPTIONS, deadline_s=SAVE_DEADLINE_S)
+    options: dict[str, Any] = {"codec": CODECS[kill.codec], "options": how, "replace": True}
     with faulty(kill.fault(rank)):
         with contextlib.suppress(NotCommittedError):
             holdfast.load(root, into=state, options=OPTIONS)
@@ -270,9 +271,7 @@ def _replace_for_ever(root: Path, rank: int, writing: int, kill: Kill) -> None:
                 holdfast.save(state, root, step=step, **options)
                 os.write(writing, line.encode())
                 continue
-            handle = holdfast.save_async(
-                state, root, step=step, stage=kill.how, deadline_s=SAVE_DEADLINE_S, **options
-            )
+            handle = holdfast.save_async(state, root, step=step, stage=kill.how, **options)
             os.write(writing, before.encode())  # the one before has ended well
             before = line
             if step % 2:

@@ -171,7 +171,9 @@ def stopped_rank(rank: int, root: str, victim: int) -> tuple[str, float, bool]:
     slow = Fault("write", nth=1, action="delay", argument=500, persistent=True)
     told = ""
     with faulty(*([slow] if rank == victim else [])):
-        handle = holdfast.save_async(state, f"{root}/a", deadline_s=DEADLINE_S)
+        handle = holdfast.save_async(
+            state, f"{root}/a", options=holdfast.Options(deadline_s=DEADLINE_S)
+        )
         started = time.monotonic()
         if rank == victim:
             pid = os.getpid()
@@ -207,7 +209,9 @@ def killed_rank(rank: int, root: str, victim: int) -> tuple[str, float]:
     state = {f"t{i}": torch.full((1000,), float(i)) for i in range(8)}
     dies = Fault("write", nth=1, action="kill")
     with faulty(*([dies] if rank == victim else [])):
-        handle = holdfast.save_async(state, f"{root}/a", deadline_s=DEADLINE_S)
+        handle = holdfast.save_async(
+            state, f"{root}/a", options=holdfast.Options(deadline_s=DEADLINE_S)
+        )
         started = time.monotonic()
         try:
             handle.result()

@@ -255,7 +255,7 @@ def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
     return SimpleNamespace(told=(planned, [tables[0]]), basis=None)
 
 
-def load_from(path: str, ranks: Any, into: Any, **options: Any) -> load_module.LoadReport:
+def load_from(path: str, ranks: Any, into: Any, *how: Any) -> load_module.LoadReport:
     """Read a rank's share of a checkpoint and what it is made from; each byte is checked."""
     store = open_store(path)
     chain = chains.open_chain(store)

@@ -208,7 +208,8 @@ class Rank:
             finally:
                 self._process.in_call = False
             return
-        handle = holdfast.save_async(state, path, deadline_s=job.deadline_s, **given)
+        given["options"] = holdfast.Options(deadline_s=job.deadline_s)
+        handle = holdfast.save_async(state, path, **given)
         failures: list[BaseException] = []
 
         def wait() -> None:
