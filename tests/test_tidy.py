@@ -28,13 +28,14 @@ LAYERS = [
     {"state", "plan"},
     {"engine"},
     {"faults", "chains", "data"},
+    {"convert"},
     {"saving", "loading"},
     {"integrity", "runs"},
     {"__init__"},
     {"integrations", "tools", "cli", "testing", "__main__"},
 ]
 LAYER_OF = {room: depth for depth, rooms in enumerate(LAYERS) for room in rooms}
-PUBLIC = 8
+PUBLIC = 9
 
 # Who may import torch, and which engine modules may know the group.
 TORCH_ROOMS = {"state", "integrations", "tools"}
@@ -43,7 +44,7 @@ TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/read_pipeline.py",
 TORCH_FILES |= {"engine/workspace.py", "engine/samples.py", "engine/staging.py"}
 TORCH_FILES |= {"group/torch.py", "saving/save.py", "loading/load.py", "loading/checkpoint.py"}
 TORCH_FILES |= {"runs/checkpointer.py", "data/random_state.py", "data/data_state.py"}
-TORCH_FILES |= {"chains/recompress.py", "chains/trial.py"}
+TORCH_FILES |= {"chains/recompress.py", "chains/trial.py", "convert/own.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {

@@ -1,0 +1,119 @@
+"""Which kind of checkpoint a path is of: the table, and `open_source`. Imports a kind on use.
+
+A new kind is one more row of `KINDS`, and a module that opens it.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..errors import NotCommittedError, OptionError, shown
+from ..format.spec import MANIFEST_NAME
+from ..options import Options, options_of
+from ..stores.url import absolute
+from .source import store_error
+
+if TYPE_CHECKING:
+    from .source import Source
+
+OWN = "holdfast"
+Names = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of checkpoint that can be read.
+
+    Attributes:
+        name: as ``--from`` has it.
+        what: a path of this kind, for people.
+        suffixes: of single files of this kind.
+        is_directory: whether a directory with these names in it is of this kind; first match wins.
+        opener: "module.function" of this room, called with the absolute path; our own also with
+            the options.
+    """
+
+    name: str
+    what: str
+    suffixes: tuple[str, ...]
+    is_directory: Callable[[Names], bool]
+    opener: str
+
+
+def _has_safetensors(names: Names) -> bool:
+    return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
+
+
+KINDS = (
+    Kind(
+        OWN, "a directory with MANIFEST", (), lambda names: MANIFEST_NAME in names, "own.OwnSource"
+    ),
+    Kind(
+        "safetensors",
+        "a file *.safetensors, or a directory of them",
+        (".safetensors",),
+        _has_safetensors,
+        "safetensors.open_safetensors",
+    ),
+)
+
+
+def open_source(
+    path: "str | os.PathLike[str]", kind: str | None = None, options: Options | None = None
+) -> "Source":
+    """Open what can be read as a checkpoint.
+
+    Args:
+        kind: a name of `KINDS`; default: by the suffix of a file, and by the names in a directory.
+        options: settings of the reads of a checkpoint of holdfast, such as ``trust``.
+
+    Raises:
+        OptionError: the kind is unknown, or none is recognised; the text lists all.
+        NotCommittedError: there is nothing at ``path``, or nothing of this kind.
+        CorruptError: it fails a check.
+        StoreError: it cannot be read.
+    """
+    place = absolute(path, expected="the path of a checkpoint")
+    found = find_kind(place) if kind is None else _named(kind)
+    module, function = found.opener.split(".")
+    opener = getattr(import_module(f".{module}", __package__), function)
+    source: Source = opener(place, options_of(options)) if found.name == OWN else opener(place)
+    return source
+
+
+def find_kind(path: str) -> Kind:
+    """Return the kind of what is at an absolute path.
+
+    Raises:
+        NotCommittedError: there is nothing.
+        OptionError: it is of no kind.
+    """
+    if not os.path.isdir(path):
+        if not os.path.lexists(path):
+            raise NotCommittedError(f"there is nothing at {path}; expected {_all_kinds()}")
+        for kind in KINDS:
+            if path.endswith(kind.suffixes):
+                return kind
+        raise OptionError(f"{path} has no suffix of a kind; expected {_all_kinds()}")
+    try:
+        names = frozenset(os.listdir(path))
+    except OSError as error:
+        raise store_error(f"list {path}", error) from error
+    for kind in KINDS:
+        if kind.is_directory(names):
+            return kind
+    raise NotCommittedError(f"{path} holds no checkpoint; expected {_all_kinds()}")
+
+
+def _named(name: str) -> Kind:
+    for kind in KINDS:
+        if kind.name == name:
+            return kind
+    names = ", ".join(kind.name for kind in KINDS)
+    raise OptionError(f"the kind is {shown(name)}; expected one of {names}")
+
+
+def _all_kinds() -> str:
+    return "; ".join(f"{kind.name}: {kind.what}" for kind in KINDS)
