@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
-  damage mutations process dcp-suite frameworks frameworks-short \
+  damage mutations process dcp-suite frameworks frameworks-short export-transformers \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -92,6 +92,10 @@ frameworks: build/frameworks/.installed
 
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
+
+# Models of transformers, exported, loaded by from_pretrained, imported: bits, names and logits.
+export-transformers: build/frameworks/.installed
+	build/frameworks/bin/python tests/convert/transformers_models.py
 
 build/frameworks/.installed: build/frameworks/.peers $(VENV)/.native $(shell find src -name '*.py')
 	rm -rf build/frameworks/wheel

@@ -9,6 +9,7 @@ import holdfast
 NAMES = [
     "Checkpoint",
     "Checkpointer",
+    "Conversion",
     "Damage",
     "DataState",
     "Keep",
@@ -30,6 +31,8 @@ NAMES = [
     "__version__",
     "codecs",
     "errors",
+    "export_checkpoint",
+    "import_checkpoint",
     "load",
     "rebase",
     "recompress",

@@ -45,9 +45,11 @@ TORCH_FILES |= {"engine/workspace.py", "engine/samples.py", "engine/staging.py"}
 TORCH_FILES |= {"group/torch.py", "saving/save.py", "loading/load.py", "loading/checkpoint.py"}
 TORCH_FILES |= {"runs/checkpointer.py", "data/random_state.py", "data/data_state.py"}
 TORCH_FILES |= {"chains/recompress.py", "chains/trial.py", "convert/own.py"}
+TORCH_FILES |= {"convert/cast.py", "convert/export.py", "convert/as_transformers.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {
+        "convert",
         "format",
         "stores",
         "errors",

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .chains.recompress import rebase, recompress
     from .chains.trial import Trial, Trials, try_codecs
     from .codecs.base import Loss
+    from .convert.export import Conversion, export_checkpoint
+    from .convert.importing import import_checkpoint
     from .data.data_state import DataState
     from .data.random_state import RandomState
     from .engine.ledger import Progress
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "Checkpointer",
+    "Conversion",
     "Damage",
     "DataState",
     "Keep",
@@ -60,6 +63,8 @@ __all__ = [
     "__version__",
     "codecs",
     "errors",
+    "export_checkpoint",
+    "import_checkpoint",
     "load",
     "rebase",
     "recompress",
@@ -76,6 +81,7 @@ __all__ = [
 _HOME = {
     "Checkpoint": "loading.checkpoint",
     "Checkpointer": "runs.checkpointer",
+    "Conversion": "convert.export",
     "Damage": "faults.damage",
     "DataState": "data.data_state",
     "Keep": "runs.retention",
@@ -96,6 +102,8 @@ _HOME = {
     "Verified": "integrity.verify",
     "codecs": "codecs",
     "errors": "errors",
+    "export_checkpoint": "convert.export",
+    "import_checkpoint": "convert.importing",
     "load": "loading.load",
     "open": "loading.opening",
     "rebase": "chains.recompress",

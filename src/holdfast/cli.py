@@ -83,6 +83,7 @@ def _run(arguments: list[str]) -> int:
     verbs = {"inspect": _inspect, "ls": _inspect, "verify": _verify, "diff": _diff}
     verbs |= {"sign": _sign, "convert": _convert, "recompress": _recompress, "rebase": _rebase}
     verbs |= {"repair": _repair, "scrub": _scrub, "bench": _bench}
+    verbs |= {"export": _export, "import": _import}
     return verbs[chosen.verb](chosen)
 
 
@@ -115,6 +116,8 @@ def _make_parser() -> argparse.ArgumentParser:
     diff.add_argument("a", metavar="A", help=_ONE)
     diff.add_argument("b", metavar="B", help="directory of another checkpoint")
     diff.add_argument("--all", action="store_true", help="show all differences")
+    _add_export(verbs)
+    _add_import(verbs)
     what = "convert a checkpoint of PyTorch DCP to holdfast, or back"
     convert = _add(verbs, "convert", what, "dcp/step-100 runs/a/step-00000100")
     convert.add_argument("source", metavar="SOURCE", help=f"{_ONE}, of either kind")
@@ -149,6 +152,44 @@ def _add_inspect(verbs: _Verbs, name: str, what: str) -> None:
     inspect.add_argument(
         "--all", action="store_true", help="show all names; with --json all boxes too"
     )
+
+
+def _add_export(verbs: _Verbs) -> None:
+    what = "write the tensors of a checkpoint as safetensors, or in another format"
+    example = "runs/a/step-00000100 llama --include model --strip model. --with config-dir"
+    export = _add(verbs, "export", what, example)
+    export.add_argument("source", metavar="CHECKPOINT", help=_ONE)
+    export.add_argument(
+        "target", metavar="TARGET", help="new *.safetensors, *.pt, *.npz or directory"
+    )
+    export.add_argument("--to", metavar="FORMAT", help="default: by the suffix; or dcp")
+    export.add_argument("--from", dest="kind", metavar="KIND", help="default: as recognised")
+    for name, what in (("include", 'only these: "model", "*.weight"'), ("exclude", "not these")):
+        export.add_argument(
+            f"--{name}", metavar="NAMES", action="append", help=f"{what}; repeatable"
+        )
+    export.add_argument("--strip", metavar="PREFIX", help="take this off the names that have it")
+    export.add_argument(
+        "--rename", metavar="REGEX=TO", action="append", help="replace in names; repeatable"
+    )
+    export.add_argument("--dtype", help="convert floating-point tensors: bf16, f16, f32, …")
+    export.add_argument(
+        "--allow-overflow", action="store_true", help="with --dtype: let large numbers be infinite"
+    )
+    export.add_argument("--shard-size", metavar="SIZE", help="largest file; default: 50GB")
+    export.add_argument(
+        "--with", dest="files_from", metavar="DIR", help="copy config.json, tokenizer, … from DIR"
+    )
+
+
+def _add_import(verbs: _Verbs) -> None:
+    what = "write a checkpoint of another format as one of holdfast"
+    importing = _add(verbs, "import", what, "model.safetensors runs/a/first --under model")
+    importing.add_argument("source", metavar="SOURCE", help="file or directory; DCP too")
+    importing.add_argument("target", metavar="CHECKPOINT", help="new directory")
+    importing.add_argument("--from", dest="kind", metavar="KIND", help="default: as recognised")
+    importing.add_argument("--under", metavar="KEY", default="", help="put everything under a key")
+    importing.add_argument("--pickled", action="store_true", help="as for convert")
 
 
 def _add_codecs(verbs: _Verbs) -> None:
@@ -302,6 +343,25 @@ def _convert(chosen: argparse.Namespace) -> int:
     document = convert.convert(chosen.source, chosen.target, pickled=chosen.pickled)
     _write(chosen, document, convert.render)
     return GOOD
+
+
+def _export(chosen: argparse.Namespace) -> int:
+    from .tools import export
+
+    _write(chosen, export.export(**_arguments(chosen)), export.render)
+    return GOOD
+
+
+def _import(chosen: argparse.Namespace) -> int:
+    from .tools import importing
+
+    _write(chosen, importing.import_(**_arguments(chosen)), importing.render)
+    return GOOD
+
+
+def _arguments(chosen: argparse.Namespace) -> dict[str, Any]:
+    general = ("verb", "json", "version", "verbose")
+    return {name: value for name, value in vars(chosen).items() if name not in general}
 
 
 def _recompress(chosen: argparse.Namespace) -> int:

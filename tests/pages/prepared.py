@@ -13,6 +13,11 @@ model = torch.nn.Linear(64, 64)
 for step in (1, 2):
     holdfast.save({"model": model, "n": step}, f"runs/a/step-{step:08d}", step=step)
 """,
+    "docs/howto/export.md": """
+import pathlib
+pathlib.Path("base-model").mkdir()
+pathlib.Path("base-model/config.json").write_text('{"model_type": "llama"}')
+""",
     "docs/repair.md": """
 import os, pathlib, time
 import torch, holdfast

@@ -25,7 +25,7 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})(?:::?)$", re.MULTILINE)
 PLACES = {"integrations.dcp": dcp_front, "testing": testing}  # besides holdfast itself
 # These raise nothing. Most are results, which a call returns.
-RAISE_NOTHING = {"Damage", "Loss", "Lost", "Pass", "Repair", "TensorInfo", "Verified"}
+RAISE_NOTHING = {"Conversion", "Damage", "Loss", "Lost", "Pass", "Repair", "TensorInfo", "Verified"}
 RAISE_NOTHING |= {"LoadReport", "Progress", "Trial", "Trials", "SaveHandle", "testing.Fault"}
 RAISE_NOTHING |= {
     "Value",
@@ -65,6 +65,7 @@ def run(code, where):
     state = {"model": model, "optimizer": optimizer}
     for step in (1000, 2000):
         holdfast.save(state, f"runs/a/step-{step:08d}", step=step)
+    holdfast.export_checkpoint("runs/a/step-00001000", "llama.safetensors", include="model")
     key = Ed25519PrivateKey.generate()
     pem = (form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     pathlib.Path("release.pem").write_bytes(key.private_bytes(*pem))

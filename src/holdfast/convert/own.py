@@ -1,6 +1,7 @@
 """A checkpoint of holdfast as a `Source`: verified, any codec, with the bases of deltas."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,7 @@ from ..engine.pool import lease
 from ..engine.read_pipeline import read_chain
 from ..engine.trust import check_of
 from ..layout import Box, Path, Tensor, batches
-from ..options import SLOT_BYTES, Options
+from ..options import SLOT_BYTES, STREAM_BYTES, Options
 from ..plan.load_plan import plan_load
 from ..state.tensors import TORCH_DTYPES
 from ..stores.url import open_store
@@ -38,7 +39,10 @@ class OwnSource(Source):
         self.ties = {path: header.tensors[index].path for path, index in header.ties}
         self.values = dict(header.objects)
         self.step = header.step
-        self._store, self._manifest, self._options = store, manifest, options
+        # A pool of another size than the one that is written from, which is in use.
+        size = (options.pool_bytes or STREAM_BYTES) + SLOT_BYTES
+        self._options = replace(options, pool_bytes=size)
+        self._store, self._manifest = store, manifest
         self._chain = open_chain(store, manifest)
         self._index: dict[Path, int] = {t.path: n for n, t in enumerate(header.tensors)}
 

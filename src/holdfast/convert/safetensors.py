@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, TypeGuard
 
-from ..errors import CorruptError, NotCommittedError, OptionError, VersionError, shown
+from ..errors import CorruptError, NotCommittedError, VersionError, shown
 from ..format.spec import DIMENSIONS_MAX
-from ..layout import Path, Shape, Tensor
+from ..layout import Shape, Tensor
 from .source import FileSource, Span, open_file, read_at
 
 KIND = "safetensors"
@@ -243,23 +243,6 @@ def _are_counts(value: Any) -> TypeGuard[list[int]]:
     return is_short and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
-def dtype_code(tensor: Tensor, path: Path) -> str:
-    """Return the format's name of a dtype.
-
-    Raises:
-        OptionError: it has none.
-    """
-    for code, dtype in DTYPES.items():
-        if dtype == tensor.dtype:
-            return code
-    raise OptionError(
-        f"{'.'.join(map(str, path))} is {tensor.dtype}, which safetensors has no name for; leave "
-        "it out with --exclude, or convert it with --dtype"
-    )
-
-
-def stored_shape(tensor: Tensor) -> Shape:
-    """Return a tensor's shape as the format counts elements."""
-    if tensor.dtype != "f4_e2m1fn_x2" or not tensor.shape:
-        return tensor.shape
-    return (*tensor.shape[:-1], tensor.shape[-1] * 2)
+def stored_shape(dtype: str, shape: Shape) -> Shape:
+    """Return a shape as the format counts elements: those of 4 bits one by one."""
+    return (*shape[:-1], shape[-1] * 2) if dtype == "f4_e2m1fn_x2" and shape else shape

@@ -18,13 +18,13 @@ from ..faults.damage import Damage, Subject, check_decodable, find_damage, find_
 from ..format.names import display_names
 from ..layout import Box, Path, Shape, whole
 from ..options import SLOT_BYTES, Options, options_of
+from ..plan.choice import Patterns, chosen, without_gaps
 from ..plan.load_plan import box_of, plan_load
+from ..plan.rename import Rename
 from ..stores.url import open_store
 from ..worker import in_worker
-from .choice import Patterns, chosen, without_gaps
 from .described import Described
 from .names import TensorInfo
-from .rename import Rename
 from .selection import moved, selection_of
 
 if TYPE_CHECKING:

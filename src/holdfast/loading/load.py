@@ -32,17 +32,17 @@ from ..group.base import COORDINATOR, sends
 from ..group.phase import Phase, find_group
 from ..group.replies import decode_replies, encode_reply
 from ..options import DEFAULTS, SLOT_BYTES, Options, options_of
+from ..plan.choice import Patterns
 from ..plan.load_plan import find_chunks
 from ..plan.reads import coalesce
+from ..plan.rename import Rename
 from ..plan.share_plan import SharedRun, encode_rows, share_out
 from ..state.filled import Target
 from ..state.source import Source
 from ..state.target import bind
 from ..stores.url import open_store
-from .choice import Patterns
 from .fit import check_fit, describe_fit, source_of, wanted_of
 from .newest import agreed, newest_in
-from .rename import Rename
 from .report import LoadReport
 from .request import LoadRequest
 from .selection import Selection, digest_of

@@ -6,11 +6,11 @@ from typing import Any
 
 from ..errors import NotCommittedError
 from ..options import Options
+from ..plan.choice import Patterns
+from ..plan.rename import Rename
 from ..stores.url import open_store
 from .checkpoint import Checkpoint
-from .choice import Patterns
 from .newest import newest_in
-from .rename import Rename
 
 
 def open(

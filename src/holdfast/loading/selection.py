@@ -11,9 +11,9 @@ from typing import TypeVar
 from .._core import xxh3_128
 from ..format.names import display_names, dotted, escaped
 from ..layout import Path
+from ..plan.choice import Patterns, chosen
+from ..plan.rename import Rename, renamed
 from ..state.source import Source
-from .choice import Patterns, chosen
-from .rename import Rename, renamed
 
 Entry = TypeVar("Entry")
 

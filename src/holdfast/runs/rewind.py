@@ -8,12 +8,12 @@ from .. import worker
 from ..arguments import plain_number
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
-from ..loading.choice import Patterns
-from ..loading.rename import Rename
 from ..loading.report import LoadReport
 from ..loading.request import LoadRequest
 from ..loading.selection import selection_of
 from ..options import Options
+from ..plan.choice import Patterns
+from ..plan.rename import Rename
 from .directory import checked_step
 from .emergency import LastState
 from .restore import agree_steps, check_into, restore_newest, restore_step

@@ -43,7 +43,7 @@ def renamed(
     for name, new in found.items():
         if not isinstance(new, str) or not new:
             raise OptionError(f"rename makes {shown(new)} of {name!r}; expected another name")
-    _check_distinct({name: new for name, new in found.items() if name in kept}, where)
+    check_distinct({name: new for name, new in found.items() if name in kept}, where)
     return found
 
 
@@ -98,7 +98,12 @@ def _check_used(unused: Sequence[str], names: Sequence[str], where: str) -> None
         raise MismatchError(f"rename: no name of {where} fits {unused[0]!r:.80}{some}")
 
 
-def _check_distinct(found: Mapping[str, str], where: str) -> None:
+def check_distinct(found: Mapping[str, str], where: str) -> None:
+    """Check that all new names differ.
+
+    Raises:
+        MismatchError: two are the same.
+    """
     first: dict[str, str] = {}
     same = [
         (first[new], name) for name, new in found.items() if first.setdefault(new, name) != name
