@@ -34,6 +34,7 @@ NAMES = [
     "export_checkpoint",
     "import_checkpoint",
     "load",
+    "load_model",
     "rebase",
     "recompress",
     "repair",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .integrity.verify import Verified, verify
     from .loading.checkpoint import Checkpoint
     from .loading.load import load
+    from .loading.model import load_model
     from .loading.names import TensorInfo
     from .loading.opening import open as open
     from .loading.report import LoadReport
@@ -66,6 +67,7 @@ __all__ = [
     "export_checkpoint",
     "import_checkpoint",
     "load",
+    "load_model",
     "rebase",
     "recompress",
     "repair",
@@ -105,6 +107,7 @@ _HOME = {
     "export_checkpoint": "convert.export",
     "import_checkpoint": "convert.importing",
     "load": "loading.load",
+    "load_model": "loading.model",
     "open": "loading.opening",
     "rebase": "chains.recompress",
     "recompress": "chains.recompress",

@@ -65,7 +65,8 @@ def run(code, where):
     state = {"model": model, "optimizer": optimizer}
     for step in (1000, 2000):
         holdfast.save(state, f"runs/a/step-{step:08d}", step=step)
-    holdfast.export_checkpoint("runs/a/step-00001000", "llama.safetensors", include="model")
+    only = {"include": "model", "strip": "model."}
+    holdfast.export_checkpoint("runs/a/step-00001000", "llama.safetensors", **only)
     key = Ed25519PrivateKey.generate()
     pem = (form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     pathlib.Path("release.pem").write_bytes(key.private_bytes(*pem))

@@ -113,7 +113,7 @@ def plan_import(
     check_absent(there)
     given = open_source(source, kind, chosen)
     try:
-        header = _header_of(given, (under,) if under else (), chosen)
+        header = header_of(given, (under,) if under else (), chosen)
     except BaseException:
         given.close()
         raise
@@ -136,7 +136,7 @@ def plan_import(
     return PlannedImport(result, run, given.close)
 
 
-def _header_of(source: Source, under: Path, options: Options) -> Header:
+def header_of(source: Source, under: Path, options: Options) -> Header:
     """Describe the new checkpoint.
 
     Raises:

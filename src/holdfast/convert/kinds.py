@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import NotCommittedError, OptionError, shown
+from ..errors import NotCommittedError, OptionError, TrustError, shown
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
 from ..stores.url import absolute
@@ -72,14 +72,20 @@ def open_source(
     Raises:
         OptionError: the kind is unknown, or none is recognised; the text lists all.
         NotCommittedError: there is nothing at ``path``, or nothing of this kind.
-        CorruptError: it fails a check.
+        CorruptError: it fails a check; a TrustError if ``trust`` is given, and it cannot be signed.
         StoreError: it cannot be read.
     """
     place = absolute(path, expected="the path of a checkpoint")
     found = find_kind(place) if kind is None else _named(kind)
+    chosen = options_of(options)
+    if chosen.trust is not None and found.name != OWN:
+        raise TrustError(
+            f"{place} is {found.name}, which cannot be signed. Leave trust out, or use a signed "
+            "checkpoint of holdfast"
+        )
     module, function = found.opener.split(".")
     opener = getattr(import_module(f".{module}", __package__), function)
-    source: Source = opener(place, options_of(options)) if found.name == OWN else opener(place)
+    source: Source = opener(place, chosen) if found.name == OWN else opener(place)
     return source
 
 

@@ -15,6 +15,7 @@ from ..engine.pool import lease
 from ..engine.trust import check_of
 from ..errors import CorruptError, MismatchError, OptionError, ReplacedError, shown
 from ..faults.damage import Damage, Subject, check_decodable, find_damage, find_wrong, of_base
+from ..format.header import Header
 from ..format.names import display_names
 from ..layout import Box, Path, Shape, whole
 from ..options import SLOT_BYTES, Options, options_of
@@ -25,7 +26,7 @@ from ..stores.url import open_store
 from ..worker import in_worker
 from .described import Described
 from .names import TensorInfo
-from .selection import moved, selection_of
+from .selection import Selection, moved, selection_of
 
 if TYPE_CHECKING:
     import torch
@@ -75,9 +76,12 @@ class Checkpoint(Described):
         self._manifest = read_manifest(self._store, check_of(self._options.trust))
         check_alone(self._store)
         self._chain: Chain = ()  # opened when something is read
-        losses = self._manifest.table.header.losses
-        self._losses = {n.tensor: Loss(*astuple(n)[1:]) for n in losses}
-        header = self._manifest.table.header
+        self._begin(self._manifest.table.header, types, selection_of(include, exclude, rename))
+
+    def _begin(self, header: Header, types: Iterable[type], selection: Selection | None) -> None:
+        """Take up what a header says."""
+        self._header = header
+        self._losses = {n.tensor: Loss(*astuple(n)[1:]) for n in header.losses}
         self._tensors: dict[Path, int] = {t.path: i for i, t in enumerate(header.tensors)}
         self._tensors |= dict(header.ties)
         self._objects = dict(header.objects)
@@ -90,7 +94,7 @@ class Checkpoint(Described):
             self._objects = revive_objects(self._objects, known, self.location)
         self._name(display_names([*self._tensors, *self._objects]))
         self._new_names: dict[str, str] | None = None  # None: all of them, as they were saved
-        if (selection := selection_of(include, exclude, rename)) is not None:
+        if selection is not None:
             kept, new = selection.names([*self._names.values()], self.location)
             self._show({name: new[name] for name in self._names.values() if name in kept})
 
@@ -182,7 +186,7 @@ class Checkpoint(Described):
         """
         path = self._path(name)
         index = self._tensors[path]
-        manifest, tensor = self._manifest, self._manifest.table.header.tensors[index]
+        manifest, tensor = self._manifest, self._header.tensors[index]
         shards = manifest.shards_of(index).tolist()
         boxes = [manifest.shard(i).box for i in shards]
         rows = [
@@ -225,7 +229,7 @@ class Checkpoint(Described):
             CorruptError: a chunk fails its check.
         """
         path = self._path(name)
-        tensor = self._manifest.table.header.tensors[self._tensors[path]]
+        tensor = self._header.tensors[self._tensors[path]]
         part = box_of(name, tensor.shape, box)
         return self._read({path: part}, device, dtype)[path]
 
@@ -246,7 +250,7 @@ class Checkpoint(Described):
         if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
             raise OptionError(f"names is {shown(names)}; expected a list of names")
         paths = {name: self._path(name) for name in list(names)}
-        header = self._manifest.table.header
+        header = self._header
         found = self._read(
             {p: whole(header.tensors[self._tensors[p]].shape) for p in paths.values()}, device
         )
@@ -279,7 +283,7 @@ class Checkpoint(Described):
         for path in paths:
             if path in self._tensors:
                 owners.setdefault(self._tensors[path], path)
-        tensors = self._manifest.table.header.tensors
+        tensors = self._header.tensors
         own = self._read({path: whole(tensors[i].shape) for i, path in owners.items()}, device)
         found = [path for path in paths if path in self._tensors]
         leaves: dict[Path, Any] = {path: own[owners[self._tensors[path]]] for path in found}
@@ -353,7 +357,7 @@ class Checkpoint(Described):
         from ..engine.read_pipeline import read_chain
         from ..state.new import new_tensor
 
-        tensors = self._manifest.table.header.tensors
+        tensors = self._header.tensors
         result = {
             path: new_tensor(tensors[self._tensors[path]], box.shape, device, dtype)
             for path, box in parts.items()

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engine.place import Targets, targets_of
 from ..errors import MismatchError
-from ..format.header import REPAIRED, marked_names
+from ..format.header import REPAIRED, Header, marked_names
 from ..format.manifest import Manifest
 from ..format.names import display_names, dotted
 from ..layout import Path, Tensor
@@ -30,7 +30,7 @@ NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with 
 
 
 def source_of(
-    manifest: Manifest, types: Mapping[str, type], request: LoadRequest, where: str
+    header: Header, types: Mapping[str, type], request: LoadRequest, where: str
 ) -> Source:
     """Return what a checkpoint offers, tied names included.
 
@@ -42,7 +42,6 @@ def source_of(
         MismatchError: a class of ``types`` is not as it was saved, or a pattern means nothing.
         OptionError: ``include``, ``exclude`` or ``rename`` is invalid.
     """
-    header = manifest.table.header
     tensors = dict(zip(map(_PATH, header.tensors), header.tensors, strict=True))
     for path, index in header.ties:
         tensors[path] = header.tensors[index]
@@ -99,7 +98,7 @@ class Faults:
     others: dict[Path, str] = field(default_factory=dict)
 
 
-def describe_fit(manifest: Manifest, target: Target, source: Source, request: LoadRequest) -> bytes:
+def describe_fit(header: Header, target: Target, source: Source, request: LoadRequest) -> bytes:
     """Tell the other ranks how this rank's target fits: faults, missing names, names it takes.
 
     Without ``strict``, what has another shape is taken out of the target.
@@ -107,7 +106,7 @@ def describe_fit(manifest: Manifest, target: Target, source: Source, request: Lo
     if source.left_out:
         target.missing = [path for path in target.missing if not source.leaves_out(path)]
     others = _of_other_kinds(target, source) if target.missing or target.values else {}
-    known, paths = target.used | others.keys(), _paths(manifest)
+    known, paths = target.used | others.keys(), _paths(header)
     if source.origins:
         known = {source.origins.get(path, path) for path in known}
     known |= source.left_out.keys()
@@ -142,7 +141,7 @@ def _skip(target: Target, found: Faults) -> None:
 
 
 def check_fit(
-    where: str, manifest: Manifest, answers: Sequence[bytes], request: LoadRequest
+    where: str, header: Header, answers: Sequence[bytes], request: LoadRequest
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Join what all ranks said.
 
@@ -156,7 +155,7 @@ def check_fit(
     found: dict[str, tuple[str, ...]] = {}
     for kind in ("faults", "shapes", "dtypes", "missing"):
         found[kind] = tuple(sorted(set(chain.from_iterable(map(itemgetter(kind), said)))))
-    unexpected = _unexpected(manifest, list(map(bytes.fromhex, map(itemgetter("used"), said))))
+    unexpected = _unexpected(header, list(map(bytes.fromhex, map(itemgetter("used"), said))))
     skipped: dict[str, str] = {}
     for answer in said:
         skipped |= answer.get("skipped", {})
@@ -170,10 +169,10 @@ def check_fit(
         f"{len(missing)} are missing in the checkpoint: {_listed(missing)}" if missing else "",
         f"{len(extra)} are missing in the target: {_listed(extra)}" if extra else "",
     ]
-    is_repaired = manifest.table.header.is_repaired
+    is_repaired = header.is_repaired
     advice = _REPAIRED_ADVICE
     if not is_repaired:
-        advice = _parts_of_ranks(manifest, len(said), [*missing, *extra])
+        advice = _parts_of_ranks(header, len(said), [*missing, *extra])
     what = f"{where} was repaired, and lacks the lost tensors; it" if is_repaired else where
     error = MismatchError(
         f"{what} does not fit the target. Of its names, {'. And '.join(filter(None, problems))}. "
@@ -207,13 +206,13 @@ def _advice(
     return f"{names} {', and '.join(advice)}. " if advice else ""
 
 
-def _parts_of_ranks(manifest: Manifest, ranks: int, differing: Sequence[str]) -> str:
+def _parts_of_ranks(header: Header, ranks: int, differing: Sequence[str]) -> str:
     """Say how many ranks can load what has a part for each rank, when there are others now."""
-    saved = manifest.table.header.world_size
+    saved = header.world_size
     if ranks == saved:
         return ""
     below: dict[Path, set[str]] = {}
-    for path in _paths(manifest):
+    for path in _paths(header):
         for depth, key in enumerate(path[:-1]):
             below.setdefault(path[:depth], set()).add(str(key))
     numbers = {str(rank) for rank in range(saved)}
@@ -269,13 +268,12 @@ def _form(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _paths(manifest: Manifest) -> list[Path]:
-    header = manifest.table.header
+def _paths(header: Header) -> list[Path]:
     return [*map(_PATH, header.tensors), *map(itemgetter(0), (*header.ties, *header.objects))]
 
 
-def _unexpected(manifest: Manifest, used: Sequence[bytes]) -> tuple[str, ...]:
-    paths = _paths(manifest)
+def _unexpected(header: Header, used: Sequence[bytes]) -> tuple[str, ...]:
+    paths = _paths(header)
     bits = np.frombuffer(b"".join(used), np.uint8).reshape(len(used), -1)
     taken = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), count=len(paths))
     if taken.all():

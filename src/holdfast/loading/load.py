@@ -26,7 +26,7 @@ from ..engine.pool import Lease, lease
 from ..engine.read import still_there
 from ..engine.read_pipeline import Done, read_chain, read_shards
 from ..engine.trust import check_of
-from ..errors import CorruptError, MismatchError, NotCommittedError, PeerError
+from ..errors import CorruptError, MismatchError, NotCommittedError, PeerError, StoreError
 from ..format.names import misnamed, step_name
 from ..group.base import COORDINATOR, sends
 from ..group.phase import Phase, find_group
@@ -81,7 +81,7 @@ def load(
     the names on both sides must be the same, and the ranks check all bytes of the directory.
 
     Args:
-        path: directory of the checkpoint; or of a run, whose newest step is loaded.
+        path: a checkpoint, or one of another format; or a run, whose newest step is loaded.
         into: as given to `save`; values other than tensors are replaced in their dict or list.
         strict: raise when names or shapes differ. Otherwise load what fits, and report the rest.
         partial: the checkpoint may have more names than the target (weights without the optimizer).
@@ -109,16 +109,28 @@ def load(
         ``holdfast.load("runs/a/step-00001000", into={"model": model, "optimizer": optimizer})``
     """
     started = time.perf_counter()
-    ranks = find_group(group)
-    chosen = DEFAULTS if options is None else options_of(options)
+    ranks, chosen = find_group(group), DEFAULTS if options is None else options_of(options)
     selects = include != () or exclude != () or rename is not None
     selection = Selection(include, exclude, rename) if selects else None
     request = LoadRequest(strict, partial, cast, types, selection, assign)
-    report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
-    report = replace(report, seconds=time.perf_counter() - started)
-    gigabytes = report.bytes_read / 1e9
-    logger.info("loaded %s: %.3f GB in %.2f s", report.path, gigabytes, report.seconds)
-    return report
+    try:
+        report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
+    except (NotCommittedError, StoreError) as error:
+        report = _load_foreign(error, path, into, request, chosen)
+    seconds = time.perf_counter() - started
+    logger.info("loaded %s: %.3f GB in %.2f s", report.path, report.bytes_read / 1e9, seconds)
+    return replace(report, seconds=seconds)
+
+
+def _load_foreign(
+    error: Exception, path: Any, into: Any, request: LoadRequest, options: Options
+) -> LoadReport:
+    """Load what is of another format; raise why it was not loaded, if it is of none."""
+    from .foreign import is_foreign, load_foreign  # which most programs do not need
+
+    if not is_foreign(path, options):
+        raise error
+    return worker.run(lambda: load_foreign(path, into, request, options))
 
 
 def load_from(
@@ -139,8 +151,8 @@ def load_from(
         return _load_newest(opened, path, ranks, into, request, options)
     links, source, target, fits = opened
     store, manifest = links[-1].store, links[-1].manifest
-    chain = links if len(links) > 1 else ()
-    missing, unexpected, skipped = check_fit(store.location, manifest, fits, request)
+    chain, header = links if len(links) > 1 else (), manifest.table.header
+    missing, unexpected, skipped = check_fit(store.location, header, fits, request)
     wants, targets = wanted_of(manifest, target, source)
     chunks = find_chunks(manifest, wants)
 
@@ -239,11 +251,11 @@ def _open_alike(
                     raise
                 prepared.answer = encode_reply(newest=newest_in(store, error).encode())
             if manifest is not None:
-                alone = (Link(store, manifest),)
+                alone, header = (Link(store, manifest),), manifest.table.header
                 chain = open_chain(store, manifest) if len(manifest.based) else alone
-                source = source_of(manifest, known, request, store.location)
+                source = source_of(header, known, request, store.location)
                 target = bind(into, source, skips=not request.strict, assign=request.assign)
-                fit = describe_fit(manifest, target, source, request)
+                fit = describe_fit(header, target, source, request)
                 digests = [*map(attrgetter("manifest.digest"), chain)]
                 if ranks.world_size > 1:
                     what, shown = f"the load of {store.location}", _shown(chain)

@@ -1,11 +1,11 @@
-"""A path → an open checkpoint. Reads its MANIFEST, no data."""
+"""A path → an open checkpoint, of holdfast or of another format. Reads no elements."""
 
 import os
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import NotCommittedError
-from ..options import Options
+from ..errors import NotCommittedError, StoreError
+from ..options import Options, options_of
 from ..plan.choice import Patterns
 from ..plan.rename import Rename
 from ..stores.url import open_store
@@ -25,7 +25,8 @@ def open(
     """Open a committed checkpoint, to read any part of it.
 
     Args:
-        path: directory of the checkpoint; or of a run, whose newest step is opened.
+        path: directory of the checkpoint; or of a run, whose newest step is opened; or one of
+            another format: a file ``*.safetensors``, or a directory of them.
         types: enumerations and dataclasses that values come back as; of others you get
             `holdfast.format.natives.Tagged`. No constructor is called.
         include, exclude, rename: the names that the checkpoint is opened with, as for
@@ -48,7 +49,13 @@ def open(
     how: dict[str, Any] = {"include": include, "exclude": exclude, "rename": rename}
     try:
         return Checkpoint(path, options, types, **how)
-    except NotCommittedError as error:
+    except (NotCommittedError, StoreError) as error:
+        from .foreign import ForeignCheckpoint, is_foreign  # which most programs do not need
+
+        if is_foreign(path, options_of(options)):
+            return ForeignCheckpoint(path, options_of(options), types, **how)
+        if not isinstance(error, NotCommittedError):
+            raise
         store, cause = open_store(path), error
     try:
         return Checkpoint(f"{store.location}/{newest_in(store, cause)}", options, types, **how)

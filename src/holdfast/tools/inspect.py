@@ -86,7 +86,8 @@ def _describe_checkpoint(checkpoint: Checkpoint, *, boxes: bool) -> Document:
         for name, value in checkpoint.objects().items()
     ]
     wrong = misnamed(os.path.basename(checkpoint.location), checkpoint.step)
-    foreign = foreign_of(open_store(checkpoint.location).scan())
+    is_ours = checkpoint.kind == "holdfast"
+    foreign = foreign_of(open_store(checkpoint.location).scan() if is_ours else ())
     own = [tensor for tensor in tensors if tensor["tied_to"] is None]
     by_dtype: dict[str, int] = {}
     for tensor in own:
@@ -158,10 +159,9 @@ def _heading(document: Document, width: int) -> list[str]:
         sizes = zip(mesh["names"], mesh["shape"], strict=True)
         text = " x ".join(f"{name} {size}" for name, size in sizes)
         parts.append(f"mesh {cut(printable(text), FIGURE_WIDTH)}")
-    parts += [
-        f"save {document['save_id']}",
-        f"by {cut(printable(document['written_by']), FIGURE_WIDTH)}",
-    ]
+    if document["save_id"]:
+        parts.append(f"save {document['save_id']}")
+    parts.append(f"by {cut(printable(document['written_by']), FIGURE_WIDTH)}")
     if document["base"] is not None:
         parts.append(f"a delta of {cut(printable(document['base']), FIGURE_WIDTH)}")
     lines = [printable(document["path"]), *_wrapped(parts, width)]
