@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
-  damage mutations process dcp-suite frameworks frameworks-short export-transformers \
+  damage mutations process dcp-suite frameworks frameworks-short exports export-transformers \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -92,6 +92,10 @@ frameworks: build/frameworks/.installed
 
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
+
+# Exports that are killed 200 times, and one of 10 GB with 512 MiB of memory. EXPORTS="--gb 1" for less.
+exports: $(VENV)/.native
+	$(BIN)/python tests/convert/campaign.py $(EXPORTS)
 
 # Models of transformers, exported, loaded by from_pretrained, imported: bits, names and logits.
 export-transformers: build/frameworks/.installed
