@@ -33,7 +33,7 @@ from holdfast.errors import (
     OptionError,
     StoreError,
 )
-from holdfast.testing import Fault, faulty
+from holdfast.testing import Fault, faulty, recording
 
 NewPath = Callable[[], Path]
 State = dict[str, torch.Tensor]
@@ -407,6 +407,29 @@ def safetensors_in(target: Path) -> set[str]:
 
     with open_source(target) as source:
         return set(source.names().values())
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_all_is_durable_before_it_has_its_name(
+    is_file: bool, saved: Path, beside: Path, new_path: NewPath
+) -> None:
+    target = new_path() / "new" / ("a.safetensors" if is_file else "a")
+    target.parent.parent.mkdir()
+    more: dict[str, Any] = {} if is_file else {"shard_size": 40, "files_from": beside}
+    with recording() as disk:
+        export(saved, target, include="model", **more)
+    trace = [entry for entry in disk.trace() if str(target.parent) in entry[1]]
+    step = next(n for n, entry in enumerate(trace) if entry[0] in ("link", "rename"))
+    created = [entry[1] for entry in trace[:step] if entry[0] == "create"]
+    assert len(created) == (1 if is_file else 5)
+    for path in created:
+        last = max(n for n, entry in enumerate(trace) if entry[:2] == ("write", path))
+        assert ("sync", path) in [entry[:2] for entry in trace[last:step]], path
+    hidden = os.path.dirname(created[0])
+    made = max(n for n, entry in enumerate(trace) if entry[0] == "create")
+    assert ("sync_directory", hidden) in [entry[:2] for entry in trace[made:step]]
+    after = [entry[1] for entry in disk.trace() if entry[0] == "sync_directory"][-2:]
+    assert after == [str(target.parent), str(target.parent.parent)], "the new name, and its place"
 
 
 def test_a_damaged_source_leaves_nothing(new_path: NewPath) -> None:
