@@ -183,6 +183,58 @@ HINTS: list[tuple[Callable[[Path], Any], type[HoldfastError], str]] = [
     ),
 ]
 
+NAMED: list[tuple[Callable[[Any, Any], Any], dict[str, Any], str]] = [
+    (lambda model, _: {"net": model}, {"partial": True}, "rename={'model': 'net'}"),
+    (lambda model, _: model.state_dict(), {"include": "model"}, "rename={'model': ''}"),
+    (
+        lambda model, _: {"a": {"model": model}},
+        {"partial": True},
+        "rename={'model': 'a.model'}",
+    ),
+    (lambda _, optimizer: {"o": optimizer}, {"partial": True}, "add their module to the target"),
+    (lambda *_: {"o": None}, {"partial": True}, "put holdfast.Value() in its place"),
+    (lambda model, _: {"model": model}, {}, "partial=True"),
+    (lambda model, _: {"model": model[:2], "x": 3}, {}, "strict=False"),
+]
+
+
+@pytest.mark.parametrize(("into", "given", "text"), NAMED)
+def test_an_error_of_names_says_which_argument_makes_them_fit(
+    new_path: NewPath, into: Any, given: dict[str, Any], text: str
+) -> None:
+    model, optimizer = trained()
+    holdfast.save({"model": model, "o": optimizer}, path := new_path())
+    with pytest.raises(MismatchError, match=re.escape(text)):
+        holdfast.load(path, into(*trained(1)), **given)
+    if text.startswith("rename="):
+        fresh = trained(1)
+        holdfast.load(path, into(*fresh), **given, rename=eval(text.removeprefix("rename=")))
+        assert same(fresh[0].state_dict(), model.state_dict())
+
+
+def test_a_beginning_that_is_lacking_is_named(new_path: NewPath) -> None:
+    model, _ = trained()
+    holdfast.save(model.state_dict(), path := new_path())
+    fresh = trained(1)[0]
+    with pytest.raises(MismatchError, match=re.escape("""rename=("^", 'model.')""")):
+        holdfast.load(path, {"model": fresh})
+    holdfast.load(path, {"model": fresh}, rename=("^", "model."))
+    assert same(fresh.state_dict(), model.state_dict())
+
+
+def test_a_place_without_a_tensor_names_what_is_below_it(new_path: NewPath) -> None:
+    holdfast.save({"model": net()}, path := new_path())
+    with pytest.raises(MismatchError, match=re.escape("use state(include='model')")):
+        holdfast.open(path)["model"]
+
+
+def test_a_file_of_another_format_is_told_apart(new_path: NewPath) -> None:
+    for suffix, reader in ((".pt", "torch.load"), (".safetensors", "safetensors.torch.load_file")):
+        file = new_path().with_suffix(suffix)
+        file.write_bytes(b"weights")
+        with pytest.raises(HoldfastError, match=re.escape(f"holdfast.save({reader}(path)")):
+            holdfast.open(file)
+
 
 @pytest.mark.parametrize(("call", "kind", "text"), HINTS)
 def test_an_error_names_the_next_call(

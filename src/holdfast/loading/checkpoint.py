@@ -339,7 +339,10 @@ class Checkpoint(Described):
         path = self._paths.get(name)
         if path is not None and path in self._tensors:
             return path
-        raise MismatchError(f"{self.location} has no tensor {name!r}; {self._similar(name)}")
+        text = f"{self.location} has no tensor {name!r}"
+        if path is None and any(known.startswith(f"{name}.") for known in self._paths):
+            raise MismatchError(f"{text}, but names below it: use state(include={name!r})")
+        raise MismatchError(f"{text}; {self._similar(name)}")
 
     def _similar(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.names(), 3)

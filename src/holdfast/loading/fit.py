@@ -19,6 +19,7 @@ from ..plan.load_plan import Wants, wants_of
 from ..state.filled import Target
 from ..state.new import converts
 from ..state.source import Source
+from .advice import advise
 from .request import LoadRequest
 
 _PATH = attrgetter("path")
@@ -176,34 +177,10 @@ def check_fit(
     what = f"{where} was repaired, and lacks the lost tensors; it" if is_repaired else where
     error = MismatchError(
         f"{what} does not fit the target. Of its names, {'. And '.join(filter(None, problems))}. "
-        f"{advice or _advice(found, missing, extra)}Nothing was loaded"
+        f"{advice or advise(found, missing, extra, unexpected)}Nothing was loaded"
     )
     error.is_repaired = is_repaired
     raise error
-
-
-def _advice(
-    found: Mapping[str, Sequence[str]], missing: Sequence[str], extra: Sequence[str]
-) -> str:
-    """Say which argument of this call would help; "" where none does."""
-    if found["faults"]:
-        return ""
-    for name in missing:
-        if name.endswith("param_groups") and any(n.startswith(f"{name}.") for n in extra):
-            of = name.rpartition(".")[0] or "optimizer"
-            return (
-                f"{of} was saved by its parameters' names, and the target has a state_dict(), by "
-                f"numbers: pass the optimizer itself, such as {{{of!r}: optimizer}}. "
-            )
-    advice = []
-    if found["dtypes"]:
-        advice.append("cast=True, which converts dtypes")
-    if missing or found["shapes"]:
-        advice.append("strict=False, which loads what fits and reports the rest")
-    elif extra:
-        advice.append("partial=True, which reads only what the target has")
-    names = "Make the names the same, or give" if missing or extra else "Give"
-    return f"{names} {', and '.join(advice)}. " if advice else ""
 
 
 def _parts_of_ranks(header: Header, ranks: int, differing: Sequence[str]) -> str:

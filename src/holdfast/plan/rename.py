@@ -50,6 +50,7 @@ def renamed(
 def _by_beginnings(names: Sequence[str], rename: Mapping[Any, Any], where: str) -> dict[str, str]:
     if not rename or not all(isinstance(text, str) for pair in rename.items() for text in pair):
         raise OptionError(f"rename is {shown(rename)}; expected {_EXPECTED}")
+    rename = {old.removesuffix("."): new.removesuffix(".") for old, new in rename.items()}
     found, used = dict[str, str](), set[str]()
     for name in names:
         ends = [len(name), *(m.start() for m in reversed([*re.finditer(r"\.", name)]))]

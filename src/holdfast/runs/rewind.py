@@ -46,7 +46,7 @@ class Rewind(RunView, ABC):
 
     def restore(
         self,
-        into: Mapping[Any, Any],
+        into: Mapping[Any, Any] | None = None,
         *,
         step: int | None = None,
         partial: bool = False,
@@ -90,7 +90,7 @@ class Rewind(RunView, ABC):
         return worker.run(lambda: self._restore(into, plain_number(step), request))
 
     def _restore(
-        self, into: Mapping[Any, Any], step: int | None, request: LoadRequest
+        self, into: Mapping[Any, Any] | None, step: int | None, request: LoadRequest
     ) -> int | None:
         partial, self._report = request.partial, None
         self._alike.check("restore", step=step, **request.arguments())
@@ -100,6 +100,7 @@ class Rewind(RunView, ABC):
             check_into(into)
             if not partial and self._ranks.rank == COORDINATOR:
                 self._run.fence.look()
+        assert into is not None, "check_into has refused it"
         given = (into, self._ranks, request, self._options)
         if step is not None:
             self._report = restore_step(self._run, step, *given)

@@ -30,8 +30,8 @@ def check_dense(value: torch.Tensor, path: Path) -> None:
         fault = f"has layout {kind}; make it dense, or save its parts"
     elif value.is_meta:
         fault = (
-            "is on the meta device and has no elements; materialize it first, or load it with "
-            "holdfast.load(path, into=state, assign=True)"
+            "is on the meta device and has no elements; materialize it first, or load its module, "
+            "not a state_dict(), with assign=True"
         )
     elif value.ndim > DIMENSIONS_MAX:
         fault = f"has {value.ndim} dimensions; expected at most {DIMENSIONS_MAX}"

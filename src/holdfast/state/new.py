@@ -43,7 +43,7 @@ def check_device(device: Any) -> None:
     try:
         torch.empty(0, dtype=torch.uint8, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:
-        text = str(error).partition("\n")[0]
+        text = str(error).partition("\n")[0].rstrip(".")
         raise OptionError(
             f"device is {shown(device)}, where no tensor can be made: {text:.200}. Give one that "
             "is here, such as 'cpu'"
