@@ -47,6 +47,7 @@ TORCH_FILES |= {"loading/foreign.py", "loading/model.py"}
 TORCH_FILES |= {"runs/checkpointer.py", "data/random_state.py", "data/data_state.py"}
 TORCH_FILES |= {"chains/recompress.py", "chains/trial.py", "convert/own.py"}
 TORCH_FILES |= {"convert/cast.py", "convert/export.py", "convert/as_transformers.py"}
+TORCH_FILES |= {"convert/rebuild.py", "convert/dcp_metadata.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {
