@@ -46,6 +46,10 @@ def _has_safetensors(names: Names) -> bool:
     return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
 
 
+def _has_torch_shards(names: Names) -> bool:
+    return any(name == "pytorch_model.bin" or name.endswith(".bin.index.json") for name in names)
+
+
 KINDS = (
     Kind(
         OWN, "a directory with MANIFEST", (), lambda names: MANIFEST_NAME in names, "own.OwnSource"
@@ -56,6 +60,13 @@ KINDS = (
         (".safetensors",),
         _has_safetensors,
         "safetensors.open_safetensors",
+    ),
+    Kind(
+        "torch",
+        "a file *.pt, *.pth or *.bin of torch.save, or a directory of such shards with an index",
+        (".pt", ".pth", ".bin"),
+        _has_torch_shards,
+        "torch_file.open_torch",
     ),
 )
 
