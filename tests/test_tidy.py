@@ -72,7 +72,6 @@ LINE_COLUMNS_MAX = 100
 BUILTIN_ERRORS = {"Exception", "BaseException", "RuntimeError", "ValueError", "KeyError"}
 BUILTIN_ERRORS |= {"TypeError", "OSError", "IndexError", "NotImplementedError"}
 PICKLERS = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
-PICKLE_FILES = {"integrations/dcp/stock.py"}  # an Unpickler that calls a short list of classes only
 DCP = "torch.distributed.checkpoint"  # its import costs every program that does not use it
 DCP_ROOMS = {"integrations", "tools"}
 # What makes tensors where, and of the dtype, that the program has set for its own: `torch.` these.
@@ -116,7 +115,7 @@ def import_faults(name: str, tree: ast.Module) -> Iterator[str]:
             torch_allowed = here in TORCH_ROOMS or name in TORCH_FILES
             if room == "torch" and not torch_allowed:
                 yield f"{name}:{line}: torch is imported outside its rooms"
-            if room in PICKLERS and name not in PICKLE_FILES:
+            if room in PICKLERS:
                 yield f"{name}:{line}: {room} runs code from a file"
             continue
         if room == here or room not in LAYER_OF:

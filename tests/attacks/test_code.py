@@ -19,14 +19,13 @@ from .lies import save_truth
 NewPath = Callable[[], Path]
 SOURCE = Path(holdfast.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-# `demo` runs training, `bench` fio; the DCP integration names one Unpickler of its own.
+# `demo` runs training, `bench` fio.
 STARTERS = {
     "tools/demo.py",
     "tools/demo_run.py",
     "tools/demo_timing.py",
     "tools/bench_contenders.py",
 }
-PICKLE_FILES = {"integrations/dcp/stock.py"}
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
 PICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
@@ -38,7 +37,7 @@ def faults_of(name: str, text: str) -> Iterator[str]:
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             names = [module] if module else [alias.name for alias in node.names]
             for top in {each.split(".")[0] for each in names}:
-                if top in PICKLERS and name not in PICKLE_FILES:
+                if top in PICKLERS:
                     yield f"{name}:{node.lineno}: imports {top}"
                 if top == "subprocess" and name not in STARTERS:
                     yield f"{name}:{node.lineno}: imports subprocess"

@@ -8,17 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
+from holdfast.convert.dcp_paths import joined, opened, path_of
 from holdfast.errors import StateError
-from holdfast.integrations.dcp.names import (
-    dtype_of,
-    fqns_of,
-    joined,
-    keys_of,
-    natural,
-    opened,
-    path_of,
-    place_of,
-)
+from holdfast.integrations.dcp.names import dtype_of, fqns_of, keys_of, natural, place_of
 from holdfast.layout import Path
 
 LEAVES = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.tuples(st.integers()))

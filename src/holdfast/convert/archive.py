@@ -5,14 +5,13 @@ two records may share bytes. What is compressed or encrypted is refused, so a re
 than the file. `Crcs` checks the CRC-32 of a record before its bytes are used.
 """
 
-import os
 import struct
 import threading
 import zlib
 from typing import NamedTuple
 
 from ..errors import CorruptError, OptionError
-from .source import FileSource, read_at
+from .files import Files
 
 MAGIC = b"PK\x03\x04"
 DIRECTORY_BYTES_MAX = 32 << 20  # of names, places and sizes: some 300,000 records
@@ -36,9 +35,9 @@ class Record(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A part of an open file that is an archive by itself; ``where`` is for people."""
+    """A part of a file that is an archive by itself; ``where`` is for people."""
 
-    descriptor: int
+    files: Files
     path: str
     offset: int
     size_bytes: int
@@ -53,7 +52,7 @@ class Region(NamedTuple):
         if offset < 0 or offset + size > self.size_bytes:
             raise CorruptError(f"{self.where} is damaged: it refers to bytes outside it")
         data = bytearray(size)
-        read_at(self.descriptor, self.path, self.offset + offset, memoryview(data))
+        self.files.read(self.path, self.offset + offset, memoryview(data))
         return bytes(data)
 
 
@@ -189,14 +188,13 @@ def _check_apart(region: Region, spans: list[tuple[int, int, str]], end: int) ->
             raise _damaged(region, f"{name:.80} and {other:.80} share bytes")
 
 
-def region_of(source: FileSource, path: str) -> Region:
-    """Return a whole file; the source closes it.
+def region_of(files: Files, path: str) -> Region:
+    """Return a whole file.
 
     Raises:
         StoreError: it cannot be opened, or is no regular file.
     """
-    descriptor = source.descriptor(path)
-    return Region(descriptor, path, 0, os.fstat(descriptor).st_size, path)
+    return Region(files, path, 0, files.size(path), path)
 
 
 def record_bytes(region: Region, record: Record, bytes_max: int) -> bytes:
@@ -223,7 +221,7 @@ class Crcs:
         self._locks: dict[tuple[str, int], threading.Lock] = {}
         self._good: set[tuple[str, int]] = set()
 
-    def check(self, descriptor: int, path: str, record: Record, where: str) -> None:
+    def check(self, files: Files, path: str, record: Record, where: str) -> None:
         """Check a record, unless that has been done.
 
         Raises:
@@ -239,7 +237,7 @@ class Crcs:
             buffer = memoryview(bytearray(min(BUFFER_BYTES, record.size_bytes)))
             while done < record.size_bytes:
                 part = buffer[: record.size_bytes - done]
-                read_at(descriptor, path, record.offset + done, part)
+                files.read(path, record.offset + done, part)
                 crc = zlib.crc32(part, crc)
                 done += len(part)
             compare_crc(crc, record, where)

@@ -57,24 +57,25 @@ class Contents:
         )
 
 
-def lay_flat(root: Any, where: str) -> Contents:
+def lay_flat(root: Any, where: str, below: Path = ()) -> Contents:
     """Lay what was read flat, with the paths that the same state would have in `holdfast.save`.
 
     Args:
         root: from `read_pickle`.
         where: for people.
+        below: path of the root; with one, the root may be anything.
 
     Raises:
         StateError: the root is no dict, or a dict with tensors has keys of other kinds.
     """
-    if not isinstance(root, dict):
+    if not below and not isinstance(root, dict):
         what = "one tensor" if type(root) is StoredTensor else kind_of(root)
         raise StateError(
             f"{where} holds {what}; expected a dict. Save it again under a name: "
             'torch.save({"name": torch.load(…)}, …)'
         )
     contents = Contents()
-    _Walk(contents, where).visit(root, ())
+    _Walk(contents, where).visit(root, below)
     return contents
 
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import NotCommittedError, OptionError, TrustError, shown
+from ..format.names import DCP_METADATA_NAME
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
 from ..stores.url import absolute
@@ -67,6 +68,13 @@ KINDS = (
         (".pt", ".pth", ".bin"),
         _has_torch_shards,
         "torch_file.open_torch",
+    ),
+    Kind(
+        "dcp",
+        "a directory with .metadata, as PyTorch's DCP writes it",
+        (),
+        lambda names: DCP_METADATA_NAME in names,
+        "dcp.open_dcp",
     ),
 )
 

@@ -4,6 +4,7 @@ A piece is a box of a tensor, and where its elements are: an offset in a file, a
 are read in spans of bounded size. Knows no format.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ from ..errors import CorruptError
 from ..format.names import dotted
 from ..layout import ITEM_BYTES, Box, Path, Shape, Tensor, tiling_fault
 from .archive import Crcs, Record
-from .source import FileSource, read_at
+from .files import Files
+from .source import Source
 
 SPAN_BYTES_MAX = 4 << 20  # read at once where elements do not follow each other
 SPAN_BYTES_MIN = 64 << 10  # read whole, however few of its elements are needed
@@ -28,6 +30,8 @@ class Piece(NamedTuple):
         offset: of the box's first element, in bytes.
         strides: from one element to the next along each side, in elements.
         record: the record of an archive that holds them; its CRC is checked before they are used.
+        is_archive: whether the record is an archive itself, with that tensor alone. It is opened
+            when it is read, and has no strides before.
     """
 
     box: Box
@@ -35,19 +39,25 @@ class Piece(NamedTuple):
     offset: int
     strides: Shape
     record: Record | None = None
+    is_archive: bool = False
 
 
-class PiecedSource(FileSource):
+class PiecedSource(Source):
     """A source of pieces.
 
     Attributes:
         pieces: of each tensor, by its path.
+        files: all that is read.
     """
 
     def __init__(self, location: str, kind: str) -> None:
-        super().__init__(location, kind)
+        self.location, self.kind = location, kind
+        self.tensors: tuple[Tensor, ...] = ()
+        self.ties: Mapping[Path, Path] = {}
+        self.values: Mapping[Path, Any] = {}
         self.pieces: dict[Path, list[Piece]] = {}
-        self.crcs = Crcs()
+        self.files = Files()
+        self._crcs = Crcs()
 
     def read(self, tensor: Tensor, box: Box, memory: memoryview) -> None:
         """Read a box from each piece that holds some of it."""
@@ -69,17 +79,21 @@ class PiecedSource(FileSource):
         """Return a piece with its place; for formats that find it only when it is read."""
         return piece
 
+    def close(self) -> None:
+        """Close all files."""
+        self.files.close()
+
     def _fill(self, tensor: Tensor, piece: Piece, offset: int, out: "np.ndarray[Any, Any]") -> None:
         """Fill an array with the elements of a piece from an offset on, whose CRC is checked."""
-        descriptor, record = self.descriptor(piece.file), piece.record
+        record = piece.record
         where = f"{dotted(tensor.path)} in {piece.file}"
         whole_record = record is not None and out.nbytes == record.size_bytes
         if record is not None and not (whole_record and _follow(out, piece.strides)):
-            self.crcs.check(descriptor, piece.file, record, where)
+            self._crcs.check(self.files, piece.file, record, where)
             record = None
-        _copy(descriptor, piece.file, offset, piece.strides, out)
+        _copy(self.files, piece.file, offset, piece.strides, out)
         if record is not None:
-            self.crcs.check_bytes(piece.file, record, _bytes_of(out), where)
+            self._crcs.check_bytes(piece.file, record, _bytes_of(out), where)
 
     def check_whole(self) -> None:
         """Check that the pieces of each tensor hold each element once.
@@ -119,18 +133,18 @@ def _bytes_of(out: "np.ndarray[Any, Any]") -> memoryview:
 
 
 def _copy(
-    descriptor: int, path: str, offset: int, strides: Shape, out: "np.ndarray[Any, Any]"
+    files: Files, path: str, offset: int, strides: Shape, out: "np.ndarray[Any, Any]"
 ) -> None:
     """Fill an array with elements of a file that lie in strides."""
     if _follow(out, strides):
-        read_at(descriptor, path, offset, _bytes_of(out))
+        files.read(path, offset, _bytes_of(out))
         return
     item = out.dtype.itemsize
     span = (_dot(tuple(n - 1 for n in out.shape), strides) + 1) * item
     is_dense = span <= out.size * item * DENSITY
     if span <= SPAN_BYTES_MIN or (span <= SPAN_BYTES_MAX and is_dense) or out.size == 1:
         buffer = bytearray(span)
-        read_at(descriptor, path, offset, memoryview(buffer))
+        files.read(path, offset, memoryview(buffer))
         steps = tuple(stride * item for stride in strides)
         out[...] = np.ndarray(out.shape, out.dtype, buffer, strides=steps)
         return
@@ -139,5 +153,5 @@ def _copy(
     before: list[Any] = [slice(None)] * out.ndim
     after = before.copy()
     before[d], after[d] = slice(0, half), slice(half, None)
-    _copy(descriptor, path, offset, strides, out[tuple(before)])
-    _copy(descriptor, path, offset + half * strides[d] * item, strides, out[tuple(after)])
+    _copy(files, path, offset, strides, out[tuple(before)])
+    _copy(files, path, offset + half * strides[d] * item, strides, out[tuple(after)])

@@ -10,7 +10,6 @@ from ..state.tensors import DTYPE_NAMES
 from .archive import region_of
 from .contents import Contents, lay_flat
 from .pieces import PiecedSource
-from .source import read_at
 from .torch_archive import TorchArchive, read_torch_archive
 
 KIND = "torch"
@@ -48,15 +47,16 @@ def open_torch(path: str) -> PiecedSource:
 
 
 def _add_file(source: PiecedSource, path: str) -> Contents:
-    archive = read_torch_archive(region_of(source, path))
+    archive = read_torch_archive(region_of(source.files, path))
     contents = lay_flat(archive.root, path)
     contents.check_plain(path)
     add_tensors(source, archive, contents)
+    source.values = {**source.values, **contents.values}
     return contents
 
 
 def add_tensors(source: PiecedSource, archive: TorchArchive, contents: Contents) -> None:
-    """Add what one archive holds to a source.
+    """Add the tensors of one archive to a source.
 
     Raises:
         CorruptError: a storage is missing, or views repeat elements without end.
@@ -80,7 +80,6 @@ def add_tensors(source: PiecedSource, archive: TorchArchive, contents: Contents)
         )
     source.tensors += tuple(tensors)
     source.ties = {**source.ties, **ties}
-    source.values = {**source.values, **contents.values}
 
 
 def _add_directory(source: PiecedSource, path: str) -> None:
@@ -118,15 +117,13 @@ def _read_index(source: PiecedSource, path: str) -> dict[str, str]:
     Raises:
         CorruptError: it is no index; or names a file that is not beside it.
     """
-    region = region_of(source, path)
+    region = region_of(source.files, path)
     if region.size_bytes > INDEX_BYTES_MAX:
         raise CorruptError(
             f"{path} has {region.size_bytes:,} bytes; expected at most {INDEX_BYTES_MAX:,}"
         )
-    data = bytearray(region.size_bytes)
-    read_at(region.descriptor, path, 0, memoryview(data))
     try:
-        found = json.loads(bytes(data))
+        found = json.loads(region.read(0, region.size_bytes))
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} is no JSON: {error}") from error
     weights = found.get("weight_map") if isinstance(found, dict) else None

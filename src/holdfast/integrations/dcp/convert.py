@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
+from ...convert.dcp_paths import PICKLED, is_pickled
 from ...engine.chain import Chain, open_chain
 from ...engine.pool import lease
 from ...engine.read_pipeline import read_chain
@@ -45,7 +46,7 @@ from ...saving.request import check_room
 from ...state.tensors import TORCH_DTYPES, Part
 from ...stores.local import LocalStore
 from ...stores.url import open_store
-from .names import PICKLED, Contents, describe, is_pickled, place_of
+from .names import Contents, describe, place_of
 from .stock import Files, read_metadata
 from .writer import HoldfastWriter
 

@@ -7,7 +7,7 @@ its keys, joined with dots: the FQN. The keys themselves it keeps as ``planner_d
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,30 +24,20 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from ...convert.dcp_paths import opened
 from ...errors import StateError
 from ...format.manifest import Manifest
 from ...format.names import dotted, escaped
 from ...format.spec import MANIFEST_NAME
 from ...layout import Path, Shape
 from ...state.tensors import DTYPE_NAMES, TORCH_DTYPES
-from ...state.tree import rebuild
 from ...stores.url import SCHEME
-
-PICKLED = "dcp.pickled"  # the only key of a value that holds a planner's bytes as they were
 
 
 def place_of(checkpoint_id: "str | os.PathLike[str]") -> str:
     """Return the directory that a checkpoint_id names, with or without our scheme."""
     name = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
     return name.removeprefix(SCHEME) if isinstance(name, str) else name  # refused where it is used
-
-
-def path_of(fqn: str, planner_data: object) -> Path:
-    """Return the path behind an FQN: as the planner nested it, else the FQN as the only key."""
-    keys = planner_data.get(fqn) if isinstance(planner_data, Mapping) else None
-    if isinstance(keys, tuple) and ".".join(map(str, keys)) == fqn:
-        return tuple(("list", key) if type(key) is int else str(key) for key in keys)
-    return (fqn,)
 
 
 def keys_of(path: Path) -> tuple[str | int, ...]:
@@ -67,44 +57,6 @@ def natural(fqn: str) -> tuple[list[tuple[str, int]], str]:
     parts = re.split(r"([0-9]+)", fqn)
     numbers = [int(number) for number in parts[1::2]]
     return [*zip(parts[::2], [*numbers, 0], strict=True)], fqn
-
-
-def opened(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield the leaves that DCP makes of a value without tensors; an empty dict is one of them."""
-    if isinstance(value, Mapping) and value and not is_pickled(value):
-        for key, item in value.items():
-            yield from opened((*path, str(key)), item)
-    elif isinstance(value, list) and _is_opened(value):
-        for position, item in enumerate(value):
-            yield from opened((*path, ("list", position)), item)
-    else:
-        yield path, value
-
-
-def _is_opened(value: Any) -> bool:
-    below = value if isinstance(value, list) else ()
-    return isinstance(value, Mapping) or any(_is_opened(item) for item in below)
-
-
-def joined(objects: Mapping[Path, Any], tensors: Iterable[Path]) -> dict[Path, Any]:
-    """Put lists together again that hold no tensors: of those, `holdfast.save` makes one leaf.
-
-    Only what `opened` opens into the very same leaves is joined.
-    """
-    lists: dict[Path, dict[Path, Any]] = {}
-    with_tensors = {path[:n] for path in tensors for n in range(len(path))}
-    for path, value in objects.items():
-        at = (i for i, key in enumerate(path) if isinstance(key, tuple))
-        top = next((path[:i] for i in at if path[:i] not in with_tensors), path)
-        lists.setdefault(top, {})[path[len(top) :]] = value
-    result: dict[Path, Any] = {}
-    for top, leaves in lists.items():
-        whole = rebuild(leaves)
-        if {path for path, _ in opened(top, whole)} == {(*top, *path) for path in leaves}:
-            result[top] = whole
-        else:
-            result |= {(*top, *path): value for path, value in leaves.items()}
-    return result
 
 
 def dtype_of(dtype: torch.dtype, fqn: str) -> str:
@@ -203,8 +155,3 @@ def describe(manifest: Manifest, checkpoint_id: str) -> Contents:
         {fqns[path]: index for path, index in tensors.items()},
         whole | {fqns[path]: value for path, value in values.items()},
     )
-
-
-def is_pickled(value: Any) -> bool:
-    """Whether a value holds a planner's bytes, which may be a pickle."""
-    return type(value) is dict and value.keys() == {PICKLED} and type(value[PICKLED]) is bytes

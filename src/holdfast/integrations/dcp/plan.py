@@ -9,13 +9,14 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from ...boxes import unflatten
+from ...convert.dcp_paths import joined, path_of
 from ...errors import StateError
 from ...format.header import Header
 from ...format.rows import Planned, Written, planned_of
 from ...layout import Box, Path, Shard, Tensor
 from ...plan.balance import cut_shard
 from ...plan.local_states import decode_object
-from .names import dtype_of, joined, natural, path_of
+from .names import dtype_of, natural
 from .word import Word
 
 

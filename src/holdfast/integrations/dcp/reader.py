@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from ...convert.dcp_paths import PICKLED, is_pickled
 from ...engine.chain import Chain, open_chain
 from ...engine.check import check_alone
 from ...engine.pool import lease
@@ -31,7 +32,7 @@ from ...state.new import converts
 from ...state.tensors import DTYPE_NAMES, Part
 from ...stores.url import open_store
 from .healing import heal
-from .names import PICKLED, Contents, describe, is_pickled
+from .names import Contents, describe
 from .place import Call, Placed
 
 

@@ -1,23 +1,22 @@
 """DCP's own directories: ``.metadata`` and ``.distcp`` files, read without running what is in them.
 
-``.metadata`` is a pickle. The classes that one of DCP's needs are few, and none of them does more
-than to hold values: any other name in it is refused before anything is called.
+``.metadata`` is a pickle, which `convert/dcp_metadata.py` reads as data.
 """
 
 import io
 import os
-import pickle
-import pickletools
 import zipfile
-from math import prod
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
@@ -27,41 +26,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from ...errors import CorruptError, OptionError, StoreError
+from ...convert.dcp_metadata import read_dcp_metadata
+from ...errors import CorruptError, StoreError
 from ...format.names import DCP_METADATA_NAME
-from ...format.spec import TENSOR_BYTES_MAX
-
-_OF_METADATA = {
-    *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
-    *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
-}
-_ALLOWED = {
-    *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    # Where torch 2.2 and older had them.
-    ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
-    ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    *(("pathlib", name) for name in ("Path", "PosixPath", "PurePosixPath")),
-    *(("pathlib._local", name) for name in ("Path", "PosixPath", "PurePosixPath")),
-}
-
-
-_MEMO_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
-
-
-class _Reader(pickle.Unpickler):
-    """Calls nothing but the classes of DCP's metadata."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in _ALLOWED:
-            return super().find_class(module, name)
-        raise CorruptError(
-            f"it names {module}.{name}, which no metadata of DCP needs; no code of it was run"
-        )
 
 
 def read_metadata(directory: str) -> Metadata:
@@ -69,64 +36,21 @@ def read_metadata(directory: str) -> Metadata:
 
     Raises:
         CorruptError: it is not DCP's metadata.
+        OptionError: something was saved through an extension.
         StoreError: it cannot be read.
     """
-    where = os.path.join(directory, DCP_METADATA_NAME)
-    try:
-        with open(where, "rb") as file:
-            data = file.read()
-        _check_memo(data)
-        metadata: Metadata = _Reader(io.BytesIO(data)).load()
-        whole = isinstance(metadata, Metadata) and _is_whole(metadata)
-    except OSError as error:
-        raise _failure(where, error) from error
-    except Exception as error:  # of a pickle that is damaged there is hardly one it cannot be
-        raise CorruptError(f"{where} cannot be read: {error}") from error
-    if not whole:
-        raise CorruptError(f"{where} is not the metadata of a checkpoint that DCP wrote")
-    return metadata
-
-
-def _check_memo(data: bytes) -> None:
-    """Refuse places in the pickle's memo that it is too short to need.
-
-    Python takes 16 bytes of memory for every place below one that is named, and a place is named
-    by four bytes: they would cost up to 64 GB.
-    """
-    for opcode, place, _ in pickletools.genops(data):
-        if opcode.name in _MEMO_PUTS and isinstance(place, int) and place >= len(data):
-            raise CorruptError(
-                f"it names place {place} of its memo, and has {len(data)} bytes; expected fewer"
-            )
-
-
-def _is_whole(metadata: Metadata) -> bool:
-    """Whether everything in it is of the types that DCP gives it."""
-    described, stored = metadata.state_dict_metadata, metadata.storage_data
-    return (
-        isinstance(described, dict)
-        and isinstance(stored, dict)
-        and all(isinstance(fqn, str) and _is_described(item) for fqn, item in described.items())
-        and all(isinstance(index, MetadataIndex) for index in stored)
-        and all(
-            (type(info.relative_path), type(info.offset), type(info.length)) == (str, int, int)
-            for info in stored.values()
-        )
-    )
-
-
-def _is_described(item: object) -> bool:
-    if isinstance(item, BytesStorageMetadata):
-        return True
-    if not isinstance(item, TensorStorageMetadata):
-        return False
-    sides = [item.size, *(side for c in item.chunks for side in (c.offsets, c.sizes))]
-    return (
-        isinstance(item.properties.dtype, torch.dtype)
-        and all(isinstance(side, torch.Size) and len(side) == len(item.size) for side in sides)
-        and all(number >= 0 for side in sides for number in side)
-        and prod(n or 1 for n in item.size) * item.properties.dtype.itemsize <= TENSOR_BYTES_MAX
-    )
+    found = read_dcp_metadata(directory)
+    described: dict[str, STORAGE_TYPES] = {fqn: BytesStorageMetadata() for fqn in found.values}
+    stored = {MetadataIndex(fqn): _StorageInfo(*place) for fqn, place in found.values.items()}
+    for fqn, tensor in found.tensors.items():
+        chunks = []
+        for box, place in tensor.chunks:
+            chunk = ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.shape))
+            stored[MetadataIndex(fqn, chunk.offsets)] = _StorageInfo(*place)
+            chunks.append(chunk)
+        form = TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape)
+        described[fqn] = TensorStorageMetadata(*form, chunks)
+    return Metadata(described, planner_data=found.keys, storage_data=stored)
 
 
 class Files(DefaultSavePlanner):
@@ -167,21 +91,8 @@ class Files(DefaultSavePlanner):
 
     def _read(self, index: MetadataIndex) -> tuple[str, bytes]:
         """Return where an item is, for people, and its bytes."""
-        info = self._metadata.storage_data.get(index)
-        if info is None:
-            raise CorruptError(
-                f"{self._directory} lists {index.fqn}, but has no data for it: its save lost a "
-                "part without an error. Use another checkpoint"
-            )
-        name = os.path.normpath(info.relative_path)
-        if os.path.isabs(name) or name.startswith("..") or "\0" in name:
-            raise CorruptError(f"{self._directory} says that {index.fqn} is in {name}, outside it")
-        if getattr(info, "transform_descriptors", None):
-            raise OptionError(
-                f"{index.fqn} was saved through an extension, {info.transform_descriptors}; load "
-                "it with DCP and save it with HoldfastWriter"
-            )
-        place = os.path.join(self._directory, name)
+        info = self._metadata.storage_data[index]
+        place = os.path.join(self._directory, info.relative_path)
         where = f"{place}[{info.offset}:+{info.length}] ({index.fqn})"
         if not os.path.isfile(place):
             raise CorruptError(

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from ...convert.dcp_paths import PICKLED, path_of
 from ...engine.commit import check_absent, commit
 from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
@@ -46,7 +47,7 @@ from ...stores.local import LocalStore
 from ...stores.url import open_store
 from .copy import copy_state
 from .healing import heal
-from .names import PICKLED, path_of, stored_in
+from .names import stored_in
 from .place import Call, Placed
 from .plan import WrittenShare, header_of, join, pieces_of
 from .word import Word, check_stands, end, give, hear, take_back
