@@ -15,7 +15,8 @@ import torch
 
 from holdfast.convert.inert import Inert
 from holdfast.convert.pickles import read_pickle
-from holdfast.convert.rebuild import PLAIN, TENSORS, Array, Storage, StoredTensor
+from holdfast.convert.plain_calls import Array
+from holdfast.convert.rebuild import PLAIN, TENSORS, Storage, StoredTensor
 from holdfast.state.tensors import TORCH_DTYPES
 
 PROTOCOLS = (2, 3, 4, 5)

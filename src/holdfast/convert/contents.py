@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,8 @@ from ..format.names import dotted
 from ..format.values import path_text
 from ..layout import Path
 from .inert import Global, Inert, kind_of
-from .rebuild import Array, ArrayType, Storage, StoredTensor
+from .plain_calls import Array, ArrayType, Buffer
+from .rebuild import Storage, StoredTensor
 
 SHOWN_MAX = 5  # objects that an error names
 _NO_DATA = {Inert, Global, Storage, ArrayType, StoredTensor}
@@ -23,7 +25,7 @@ class Contents:
     Attributes:
         tensors: by path, tied ones included.
         values: plain data by path.
-        inert: {path: name of a class} of what is neither.
+        inert: {path: name of a class} of what is neither; of what is within a value, by its text.
     """
 
     tensors: dict[Path, StoredTensor] = field(default_factory=dict)
@@ -38,6 +40,10 @@ class Contents:
             for path, tensor in self.tensors.items()
             if tensor.size_bytes and (owner := first.setdefault(repr(tensor), path)) != path
         }
+
+    def left_out(self) -> tuple[str, ...]:
+        """Say what is no plain data, and left out."""
+        return tuple(f"left out {dotted(p)}, of {name}" for p, name in self.inert.items())
 
     def check_plain(self, where: str) -> None:
         """Check that all of it is plain data.
@@ -57,13 +63,14 @@ class Contents:
         )
 
 
-def lay_flat(root: Any, where: str, below: Path = ()) -> Contents:
+def lay_flat(root: Any, where: str, below: Path = (), *, leave_out: bool = False) -> Contents:
     """Lay what was read flat, with the paths that the same state would have in `holdfast.save`.
 
     Args:
         root: from `read_pickle`.
         where: for people.
         below: path of the root; with one, the root may be anything.
+        leave_out: take entries that are no plain data out of dicts and namespaces within values.
 
     Raises:
         StateError: the root is no dict, or a dict with tensors has keys of other kinds.
@@ -75,15 +82,15 @@ def lay_flat(root: Any, where: str, below: Path = ()) -> Contents:
             'torch.save({"name": torch.load(…)}, …)'
         )
     contents = Contents()
-    _Walk(contents, where).visit(root, below)
+    _Walk(contents, where, leave_out).visit(root, below)
     return contents
 
 
 class _Walk:
     """One pass; `check_tree` has bounded its depth and its length."""
 
-    def __init__(self, contents: Contents, where: str) -> None:
-        self._contents, self._where = contents, where
+    def __init__(self, contents: Contents, where: str, leave_out: bool) -> None:
+        self._contents, self._where, self._leave_out = contents, where, leave_out
         self._known: dict[int, bool] = {}  # whether a container holds tensors, by its id
 
     def visit(self, value: Any, path: Path) -> None:
@@ -113,10 +120,13 @@ class _Walk:
 
     def _leaf(self, value: Any, path: Path) -> None:
         path_text(path)
+        left: dict[Path, str] | None = {} if self._leave_out else None
         try:
-            self._contents.values[path] = plain(value)
+            self._contents.values[path] = plain(value, left)
         except StateError as error:
             self._contents.inert[path] = str(error)
+        for rest, name in (left or {}).items():
+            self._contents.inert[(*path, *rest)] = name
 
     def _holds_tensors(self, value: Any) -> bool:
         if type(value) is StoredTensor:
@@ -129,8 +139,11 @@ class _Walk:
         return self._known[id(value)]
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, left: "dict[Path, str] | None" = None) -> Any:
     """Return a value with arrays of numpy in the place of their descriptions.
+
+    Args:
+        left: takes the entries of dicts and namespaces that are no plain data, and are left out.
 
     Raises:
         StateError: something in it is no plain data; the text is its name.
@@ -140,11 +153,27 @@ def plain(value: Any) -> Any:
         return value.array()
     if kind in _NO_DATA:
         raise StateError(value.name if kind is Inert else kind_of(value))
+    if kind is Buffer:
+        return value.buffer()
     if isinstance(value, dict):
-        items = [(plain(key), plain(item)) for key, item in value.items()]
-        return OrderedDict(items) if kind is OrderedDict else dict(items)
+        items = dict(_entries(value, left))
+        return OrderedDict(items) if kind is OrderedDict else items
+    if kind is Namespace:
+        return Namespace(**dict(_entries(vars(value), left)))
     if kind in (list, tuple, set, frozenset, deque):
         return kind(map(plain, value))
-    if kind is Namespace:
-        return Namespace(**{name: plain(item) for name, item in vars(value).items()})
     return value
+
+
+def _entries(value: dict[Any, Any], left: "dict[Path, str] | None") -> Iterator[tuple[Any, Any]]:
+    for key, item in value.items():
+        below: dict[Path, str] | None = None if left is None else {}
+        try:
+            yield plain(key), plain(item, below)
+        except StateError as error:
+            if left is None:
+                raise
+            left[(str(key),)] = str(error)
+        for path, name in (below or {}).items():
+            if left is not None:
+                left[(str(key), *path)] = name

@@ -48,11 +48,13 @@ class DcpMetadata:
     Attributes:
         values: where the bytes of each value lie.
         keys: {FQN: keys of nested containers}, where the planner kept them.
+        fields: all of it, with those that a framework has added.
     """
 
     tensors: dict[str, Described]
     values: dict[str, Stored]
     keys: Mapping[Any, Any]
+    fields: Mapping[str, Any]
 
 
 def read_dcp_metadata(directory: str) -> DcpMetadata:
@@ -87,7 +89,7 @@ def read_dcp_metadata(directory: str) -> DcpMetadata:
             f"{where} keeps {kind_of(keys)} of a planner; expected the keys of each name. None of "
             "its code was run"
         )
-    return DcpMetadata(tensors, values, keys)
+    return DcpMetadata(tensors, values, keys, fields)
 
 
 def read_root(path: str) -> Inert:

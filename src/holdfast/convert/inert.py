@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ..errors import CorruptError
+from ..format.spec import DIMENSIONS_MAX, TENSOR_BYTES_MAX
 
 DEPTH_MAX = 100  # as in a state
 SHARED_MAX = 16  # steps of a walk through the result for each reference in it
@@ -188,3 +189,22 @@ def kind_of(value: Any) -> str:
         if type(value) is Inert
         else (f"a {type(value).__name__}")
     )
+
+
+def bad(what: str) -> CorruptError:
+    """Return the error of a pickle that describes something impossible."""
+    return CorruptError(f"the pickle describes {what}")
+
+
+def sizes_of(value: Any, what: str) -> tuple[int, ...]:
+    """Return a shape or strides as a tuple; raise a CorruptError if they are none."""
+    fits = isinstance(value, (tuple, list)) and len(value) <= DIMENSIONS_MAX
+    if not fits or not all(type(n) is int and 0 <= n <= TENSOR_BYTES_MAX for n in value):
+        raise bad(f"a tensor whose {what} is no short tuple of sizes")
+    return tuple(value)
+
+
+def refused(name: str, *args: Any) -> Inert:
+    """Return what stands for a known callable with arguments that mean more than plain data."""
+    module, _, last = name.rpartition(".")
+    return Inert(Global(module, last), args)

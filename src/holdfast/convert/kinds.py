@@ -70,6 +70,13 @@ KINDS = (
         "torch_file.open_torch",
     ),
     Kind(
+        "megatron",
+        "a directory with metadata.json and .metadata, as Megatron-Core writes it (torch_dist)",
+        (),
+        lambda names: {DCP_METADATA_NAME, "metadata.json"} <= names,
+        "megatron.open_megatron",
+    ),
+    Kind(
         "dcp",
         "a directory with .metadata, as PyTorch's DCP writes it",
         (),

@@ -1,6 +1,5 @@
 """Files of torch.save as a `Source`: .pt, .pth, .bin, or a directory of shards with an index."""
 
-import json
 import os
 
 from ..errors import CorruptError, NotCommittedError, shown
@@ -9,6 +8,7 @@ from ..layout import Tensor
 from ..state.tensors import DTYPE_NAMES
 from .archive import region_of
 from .contents import Contents, lay_flat
+from .json_file import read_json
 from .pieces import PiecedSource
 from .torch_archive import TorchArchive, read_torch_archive
 
@@ -16,7 +16,6 @@ KIND = "torch"
 SUFFIXES = (".pt", ".pth", ".bin")
 USUAL = "pytorch_model.bin"
 INDEX_SUFFIX = ".bin.index.json"
-INDEX_BYTES_MAX = 100_000_000
 GROWTH_MAX = 16  # bytes of tensors for each byte of a file: views may repeat elements
 GROWTH_FREE_BYTES = 64 << 20
 
@@ -117,15 +116,7 @@ def _read_index(source: PiecedSource, path: str) -> dict[str, str]:
     Raises:
         CorruptError: it is no index; or names a file that is not beside it.
     """
-    region = region_of(source.files, path)
-    if region.size_bytes > INDEX_BYTES_MAX:
-        raise CorruptError(
-            f"{path} has {region.size_bytes:,} bytes; expected at most {INDEX_BYTES_MAX:,}"
-        )
-    try:
-        found = json.loads(region.read(0, region.size_bytes))
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path} is no JSON: {error}") from error
+    found = read_json(source.files, path)
     weights = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(weights, dict) or not weights:
         raise CorruptError(f"{path} has no weight_map; expected an index as transformers writes it")

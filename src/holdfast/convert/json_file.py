@@ -1,0 +1,28 @@
+"""Small files of JSON beside checkpoints, such as indexes. Knows nothing of their content."""
+
+import json
+from typing import Any
+
+from ..errors import CorruptError
+from .archive import region_of
+from .files import Files
+
+JSON_BYTES_MAX = 100_000_000
+
+
+def read_json(files: Files, path: str) -> Any:
+    """Read a file.
+
+    Raises:
+        CorruptError: it is no JSON, or too large.
+        StoreError: it cannot be read.
+    """
+    region = region_of(files, path)
+    if region.size_bytes > JSON_BYTES_MAX:
+        raise CorruptError(
+            f"{path} has {region.size_bytes:,} bytes; expected at most {JSON_BYTES_MAX:,}"
+        )
+    try:
+        return json.loads(region.read(0, region.size_bytes))
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{path} is no JSON: {error}") from error
