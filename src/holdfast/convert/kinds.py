@@ -51,6 +51,10 @@ def _has_torch_shards(names: Names) -> bool:
     return any(name == "pytorch_model.bin" or name.endswith(".bin.index.json") for name in names)
 
 
+def _has_model_states(names: Names) -> bool:
+    return "latest" in names or any(name.endswith("_model_states.pt") for name in names)
+
+
 KINDS = (
     Kind(
         OWN, "a directory with MANIFEST", (), lambda names: MANIFEST_NAME in names, "own.OwnSource"
@@ -68,6 +72,13 @@ KINDS = (
         (".pt", ".pth", ".bin"),
         _has_torch_shards,
         "torch_file.open_torch",
+    ),
+    Kind(
+        "deepspeed",
+        "a directory with latest, or with *_model_states.pt, as DeepSpeed writes it",
+        (),
+        _has_model_states,
+        "deepspeed.open_deepspeed",
     ),
     Kind(
         "megatron",
