@@ -15,6 +15,7 @@ from ..layout import Path, Shape, Tensor, whole
 from ..state.tensors import DTYPE_NAMES
 from .archive import region_of
 from .contents import lay_flat
+from .inert import sizes_of
 from .pieces import Piece, PiecedSource
 from .rebuild import StoredTensor
 from .torch_archive import TorchArchive, read_torch_archive
@@ -103,6 +104,8 @@ class _Opened:
         if not self._model:
             raise CorruptError(f"{directory} has no file *mp_rank_00_model_states.pt")
         self._archives = [self._open(file) for file in self._model]
+        if not all(isinstance(archive.root, dict) for archive in self._archives):
+            raise CorruptError(f"{self._model[0]} holds no dict as DeepSpeed writes it")
         self._first = self._archives[0]
         self._groups = self._shapes_of_groups()
         self._is_universal = UNIVERSAL in names
@@ -133,18 +136,18 @@ class _Opened:
 
     def _shapes_of_groups(self) -> list[dict[str, Shape]]:
         root, where = self._first.root, self._first.where
-        if not isinstance(root, dict) or root.get("param_shapes") is None:
+        if root.get("param_shapes") is None:
             return []
         groups = _get(root, "param_shapes", list, where)
         return [self._shapes(group) for group in groups]
 
     def _shapes(self, named: Any) -> dict[str, Shape]:
-        fits = isinstance(named, dict) and all(
-            isinstance(name, str) and isinstance(shape, tuple) for name, shape in named.items()
-        )
-        if not fits:
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named):
             raise CorruptError(f"{self._first.where} gives shapes in an unknown way")
-        return {name: tuple(shape) for name, shape in named.items()}
+        try:
+            return {name: sizes_of(shape, "shape") for name, shape in named.items()}
+        except CorruptError as error:
+            raise CorruptError(f"{self._first.where} gives shapes that are none: {error}") from None
 
     def add_all(self) -> None:
         """Add all tensors and values."""
@@ -204,12 +207,12 @@ class _Opened:
         where = archive.where
         root = _get(archive.root, _STATES, dict, where)
         count = root.get("partition_count")
-        counts = set(count) if isinstance(count, (list, tuple)) else {count}
-        if counts - {None} and counts != {len(self._optim)}:
-            raise CorruptError(
-                f"{where} was saved by {max(counts, key=str)} ranks; found "
-                f"{len(self._optim)} files. Copy the files of all ranks"
-            )
+        for ranks in count if isinstance(count, list) else [count]:
+            if ranks is not None and ranks != len(self._optim):
+                raise CorruptError(
+                    f"{where} was saved by {shown(ranks)} ranks; found {len(self._optim)} files. "
+                    "Copy the files of all ranks"
+                )
         if "fp32_flat_groups" in root:
             flats, inner, stage = _get(root, "fp32_flat_groups", list, where), _STATES, 3
         else:
@@ -237,6 +240,8 @@ class _Opened:
             return
         rank, number = held[0][:2]
         for key, value in ranks[rank].states[number].items():
+            if not isinstance(key, str):
+                raise CorruptError(f"{ranks[rank].archive.where} has a state without a name")
             path: Path = (OPTIMIZER, "state", name, key)
             if type(value) is StoredTensor and len(value.shape) == 1:
                 self._add(path, value.dtype, shape, pieces_of(name, shape, held, ranks, key))
@@ -255,7 +260,9 @@ class _Opened:
         owners: dict[int, dict[str, Any]] = {}
         for group in options if isinstance(options, list) else ():
             kept = dict(group) if type(group) is dict else {}
-            owners |= {n: kept for n in kept.pop("params", ()) if type(n) is int}
+            numbers = kept.pop("params", ())
+            if isinstance(numbers, list):
+                owners |= {number: kept for number in numbers if type(number) is int}
         if sorted(owners) != list(range(len(self._groups))):
             self._source.advice += ("left out the options of the optimizer's groups",)
             return
@@ -336,16 +343,19 @@ class _Opened:
         self._source.advice += tuple(f"left out module.{n}" for n in module if n not in tensors)
         others = [name for name in tensors if name not in shared and len(self._archives) == 1]
         for name in [*buffers, *others]:
-            if (MODULE, name) in self._source.pieces:
-                continue
             held = module.get(name) if isinstance(name, str) else None
+            if held is not None and (MODULE, name) in self._source.pieces:
+                continue
             if type(held) is not StoredTensor:
                 raise CorruptError(f"{where} has no tensor {name!r:.80}")
             self._add((MODULE, name), held.dtype, held.shape, [self._first.piece(held)])
         self._source.ties = {
             (MODULE, name): (MODULE, owner)
             for name, owner in shared.items()
-            if (MODULE, owner) in self._source.pieces and (MODULE, name) not in self._source.pieces
+            if isinstance(name, str)
+            and isinstance(owner, str)
+            and (MODULE, owner) in self._source.pieces
+            and (MODULE, name) not in self._source.pieces
         }
 
     def _add_values(self) -> None:
@@ -360,7 +370,7 @@ class _Opened:
 
     def _add_stage_0(self) -> None:
         root = self._first.root
-        if not isinstance(root, dict) or len(self._archives) > 1:
+        if len(self._archives) > 1:
             raise CorruptError(
                 f"{self._directory} has no files *_optim_states.pt. Copy the files of all ranks"
             )
