@@ -74,6 +74,13 @@ KINDS = (
         "torch_file.open_torch",
     ),
     Kind(
+        "torchsnapshot",
+        "a directory with .snapshot_metadata",
+        (),
+        lambda names: ".snapshot_metadata" in names,
+        "torchsnapshot.open_torchsnapshot",
+    ),
+    Kind(
         "deepspeed",
         "a directory with latest, or with *_model_states.pt, as DeepSpeed writes it",
         (),

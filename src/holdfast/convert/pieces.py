@@ -103,7 +103,10 @@ class PiecedSource(Source):
         """
         for tensor in self.tensors:
             boxes = [piece.box for piece in self.pieces[tensor.path] if piece.box.elements]
-            if tensor.size_bytes and (fault := tiling_fault(tensor.shape, boxes)):
+            fault: str | None = "have another number of dimensions than the tensor"
+            if all(len(box.shape) == len(tensor.shape) for box in boxes):
+                fault = tiling_fault(tensor.shape, boxes) if tensor.size_bytes else None
+            if fault:
                 raise CorruptError(f"{self.location}: the parts of {dotted(tensor.path)} {fault}")
 
 
