@@ -338,10 +338,10 @@ def _diff(chosen: argparse.Namespace) -> int:
 
 
 def _convert(chosen: argparse.Namespace) -> int:
-    from .tools import convert
+    from .tools import export
 
-    document = convert.convert(chosen.source, chosen.target, pickled=chosen.pickled)
-    _write(chosen, document, convert.render)
+    document = export.convert_any(chosen.source, chosen.target, pickled=chosen.pickled)
+    _write(chosen, document, export.render)
     return GOOD
 
 

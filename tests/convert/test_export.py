@@ -539,3 +539,18 @@ def test_the_command_line_exports_to_dcp(
     assert (target / ".metadata").exists()
     assert main(["export", str(saved), str(new_path()), "--to", "dcp", "--dtype", "bf16"]) == 2
     assert "no meaning for --to dcp" in capsys.readouterr().err
+
+
+def test_convert_to_a_file_is_an_export(
+    saved: Path, new_path: NewPath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, unknown, directory = new_path().with_suffix(".safetensors"), new_path(), new_path()
+    assert main(["convert", str(saved), str(file)]) == 0
+    assert len(safetensors.torch.load_file(file)) == 4
+    assert main(["convert", str(saved), str(unknown.with_suffix(".onnx"))]) == 2
+    assert "has the suffix .onnx" in capsys.readouterr().err
+    assert main(["convert", str(saved), str(new_path().with_suffix(".pt")), "--pickled"]) == 2
+    assert main(["convert", str(saved), str(directory)]) == 0
+    assert (directory / ".metadata").exists(), "without a suffix it is DCP's"
+    assert main(["convert", str(directory), str(new_path() / "a.v2")]) == 0
+    assert "is a checkpoint of holdfast" in capsys.readouterr().out

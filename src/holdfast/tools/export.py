@@ -1,11 +1,15 @@
 """Export a checkpoint with a progress bar. Knows no format itself."""
 
+import os
 from typing import Any
 
 from ..convert.export import Conversion, Request, plan_export
 from ..convert.names import Choice
+from ..convert.targets import FORMATS, format_of
 from ..errors import OptionError, shown
+from ..format.spec import MANIFEST_NAME
 from .convert import convert
+from .convert import render as render_conversion
 from .progress import Progress
 from .text import printable, show_bytes, show_count
 
@@ -23,16 +27,16 @@ def export(source: str, target: str, *, to: str | None, **given: Any) -> dict[st
     """
     if to == DCP:
         for name in _ONLY_ELSEWHERE:
-            if given[name]:
+            if given.get(name):
                 raise OptionError(
                     f"{name} has no meaning for --to {DCP}, which takes everything as it is; leave "
                     "it out"
                 )
         document = convert(source, target, pickled=False)
         return {"kind": "holdfast", "to": DCP, "ties": 0, "left_out": [], "files": []} | document
-    include, exclude = given.pop("include") or (), given.pop("exclude") or ()
-    pairs = [_pair(text) for text in given.pop("rename") or ()]
-    choice = Choice(include, exclude, given.pop("strip") or "", pairs or None)
+    include, exclude = given.pop("include", ()) or (), given.pop("exclude", ()) or ()
+    pairs = [_pair(text) for text in given.pop("rename", ()) or ()]
+    choice = Choice(include, exclude, given.pop("strip", "") or "", pairs or None)
     planned = plan_export(Request(source, target, to=to, choice=choice, **given))
     try:
         with Progress("export", planned.read_bytes) as progress:
@@ -57,6 +61,18 @@ def document_of(result: Conversion) -> dict[str, Any]:
     }
 
 
+def convert_any(source: str, target: str, *, pickled: bool) -> dict[str, Any]:
+    """Do what `holdfast convert` does: DCP and back; a file with a suffix is an export."""
+    is_ours = os.path.lexists(os.path.join(os.path.expanduser(source), MANIFEST_NAME))
+    suffixes = tuple(suffix for form in FORMATS for suffix in form.suffixes)
+    # What no format has is refused there; a directory for our own may have a dot in its name.
+    if target.endswith(suffixes) or (is_ours and format_of(target, None)[1]):
+        if pickled:
+            raise OptionError("--pickled is for checkpoints of DCP alone; leave it out")
+        return export(source, target, to=None)
+    return convert(source, target, pickled=pickled)
+
+
 def _pair(text: str) -> tuple[str, str]:
     """``"REGEX=TO"`` → ``("REGEX", "TO")``."""
     pattern, sign, replacement = text.rpartition("=")
@@ -67,6 +83,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def render(document: dict[str, Any]) -> list[str]:
     """Say what was done."""
+    if "into" in document and "kind" not in document:
+        return render_conversion(document)
     counts = [show_count(document["tensors"], "tensor"), show_bytes(document["bytes"])]
     if document["ties"]:
         counts.insert(1, show_count(document["ties"], "tied name"))
