@@ -36,6 +36,7 @@ class Process:
         self.flight: object = None  # the last save in the background
         self.preparing: tuple[int, int] | None = None  # who prepares one
         self.last_link = ""
+        self.known: dict[str, object] = {}  # see `holdfast.engine.known`
 
 
 class _Worker(threading.Thread):

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import os
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from typing import Any
 from crash.disk_model import Directory
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
-from holdfast.engine import commit, epochs, ledger, retire
+from holdfast.engine import commit, epochs, known, ledger, retire
 from holdfast.group import barrier
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import directory as directory_module
@@ -115,6 +116,18 @@ def _write_note(fd: int, data: bytes) -> int:
     return SEAT.disk.write_note(fd, data)
 
 
+class _KnownOfProcess(UserDict[str, object]):
+    """What each simulated process knows of MANIFESTs: none begins with what another has seen."""
+
+    def __init__(self) -> None:
+        """Hold nothing of its own."""
+
+    @property
+    def data(self) -> dict[str, object]:  # type: ignore[override]
+        """What the process that runs knows."""
+        return SEAT.scheduler.current.process.known
+
+
 def _note_link(writing: payload.TinyAgreed, basis: object) -> None:
     SEAT.scheduler.current.process.last_link = writing.store.location
 
@@ -182,9 +195,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
             "last_link",
             lambda run, rank: SEAT.scheduler.current.process.last_link,
         ),
-        # Processes of one world share this module: none begins with what another one has seen.
-        (base_choice_module, "known_chain", lambda store: None),
-        (commit, "known_at", lambda store: None),
+        (known, "_known", _KnownOfProcess()),
         (fence_module, "_description", lambda epoch: {"epoch": epoch}),
         (directory_module.Run, "tidy", _tidy_committed),
         (directory_module.Run, "note", lambda *line: None),  # for people

@@ -23,7 +23,7 @@ HAPPENINGS = (
 )
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.
-FROM = {"retention leaves no mark": 124_001}
+FROM = {"retention leaves no mark": 322_001, "retention leaves pending links": 9_401}
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = ("data of dead saves goes unbarred",)
 
