@@ -238,9 +238,16 @@ def make_directory(path: Path) -> Path:
     return path
 
 
+def make_run(path: Path) -> Path:
+    for step in (2, 9):
+        (path / f"step-{step:08d}").mkdir(parents=True)
+    return path
+
+
 UNKNOWN: dict[str, tuple[Callable[[Path], Path], str, type[HoldfastError], str]] = {
     "nothing": (lambda path: path, "a", NotCommittedError, "nothing at"),
     "an unknown suffix": (make_unknown, "a.xyz", OptionError, "safetensors: a file"),
+    "a run": (make_run, "a", NotCommittedError, "give one of its steps, such as step-00000009"),
     "an empty directory": (make_directory, "a", NotCommittedError, "holds no checkpoint"),
     "an empty file": (make_unknown, "a.safetensors", CorruptError, "0 bytes"),
     "a pipe": (make_pipe, "a.safetensors", StoreError, "no regular file"),

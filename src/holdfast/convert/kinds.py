@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import NotCommittedError, OptionError, TrustError, shown
-from ..format.names import DCP_METADATA_NAME
+from ..format.names import DCP_METADATA_NAME, step_of
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
 from ..stores.url import absolute
@@ -154,6 +154,10 @@ def find_kind(path: str) -> Kind:
     for kind in KINDS:
         if kind.is_directory(names):
             return kind
+    steps = {step: name for name in names if (step := step_of(name)) is not None}
+    if steps:
+        text = f"{path} is a run, not one checkpoint; give one of its steps, such as "
+        raise NotCommittedError(f"{text}{steps[max(steps)]}")
     raise NotCommittedError(f"{path} holds no checkpoint; expected {_all_kinds()}")
 
 
