@@ -12,6 +12,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import peft
 import safetensors.torch
 import torch
 import transformers as hf
@@ -104,6 +105,33 @@ def play(name: str, config: hf.PretrainedConfig, root: Path) -> str:
     return f"{report.tensors} tensors in {shards} shards, {report.ties} tied"
 
 
+def play_adapter(root: Path) -> str:
+    """Take an adapter of PEFT there, and load it; return what was seen."""
+
+    def base() -> torch.nn.Module:
+        torch.manual_seed(0)
+        model: torch.nn.Module = hf.AutoModelForCausalLM.from_config(MODELS["Llama, tied"])
+        return model
+
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(base(), settings)
+    adapted.save_pretrained(root / "theirs")
+    holdfast.save({"model": adapted}, root / "saved")
+    report = holdfast.export_checkpoint(
+        root / "saved",
+        root / "ours",
+        include="*lora_*",
+        strip="model.",
+        files_from=root / "theirs",
+    )
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        mine, expected = (root / place / name for place in ("ours", "theirs"))
+        assert mine.read_bytes() == expected.read_bytes(), name
+    loaded = peft.PeftModel.from_pretrained(base(), root / "ours")
+    assert torch.equal(logits_of(loaded), logits_of(adapted)), "the adapter gives other logits"
+    return f"{report.tensors} tensors, the same bytes"
+
+
 def main() -> int:
     """Play all models."""
     hf.logging.set_verbosity_error()
@@ -111,7 +139,9 @@ def main() -> int:
     for name, config in MODELS.items():
         with tempfile.TemporaryDirectory() as directory:
             print(f"{name}: {play(name, config, Path(directory))}", flush=True)
-    print(f"{len(MODELS)} passed, 0 failed")
+    with tempfile.TemporaryDirectory() as directory:
+        print(f"PEFT, LoRA: {play_adapter(Path(directory))}", flush=True)
+    print(f"{len(MODELS) + 1} passed, 0 failed")
     return 0
 
 
