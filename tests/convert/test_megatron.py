@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.cli import main
 from holdfast.convert.kinds import open_source
 from holdfast.errors import CorruptError, OptionError
 
@@ -56,6 +57,14 @@ def test_it_becomes_a_checkpoint_of_holdfast(theirs: Path, new_path: NewPath) ->
     with holdfast.open(ours) as checkpoint:
         assert checkpoint.verify(deep=True) == []
         assert torch.equal(checkpoint.tensor("decoder.w"), tensors()["decoder.w"])
+
+
+def test_the_command_says_what_it_leaves_out(
+    theirs: Path, new_path: NewPath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(theirs), str(new_path())]) == 0
+    out = capsys.readouterr().out
+    assert "from megatron: 3 tensors" in out and "left out args.backend" in out
 
 
 def test_another_format_is_refused(theirs: Path) -> None:

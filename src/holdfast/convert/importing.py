@@ -41,11 +41,13 @@ class PlannedImport:
         result: what comes of it.
         run: does it; calls its argument with the bytes read since the last call.
         close: gives back the source.
+        advice: what was left out of the source, for people.
     """
 
     result: Conversion
     run: Callable[[Report], None]
     close: Callable[[], None]
+    advice: tuple[str, ...] = ()
 
 
 @in_worker
@@ -133,7 +135,7 @@ def plan_import(
         size_bytes=given.size_bytes,
         files=(),
     )
-    return PlannedImport(result, run, given.close)
+    return PlannedImport(result, run, given.close, given.advice)
 
 
 def header_of(source: Source, under: Path, options: Options) -> Header:

@@ -4,9 +4,8 @@ import os
 from typing import Any
 
 from ..convert.importing import plan_import
+from ..convert.kinds import find_kind
 from ..errors import OptionError
-from ..format.names import DCP_METADATA_NAME
-from ..format.spec import MANIFEST_NAME
 from .convert import convert
 from .export import DCP, document_of
 from .progress import Progress
@@ -17,8 +16,10 @@ def import_(
     source: str, target: str, *, kind: str | None, under: str, pickled: bool
 ) -> dict[str, Any]:
     """Import; return what was done as a JSON document."""
-    names = {name for name in (DCP_METADATA_NAME, MANIFEST_NAME) if _is_there(source, name)}
-    if kind == DCP or (kind is None and names == {DCP_METADATA_NAME}):
+    place = os.path.expanduser(source)
+    if kind is None and os.path.isdir(place):
+        kind = find_kind(os.path.abspath(place)).name
+    if kind == DCP:
         if under:
             raise OptionError(f"--under has no meaning for a checkpoint of {DCP}; leave it out")
         document = convert(source, target, pickled=pickled)
@@ -31,17 +32,14 @@ def import_(
             planned.run(progress.advance)
     finally:
         planned.close()
-    return document_of(planned.result)
-
-
-def _is_there(directory: str, name: str) -> bool:
-    return os.path.lexists(os.path.join(os.path.expanduser(directory), name))
+    return document_of(planned.result) | {"advice": list(planned.advice)}
 
 
 def render(document: dict[str, Any]) -> list[str]:
-    """Say what was done, in one line."""
+    """Say what was done, and what was left out."""
     counts = [show_count(document["tensors"], "tensor"), show_bytes(document["bytes"])]
     if document["ties"]:
         counts.insert(1, show_count(document["ties"], "tied name"))
     what = f"{document['target']} is a checkpoint of holdfast, from {document['kind']}"
-    return [f"{printable(what)}: {', '.join(counts)}"]
+    line = f"{printable(what)}: {', '.join(counts)}"
+    return [line, *map(printable, document.get("advice", []))]
