@@ -101,6 +101,13 @@ KINDS = (
         lambda names: DCP_METADATA_NAME in names,
         "dcp.open_dcp",
     ),
+    Kind(
+        "bytecheckpoint",
+        "a directory with the folders model and optimizer, as ByteCheckpoint writes it",
+        (),
+        lambda names: "model" in names and bool({"optimizer", "extra_state"} & names),
+        "bytecheckpoint.open_bytecheckpoint",
+    ),
 )
 
 
