@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import CorruptError, OptionError, StateError
 from ..format.names import DCP_METADATA_NAME, dotted
-from ..layout import Path, Tensor
+from ..layout import Box, Path, Tensor
 from ..state.tensors import DTYPE_NAMES
 from .archive import MAGIC, Record, Region
 from .contents import lay_flat
@@ -30,14 +30,14 @@ class DcpSource(PiecedSource):
 
     def __init__(self, path: str, kind: str = KIND) -> None:
         super().__init__(path, kind)
-        self._found: OrderedDict[tuple[str, int], Piece] = OrderedDict()
+        self._found: OrderedDict[tuple[Path, Box], Piece] = OrderedDict()
         self._found_lock = threading.Lock()
 
     def located(self, tensor: Tensor, piece: Piece) -> Piece:
         """Open the archive of a chunk, and return where the elements lie in it."""
         if not piece.is_archive or piece.record is None:
             return piece
-        key = (piece.file, piece.offset)
+        key = (tensor.path, piece.box)
         with self._found_lock:
             found = self._found.get(key)
         if found is None:

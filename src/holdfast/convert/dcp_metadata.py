@@ -16,7 +16,7 @@ from ..errors import CorruptError, OptionError
 from ..format.names import DCP_METADATA_NAME
 from ..format.spec import DIMENSIONS_MAX, TENSOR_BYTES_MAX
 from ..layout import Box, Shape
-from .inert import Inert, kind_of
+from .inert import Inert, check_tree, children_with_inert, kind_of
 from .pickles import MEMORY_MAX_BYTES, read_pickle
 from .rebuild import PLAIN
 from .source import open_file, read_at
@@ -114,6 +114,7 @@ def read_root(path: str) -> Inert:
         found = read_pickle(
             memoryview(data), PLAIN, memory_max_bytes=MEMORY_MAX_BYTES + GROWTH_MAX * size
         )
+        check_tree(found.root, children_with_inert)  # all of it is met below
     except CorruptError as error:
         raise CorruptError(f"{path} cannot be read: {error}") from error
     if type(found.root) is not Inert:

@@ -16,9 +16,9 @@ PICKLED = "dcp.pickled"  # the only key of a value that holds a planner's bytes 
 def path_of(fqn: str, planner_data: object) -> Path:
     """Return the path behind an FQN: as the planner nested it, else the FQN as the only key."""
     keys = planner_data.get(fqn) if isinstance(planner_data, Mapping) else None
-    if isinstance(keys, tuple) and ".".join(map(str, keys)) == fqn:
-        return tuple(("list", key) if type(key) is int else str(key) for key in keys)
-    return (fqn,)
+    if not isinstance(keys, tuple) or len(keys) > len(fqn) + 1 or ".".join(map(str, keys)) != fqn:
+        return (fqn,)
+    return tuple(("list", key) if type(key) is int else str(key) for key in keys)
 
 
 def opened(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:

@@ -18,6 +18,7 @@ from .contents import lay_flat
 from .inert import sizes_of
 from .pieces import Piece, PiecedSource
 from .rebuild import StoredTensor
+from .source import list_names
 from .torch_archive import TorchArchive, read_torch_archive
 from .torch_file import add_tensors
 from .zero_parts import (
@@ -93,7 +94,7 @@ class _Opened:
         self._source, self._directory = source, directory
         self._tensors: list[Tensor] = []
         self._values: dict[Path, Any] = {}
-        names = os.listdir(directory)
+        names = list_names(directory)
         self._model = self._by_rank(names, _MODEL)
         self._optim = self._by_rank(names, _OPTIM)
         if any("expert" in name or name.startswith("layer_") for name in names):
@@ -120,6 +121,12 @@ class _Opened:
                     raise OptionError(
                         f"{self._directory} was saved with tensor parallelism ({name}); expected "
                         "mp_rank_00 alone. Convert it with DeepSpeed's ds_to_universal"
+                    )
+                if rank in found:
+                    raise CorruptError(
+                        f"{self._directory} has {min(name, found[rank])} and "
+                        f"{max(name, found[rank])}, both of rank {rank}. Remove the files of other "
+                        "saves"
                     )
                 found[rank] = name
         for rank in range(len(found)):
@@ -197,7 +204,10 @@ class _Opened:
         for group in self._groups:
             for name, shape in group.items():
                 held = stretches[name]
-                dtype = ranks[0].flats[held[0][1] if held else 0].dtype
+                first, number = held[0][:2] if held else (0, 0)
+                if not ranks[first].flats:
+                    raise CorruptError(f"{ranks[first].archive.where} has no master weights")
+                dtype = ranks[first].flats[number].dtype
                 self._add((MODULE, name), dtype, shape, pieces_of(name, shape, held, ranks, "fp32"))
                 self._add_state(name, shape, held, ranks)
         self._add_options(groups[0])
@@ -282,7 +292,7 @@ class _Opened:
                     raise CorruptError(f"{self._first.where} names the parameter {name!r:.80}")
                 if not os.path.isfile(f"{folder}/fp32.pt"):
                     raise CorruptError(f"{folder}/fp32.pt is missing. Copy all of the checkpoint")
-                for file in sorted(os.listdir(folder)):
+                for file in sorted(list_names(folder)):
                     key, suffix = os.path.splitext(file)
                     path = (MODULE, name) if key == "fp32" else (OPTIMIZER, "state", name, key)
                     if suffix == ".pt":
@@ -318,17 +328,20 @@ class _Opened:
         shapes = self._shapes(root["frozen_param_shapes"])
         for name, shape in shapes.items():
             pieces: list[Piece] = []
+            kind: Any = None
             for archive in self._archives:
                 held = _get(archive.root, "frozen_param_fragments", dict, where).get(name)
                 if type(held) is not StoredTensor:
                     raise CorruptError(f"{archive.where} has no frozen weights of {name:.80}")
+                kind = kind or held.dtype
                 if held.shape == shape:
                     pieces = [archive.piece(held, whole(shape))]
                     break
                 done = sum(piece.box.elements for piece in pieces)
                 count = min(prod(held.shape), prod(shape) - done)
-                if len(held.shape) != 1 or not held.is_contiguous:
-                    raise CorruptError(f"{archive.where} has {name:.80} in an unknown shape")
+                is_flat = len(held.shape) == 1 and held.is_contiguous
+                if not is_flat or held.dtype != kind:
+                    raise CorruptError(f"{archive.where} has {name:.80} in an unknown form")
                 pieces += flat_pieces(archive, held, 0, count, shape, done)
             self._add((MODULE, name), held.dtype, shape, pieces)
 

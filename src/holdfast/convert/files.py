@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import CorruptError
 from .source import open_file, read_at
 
 OPEN_MAX = 64  # a process may often have 1024; more are open only while they are read
@@ -20,12 +21,18 @@ class _Open:
     users: int = 0
 
 
+def _identity(descriptor: int) -> tuple[int, ...]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class Files:
     """Opens each file when it is read. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._identities: dict[str, tuple[int, ...]] = {}  # of all that have been opened
 
     def read(self, path: str, offset: int, memory: memoryview) -> None:
         """Fill memory with bytes of a file.
@@ -52,11 +59,22 @@ class Files:
             while self._open:
                 os.close(self._open.popitem()[1].descriptor)
 
+    def _same(self, path: str, descriptor: int) -> int:
+        """Check that a file which is opened again is the one that it was."""
+        found = _identity(descriptor)
+        if self._identities.setdefault(path, found) != found:
+            os.close(descriptor)
+            raise CorruptError(
+                f"{path} was changed while the checkpoint was read. Read it again when its "
+                "writer has finished"
+            )
+        return descriptor
+
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
         with self._lock:
             if path not in self._open:
-                self._open[path] = _Open(open_file(path))
+                self._open[path] = _Open(self._same(path, open_file(path)))
             file = self._open[path]
             file.users += 1
             self._open.move_to_end(path)

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -14,12 +15,13 @@ from ..engine.ledger import Ledger
 from ..engine.pool import lease
 from ..engine.registry import RAW
 from ..engine.write_pipeline import write_shards
-from ..errors import OptionError, shown
+from ..errors import OptionError, StateError, shown
 from ..format import spec
 from ..format.header import Header
+from ..format.names import dotted
 from ..format.rows import planned_of, written_in
 from ..format.values import encode_value, path_text
-from ..layout import Path, Shard, Tensor, whole
+from ..layout import ITEM_BYTES, Path, Shard, Tensor, whole
 from ..options import Options, options_of
 from ..plan.shard_table import ShardTable, table_of
 from ..stores.local import LocalStore
@@ -148,6 +150,13 @@ def header_of(source: Source, under: Path, options: Options) -> Header:
     index = {tensor.path: number for number, tensor in enumerate(source.tensors)}
     ties = tuple(((*under, *path), index[owner]) for path, owner in source.ties.items())
     objects = tuple(((*under, *path), value) for path, value in source.values.items())
+    for tensor in source.tensors:
+        size = prod(n or 1 for n in tensor.shape) * ITEM_BYTES[tensor.dtype]
+        if size > spec.TENSOR_BYTES_MAX:
+            raise StateError(
+                f"{dotted(tensor.path):.80} has the shape {list(tensor.shape)}, too large for a "
+                "checkpoint even without its sides of 0"
+            )
     for path in (*(tensor.path for tensor in tensors), *(path for path, _ in ties)):
         path_text(path)
     for path, value in objects:

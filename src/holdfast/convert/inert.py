@@ -70,6 +70,7 @@ class Buildable:
 
 
 Call = Callable[..., Any]
+Children = Callable[[Any], "Iterator[Any] | None"]
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,30 @@ class Pickled:
     end: int
 
 
-def check_tree(root: Any) -> None:
+def children_of(value: Any) -> "Iterator[Any] | None":
+    """Return what is in a container; None for any other value, and for an empty one."""
+    if isinstance(value, dict):
+        return chain(value, value.values()) if value else None
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return iter(value) if value else None
+    return iter(vars(value).values()) if type(value) is Namespace and vars(value) else None
+
+
+def children_with_inert(value: Any) -> "Iterator[Any] | None":
+    """Return what is in a container, as `children_of`, or in an `Inert`."""
+    if type(value) is not Inert:
+        return children_of(value)
+    pairs = chain.from_iterable(value.pairs or ())
+    held = (value.of, value.state)
+    return chain(held, value.args, value.kwargs.values(), value.items or (), pairs)
+
+
+def check_tree(root: Any, within: Children = children_of) -> None:
     """Check that a walk ends soon: no cycles, no great depth, no part that is met endlessly often.
 
-    It does not look into an `Inert`, whose reader knows what to expect there.
+    Args:
+        within: what is in a value; default: nothing in an `Inert`, whose reader knows what to
+            expect there.
 
     Raises:
         CorruptError: a walk would not.
@@ -116,7 +137,7 @@ def check_tree(root: Any) -> None:
     references = 0
     value = root
     while True:
-        children = children_of(value) if id(value) not in sizes else None
+        children = within(value) if id(value) not in sizes else None
         if children is None:
             counts[-1] += sizes.get(id(value), 1)
         elif id(value) in above:
@@ -145,15 +166,6 @@ def check_tree(root: Any) -> None:
 
 
 _END = object()
-
-
-def children_of(value: Any) -> "Iterator[Any] | None":
-    """Return what is in a container; None for any other value, and for an empty one."""
-    if isinstance(value, dict):
-        return chain(value, value.values()) if value else None
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return iter(value) if value else None
-    return iter(vars(value).values()) if type(value) is Namespace and vars(value) else None
 
 
 RENAMED = {  # modules that have other names in other versions

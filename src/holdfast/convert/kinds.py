@@ -14,7 +14,7 @@ from ..format.names import DCP_METADATA_NAME, step_of
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
 from ..stores.url import absolute
-from .source import store_error
+from .source import list_names
 
 if TYPE_CHECKING:
     from .source import Source
@@ -154,10 +154,7 @@ def find_kind(path: str) -> Kind:
             if path.endswith(kind.suffixes):
                 return kind
         raise OptionError(f"{path} has no suffix of a kind; expected {_all_kinds()}")
-    try:
-        names = frozenset(os.listdir(path))
-    except OSError as error:
-        raise store_error(f"list {path}", error) from error
+    names = frozenset(list_names(path))
     for kind in KINDS:
         if kind.is_directory(names):
             return kind

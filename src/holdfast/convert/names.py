@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import MismatchError, OptionError
+from ..errors import MismatchError, OptionError, writable
 from ..layout import Path, Tensor
 from ..plan.choice import Patterns, chosen
 from ..plan.rename import Rename, check_distinct, renamed
@@ -80,6 +80,11 @@ class Choice:
         if self.rename is not None:
             again = renamed([*new.values()], self.rename, {*new.values()}, where)
             new = {old: again[name] for old, name in new.items()}
+        for name in new.values():
+            if writable(name) != name:
+                raise OptionError(
+                    f"the name {name!r:.80} is not valid Unicode; rename it, or exclude it"
+                )
         return new
 
 

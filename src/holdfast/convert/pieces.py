@@ -148,7 +148,7 @@ def _copy(
     if span <= SPAN_BYTES_MIN or (span <= SPAN_BYTES_MAX and is_dense) or out.size == 1:
         buffer = bytearray(span)
         files.read(path, offset, memoryview(buffer))
-        steps = tuple(stride * item for stride in strides)
+        steps = [step * item * (n > 1) for n, step in zip(out.shape, strides, strict=True)]
         out[...] = np.ndarray(out.shape, out.dtype, buffer, strides=steps)
         return
     d = max(range(out.ndim), key=lambda d: (out.shape[d] - 1) * strides[d])

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from ..errors import CorruptError, NotCommittedError, VersionError, shown
 from ..format.spec import DIMENSIONS_MAX
 from ..layout import Shape, Tensor
-from .source import FileSource, Span, open_file, read_at
+from .source import FileSource, Span, list_names, open_file, read_at
 
 KIND = "safetensors"
 SUFFIX = ".safetensors"
@@ -67,7 +67,7 @@ def shard_files(names: Iterable[str]) -> list[str]:
 
 
 def _open_directory(source: FileSource, path: str) -> None:
-    names = os.listdir(path)
+    names = list_names(path)
     found = shard_files(names)
     if not found:
         several = sorted(name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX)))
@@ -150,11 +150,17 @@ def _add_file(source: FileSource, path: str, weights: Mapping[str, str] | None) 
         )
     for tensor, begin, stop in entries:
         if weights is None or weights.get(str(tensor.path[0]), name) == name:
+            if tensor.path in source.spans:
+                raise CorruptError(
+                    f"{path} holds {tensor.path[0]:.80}, and so does another shard. Get the index "
+                    "and all shards of one checkpoint"
+                )
             tensors.append(tensor)
             source.spans[tensor.path] = Span(path, start + begin, stop - begin)
     source.tensors += tuple(tensors)
     if isinstance(metadata, dict):
-        source.ties = {**source.ties, **{(key,): (value,) for key, value in metadata.items()}}
+        named = {key: value for key, value in metadata.items() if isinstance(value, str)}
+        source.ties = {**source.ties, **{(key,): (value,) for key, value in named.items()}}
 
 
 def _add_ties(source: FileSource) -> None:

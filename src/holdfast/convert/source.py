@@ -174,6 +174,18 @@ def open_file(path: str) -> int:
     return descriptor
 
 
+def list_names(path: str) -> list[str]:
+    """Return the names in a directory.
+
+    Raises:
+        StoreError: it cannot be listed, or is none.
+    """
+    try:
+        return os.listdir(path)
+    except OSError as error:
+        raise store_error(f"list {path}", error) from error
+
+
 def read_at(descriptor: int, path: str, offset: int, memory: memoryview) -> None:
     """Fill memory with bytes of a file.
 

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
+from math import isfinite
 
 from ..errors import OptionError, shown
 
@@ -71,7 +72,8 @@ def bytes_in(size: int | str | None) -> int:
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if match is not None:
         unit = (1024 if match[3] else 1000) ** _UNITS[match[2].lower()]
-        size = int(float(match[1]) * unit)
+        exact = float(match[1]) * unit
+        size = int(exact) if isfinite(exact) else size
     if type(size) is not int or size < 1:
         raise OptionError(
             f"shard_size is {shown(size)}; expected bytes as a number from 1, or such as '5GB'"

@@ -48,6 +48,11 @@ def _plan_file(name: str, tensors: Sequence[Written], ties: Mapping[str, str]) -
     end = 0
     for written in sorted(tensors, key=lambda each: (_order(each.piece), each.piece.name)):
         piece = written.piece
+        if piece.name == METADATA:
+            raise OptionError(
+                f"safetensors keeps the name {METADATA} for itself; rename that tensor, or exclude "
+                "it"
+            )
         begin, end = end, end + piece.size_bytes
         header[piece.name] = {
             "dtype": CODES[piece.dtype],

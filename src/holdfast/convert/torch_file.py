@@ -10,6 +10,7 @@ from .archive import region_of
 from .contents import Contents, lay_flat
 from .json_file import read_json
 from .pieces import PiecedSource
+from .source import list_names
 from .torch_archive import TorchArchive, read_torch_archive
 
 KIND = "torch"
@@ -82,7 +83,7 @@ def add_tensors(source: PiecedSource, archive: TorchArchive, contents: Contents)
 
 
 def _add_directory(source: PiecedSource, path: str) -> None:
-    names = os.listdir(path)
+    names = list_names(path)
     indexes = sorted(name for name in names if name.endswith(INDEX_SUFFIX))
     if USUAL in names and not indexes:
         _add_file(source, f"{path}/{USUAL}")

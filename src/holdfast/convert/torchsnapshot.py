@@ -111,6 +111,8 @@ class _Snapshot:
             keys = entry.get("keys")
             if not isinstance(keys, list) or not all(type(key) in (str, int) for key in keys):
                 raise self._fault(name, "without keys")
+            if len({str(key) for key in keys}) < len(keys):
+                raise self._fault(name, "with a key twice")
             items = [(key, self._value(f"{name}/{_escaped(key)}", depth + 1)) for key in keys]
             return _CONTAINERS[kind](items)
         if kind == "list":

@@ -107,6 +107,7 @@ def pieces_of(
         CorruptError: stretches leave an array, or have not as many elements as the parameter.
     """
     found: list[Piece] = []
+    dtypes: set[Any] = set()
     done = 0
     for rank, number, start, count in stretches:
         archive, flats, states, _ = ranks[rank]
@@ -116,6 +117,12 @@ def pieces_of(
             raise CorruptError(
                 f"{archive.where} has not the elements {start}:{start + count} of {name} ({key}). "
                 "Use files of one save"
+            )
+        dtypes.add(flat.dtype)
+        if len(dtypes) > 1:
+            raise CorruptError(
+                f"{archive.where} has {name} ({key}) in {flat.dtype}, other than the ranks before "
+                "it. Use files of one save"
             )
         found += flat_pieces(archive, flat, start, count, shape, done)
         done += count

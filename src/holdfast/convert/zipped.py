@@ -8,6 +8,7 @@ import struct
 from dataclasses import replace
 from zlib import crc32
 
+from ..errors import OptionError
 from .emit import Content, Late, Piece
 
 ALIGN_BYTES = 64  # of every member's bytes: tensors can be mapped into memory
@@ -63,7 +64,13 @@ class Archive:
         """Add a member: some bytes, and the elements of a piece behind them."""
         size = len(data) + (piece.size_bytes if piece else 0)
         flags = _FLAGS_LATE if piece else _FLAGS_KNOWN
-        member = _Member(name.encode(), self._position, size, flags)
+        raw = name.encode()
+        if len(raw) > _MAX16:
+            raise OptionError(
+                f"a zip archive cannot hold the name {name!r:.80}, of {len(raw):,} bytes; expected "
+                f"at most {_MAX16:,}. Rename that tensor, or exclude it"
+            )
+        member = _Member(raw, self._position, size, flags)
         member.see(data)
         self._put(_local_header(member, self._position + len(data)))
         if data:
