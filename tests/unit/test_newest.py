@@ -117,7 +117,7 @@ def test_what_is_told_of_a_commit_may_fail_or_hang(
         if step == 1:
             raise KeyError("mine")
         if step == 2:
-            release.wait()
+            release.wait(30)
 
     caplog.set_level(logging.ERROR, "holdfast")
     with Checkpointer(new_path(), every=1, on_commit=on_commit) as checkpointer:
@@ -140,6 +140,9 @@ def test_a_load_or_an_open_of_a_run_takes_its_newest_step(new_path: NewPath) -> 
     assert into["n"] == 12
     assert holdfast.open(run).step == 12
     assert holdfast.open(run, include="n").state() == {"n": 12}
+    for check in (holdfast.verify, holdfast.repair):  # of one step, no word about the others
+        with pytest.raises(NotCommittedError, match="is a run"):
+            check(run)
     empty = new_path()
     empty.mkdir()
     for place in (empty, empty / "none"):

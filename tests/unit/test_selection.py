@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast import Checkpointer
+from format.simulated_ranks import run_ranks
+from holdfast import Checkpointer, Options
 from holdfast.errors import MismatchError, OptionError, StateError
 from holdfast.loading.selection import moved
 
 from .training import same
 
 NewPath = Callable[[], Path]
+SMALL = Options(pool_bytes=32 << 20)
 
 
 def trained(seed: int = 0, **layers: nn.Module) -> dict[str, Any]:
@@ -103,6 +106,22 @@ def test_an_optimizer_follows_its_parameters_new_names(new_path: NewPath) -> Non
     into["optimizer"].step()
 
 
+def test_what_is_left_out_under_another_name_stays_as_it_is(new_path: NewPath) -> None:
+    holdfast.save(saved := trained(), path := new_path())
+    into = trained(seed=1)
+    before = moments(into, "body").clone()
+    target = {"net": into["model"], "optimizer": into["optimizer"], "epoch": 0}
+    report = holdfast.load(path, target, exclude="optimizer", rename={"model": "net"})
+    assert (report.missing, report.unexpected) == ((), ())
+    assert into["model"]["head"].weight.equal(saved["model"]["head"].weight)
+    assert moments(into, "body").equal(before)
+    part = "optimizer.state.body.weight.exp_avg_sq"
+    holdfast.load(path, target, exclude=part, rename={"model": "net"})
+    assert moments(into, "body").equal(before), "no part of it without the rest"
+    assert moments(into, "head").equal(moments(saved, "head"))
+    into["optimizer"].step()
+
+
 def test_a_beginning_is_dropped_or_put_before(new_path: NewPath) -> None:
     holdfast.save(saved := trained(), path := new_path())
     weights = holdfast.open(path, include="model", rename={"model": ""}).state()
@@ -160,6 +179,34 @@ def test_tied_names_of_which_one_is_left_out(new_path: NewPath) -> None:
     assert both.info("c").tied_to == "a"
     state = both.state()
     assert state["a"] is state["c"]
+
+
+def test_ranks_that_select_differently_are_named(new_path: NewPath) -> None:
+    holdfast.save(trained(), path := new_path())
+
+    def load(group: Any) -> str:
+        given = {"include": "model"} if group.rank == 0 else {"include": "epoch"}
+        try:
+            holdfast.load(path, trained(1), **given, group=group, options=SMALL)
+        except OptionError as error:
+            return str(error)
+        return ""
+
+    first, second = run_ranks(2, load)
+    assert first == second
+    assert re.search(r"names: '\w+' on rank 0; '\w+' on rank 1", first), first
+
+
+def test_ranks_load_a_part_under_other_names_together(new_path: NewPath) -> None:
+    holdfast.save(saved := trained(), path := new_path())
+
+    def load(group: Any) -> bool:
+        net = trained(1)["model"]
+        how: dict[str, Any] = {"include": "model", "rename": {"model": "net"}}
+        holdfast.load(path, {"net": net}, **how, group=group, options=SMALL)
+        return same(net.state_dict(), saved["model"].state_dict())
+
+    assert run_ranks(2, load) == [True, True]
 
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [

@@ -40,6 +40,7 @@ def step_again(state: dict[str, Any]) -> None:
 
 def test_a_head_of_another_size_is_left_out_with_its_optimizer_state(new_path: NewPath) -> None:
     saved, into = trained(3), trained(5, seed=1)
+    step_again(saved)
     holdfast.save(saved, path := new_path())
     head = into["model"][1].weight.detach().clone()
     moment = into["optimizer"].state[into["model"][1].weight]["exp_avg"].clone()
@@ -58,6 +59,8 @@ def test_a_head_of_another_size_is_left_out_with_its_optimizer_state(new_path: N
     assert into["optimizer"].state[first]["exp_avg"].equal(exp_avg)
     assert into["model"][1].weight.equal(head)
     assert into["optimizer"].state[into["model"][1].weight]["exp_avg"].equal(moment)
+    assert into["optimizer"].state[into["model"][1].weight]["step"] == 1, "which would fit"
+    assert into["optimizer"].state[first]["step"] == 2
     step_again(into)
 
 

@@ -228,14 +228,6 @@ def test_a_place_without_a_tensor_names_what_is_below_it(new_path: NewPath) -> N
         holdfast.open(path)["model"]
 
 
-def test_a_file_of_another_format_is_told_apart(new_path: NewPath) -> None:
-    for suffix, reader in ((".pt", "torch.load"), (".safetensors", "safetensors.torch.load_file")):
-        file = new_path().with_suffix(suffix)
-        file.write_bytes(b"weights")
-        with pytest.raises(HoldfastError, match=re.escape(f"holdfast.save({reader}(path)")):
-            holdfast.open(file)
-
-
 @pytest.mark.parametrize(("call", "kind", "text"), HINTS)
 def test_an_error_names_the_next_call(
     new_path: NewPath, call: Callable[[Path], Any], kind: type[HoldfastError], text: str

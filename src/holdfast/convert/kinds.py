@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import NotCommittedError, OptionError, TrustError, shown
+from ..errors import HoldfastError, NotCommittedError, OptionError, TrustError, shown
 from ..format.names import DCP_METADATA_NAME, step_of
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
@@ -175,3 +175,13 @@ def _named(name: str) -> Kind:
 
 def _all_kinds() -> str:
     return "; ".join(f"{kind.name}: {kind.what}" for kind in KINDS)
+
+
+def is_foreign(path: "str | os.PathLike[str]", options: Options) -> bool:
+    """Return whether there is a checkpoint of another format, which no key has to have signed."""
+    if options.trust is not None:
+        return False
+    try:
+        return find_kind(absolute(path)).name != OWN
+    except HoldfastError:
+        return False

@@ -117,9 +117,7 @@ def _why_not_committed(store: Store) -> str:
     try:
         names = [entry.name for entry in store.list()]
     except StoreError:
-        text = f"{place} is not a directory; expected the directory of a checkpoint"
-        reads = _READERS.get(os.path.splitext(place)[1])
-        return f"{text}. To move it: holdfast.save({reads}, new_path)" if reads else text
+        return f"{place} is not a directory; expected the directory of a checkpoint"
     if DCP_METADATA_NAME in names and is_marker(store):
         return (
             f"{place} has no MANIFEST, but the marker of a checkpoint ({DCP_METADATA_NAME}): its "
@@ -151,10 +149,6 @@ def _steps_beside(store: Store) -> str:
         return ""
     older = f" and {len(steps) - NAMED_STEPS:,} older" if len(steps) > NAMED_STEPS else ""
     return f". Its run has {', '.join(steps[-NAMED_STEPS:])}{older}"
-
-
-_READERS = dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch.load(path)")
-_READERS[".safetensors"] = "safetensors.torch.load_file(path)"
 
 
 def lost_manifest(store: Store) -> str | None:

@@ -36,7 +36,6 @@ from ..faults.damage import (
 from ..faults.survey import START, survey
 from ..format import spec
 from ..loading.checkpoint import Checkpoint
-from ..loading.opening import open as open_checkpoint
 from ..options import SLOT_BYTES, Options, options_of
 from ..stores.local import LocalStore
 from ..stores.url import open_store
@@ -135,7 +134,7 @@ def scrub(
         state = Pass(store.location, _now(), steps := _steps(store), steps=len(steps))
     if not (state.todo or state.verified or state.retired):
         if not _names(store):
-            open_checkpoint(store.location)  # says why it is none
+            Checkpoint(store.location)  # says why it is none
         raise NotCommittedError(f"{store.location} has no committed step; give a run with steps")
     sweep_pending(store, PENDING_PREFIX, 0)
     _save(store, state)  # now, while nothing is read in vain
@@ -173,7 +172,7 @@ def _scrub_step(
     _forget_cached(store.location)
     try:
         store.exists("")  # a name that is no text is no path either
-        checkpoint = open_checkpoint(store.location, options=options)
+        checkpoint = Checkpoint(store.location, options)
     except NotCommittedError:
         if (lost := find_lost_manifest(store)) is None:
             state.retired.append(name)
@@ -235,7 +234,7 @@ def _read(
 def _is_still(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is there yet: one that was retired, or rebased, looks damaged."""
     try:
-        return open_checkpoint(checkpoint.location).save_id == checkpoint.save_id
+        return Checkpoint(checkpoint.location).save_id == checkpoint.save_id
     except NotCommittedError:
         return False
     except HoldfastError:

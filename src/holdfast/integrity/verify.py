@@ -20,7 +20,6 @@ from ..faults.damage import (
 )
 from ..format import spec
 from ..loading.checkpoint import Checkpoint
-from ..loading.opening import open as open_checkpoint
 from ..options import Options
 from ..stores.local import LocalStore
 from ..stores.url import open_store
@@ -102,7 +101,7 @@ def verify(
         return known[location]
     for _ in range(ATTEMPTS):
         try:
-            checkpoint = open_checkpoint(location, options=options)
+            checkpoint = Checkpoint(location, options)
         except NotCommittedError:
             if (lost := find_lost_manifest(store)) is None:
                 raise
@@ -175,6 +174,6 @@ def _is_still(checkpoint: Checkpoint) -> bool:
             f"{checkpoint.location} was deleted while it was verified; verify a newer checkpoint"
         )
     try:
-        return open_checkpoint(checkpoint.location).save_id == checkpoint.save_id
+        return Checkpoint(checkpoint.location).save_id == checkpoint.save_id
     except CorruptError:
         return False

@@ -13,10 +13,10 @@ import torch
 
 from ..arguments import check_into, check_torch
 from ..convert.importing import header_of
-from ..convert.kinds import OWN, find_kind, open_source
+from ..convert.kinds import open_source
 from ..convert.source import Part, Source
 from ..engine.place import copy_elements, is_plain
-from ..errors import HoldfastError, OptionError
+from ..errors import OptionError
 from ..faults.damage import Damage, Subject
 from ..format.revive import types_by_name
 from ..layout import ITEM_BYTES, Box, Path, Tensor, batches, whole
@@ -27,7 +27,7 @@ from ..state.ambient import ordinary_torch
 from ..state.new import new_tensor
 from ..state.target import bind
 from ..state.tensors import TORCH_DTYPES
-from ..stores.url import absolute, open_store
+from ..stores.url import open_store
 from .checkpoint import Checkpoint
 from .fit import check_fit, describe_fit, source_of
 from .names import TensorInfo
@@ -41,16 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 PIECE_BYTES = 64 << 20  # in memory for what cannot be read into its place
-
-
-def is_foreign(path: Any, options: Options) -> bool:
-    """Return whether there is a checkpoint of another format, which no key has to have signed."""
-    if options.trust is not None:
-        return False
-    try:
-        return find_kind(absolute(path)).name != OWN
-    except HoldfastError:
-        return False
 
 
 class ForeignCheckpoint(Checkpoint):

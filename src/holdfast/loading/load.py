@@ -126,7 +126,8 @@ def _load_foreign(
     error: Exception, path: Any, into: Any, request: LoadRequest, options: Options
 ) -> LoadReport:
     """Load what is of another format; raise why it was not loaded, if it is of none."""
-    from .foreign import is_foreign, load_foreign  # which most programs do not need
+    from ..convert.kinds import is_foreign  # which most programs do not need
+    from .foreign import load_foreign
 
     if not is_foreign(path, options):
         raise error

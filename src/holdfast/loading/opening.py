@@ -50,9 +50,11 @@ def open(
     try:
         return Checkpoint(path, options, types, **how)
     except (NotCommittedError, StoreError) as error:
-        from .foreign import ForeignCheckpoint, is_foreign  # which most programs do not need
+        from ..convert.kinds import is_foreign  # which most programs do not need
 
         if is_foreign(path, options_of(options)):
+            from .foreign import ForeignCheckpoint  # it imports torch
+
             return ForeignCheckpoint(path, options_of(options), types, **how)
         if not isinstance(error, NotCommittedError):
             raise
