@@ -123,6 +123,13 @@ def test_ties_and_values_of_ours_are_there(tmp_path: Path) -> None:
         assert set(source.names().values()) >= {"model.a", "model.b", "list.1.x", "step"}
 
 
+def test_the_format_in_the_metadata_is_no_tie(tmp_path: Path) -> None:
+    place = tmp_path / "a.safetensors"
+    safetensors.torch.save_file({"pt": torch.ones(3)}, place, metadata={"format": "pt"})
+    with open_source(tmp_path / "a.safetensors") as source:
+        assert source.ties == {}
+
+
 def test_shared_tensors_that_safetensors_names_are_ties(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight

@@ -159,7 +159,9 @@ def _add_file(source: FileSource, path: str, weights: Mapping[str, str] | None) 
             source.spans[tensor.path] = Span(path, start + begin, stop - begin)
     source.tensors += tuple(tensors)
     if isinstance(metadata, dict):
-        named = {key: value for key, value in metadata.items() if isinstance(value, str)}
+        # "format" is the framework's, whatever tensor has the name of one.
+        kept = {key: value for key, value in metadata.items() if key != "format"}
+        named = {key: value for key, value in kept.items() if isinstance(value, str)}
         source.ties = {**source.ties, **{(key,): (value,) for key, value in named.items()}}
 
 
