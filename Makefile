@@ -95,7 +95,7 @@ frameworks-short: build/frameworks/.installed
 
 # Exports that are killed 200 times, and one of 10 GB with 512 MiB of memory. EXPORTS="--gb 1" for less.
 exports: $(VENV)/.native
-	$(BIN)/python tests/convert/campaign.py $(EXPORTS)
+	$(BIN)/python tests/convert/campaign.py --directory build $(EXPORTS)
 
 # Models of transformers, exported, loaded by from_pretrained, imported: bits, names and logits.
 export-transformers: build/frameworks/.installed
