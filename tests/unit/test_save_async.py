@@ -32,7 +32,7 @@ from holdfast.testing.faults import Fault, faulty
 
 from .mutations import mutate_and_check
 
-SLOW = Fault("write", nth=1, action="delay", argument=300, persistent=True)
+SLOW = Fault("write", nth=1, action="delay", argument=1000, persistent=True)
 
 
 def load(path: Path | str, like: dict[str, Any]) -> dict[str, Any]:

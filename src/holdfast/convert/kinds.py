@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..engine.marker import without_marker
 from ..errors import HoldfastError, NotCommittedError, OptionError, TrustError, shown
 from ..format.names import DCP_METADATA_NAME, step_of
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
+from ..stores.local import LocalStore
 from ..stores.url import absolute
 from .source import list_names
 
@@ -155,6 +157,8 @@ def find_kind(path: str) -> Kind:
                 return kind
         raise OptionError(f"{path} has no suffix of a kind; expected {_all_kinds()}")
     names = frozenset(list_names(path))
+    if DCP_METADATA_NAME in names:  # the marker of ours stands for nothing by itself
+        names = frozenset(without_marker(LocalStore(path), [*names]))
     for kind in KINDS:
         if kind.is_directory(names):
             return kind
