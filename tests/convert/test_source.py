@@ -113,6 +113,14 @@ def test_many_boxes_are_read_at_once(source: Source) -> None:
             assert same(value, STATE[str(name)])
 
 
+def test_of_a_run_the_newest_step_is_opened(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path / "run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": torch.full((3,), float(step))})
+    with open_source(tmp_path / "run") as source:
+        assert source.location.endswith("step-00000002")
+
+
 def test_ties_and_values_of_ours_are_there(tmp_path: Path) -> None:
     weight = torch.randn(3)
     state = {"model": {"a": weight, "b": weight}, "step": 3, "list": [1, {"x": torch.ones(2)}]}
@@ -254,7 +262,7 @@ def make_run(path: Path) -> Path:
 UNKNOWN: dict[str, tuple[Callable[[Path], Path], str, type[HoldfastError], str]] = {
     "nothing": (lambda path: path, "a", NotCommittedError, "nothing at"),
     "an unknown suffix": (make_unknown, "a.xyz", OptionError, "safetensors: a file"),
-    "a run": (make_run, "a", NotCommittedError, "give one of its steps, such as step-00000009"),
+    "a run without a step": (make_run, "a", NotCommittedError, "no committed step in"),
     "an empty directory": (make_directory, "a", NotCommittedError, "holds no checkpoint"),
     "an empty file": (make_unknown, "a.safetensors", CorruptError, "0 bytes"),
     "a pipe": (make_pipe, "a.safetensors", StoreError, "no regular file"),

@@ -14,6 +14,7 @@ import torch
 import holdfast
 from format.simulated_ranks import run_ranks
 from holdfast import Checkpointer, Keep, Options
+from holdfast.engine import newest
 from holdfast.errors import (
     CorruptError,
     HoldfastError,
@@ -22,7 +23,7 @@ from holdfast.errors import (
     OptionError,
 )
 from holdfast.loading import load as loading
-from holdfast.loading import newest, opening
+from holdfast.loading import opening
 from holdfast.runs import commit_hook
 
 NewPath = Callable[[], Path]

@@ -99,7 +99,7 @@ def export_checkpoint(
     The target appears whole and durable, or not at all. Checkpoints of holdfast are verified.
 
     Args:
-        source: a checkpoint of holdfast; or a file or directory of safetensors.
+        source: a checkpoint; a run, for its newest step; or another format that import reads.
         target: a file ``*.safetensors``, ``*.pt`` (`torch.save`) or ``*.npz``; or a new directory,
             as transformers writes it.
         to: format; default: by the suffix of ``target``.

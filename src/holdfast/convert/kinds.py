@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..engine.marker import without_marker
+from ..engine.newest import newest_in
 from ..errors import HoldfastError, NotCommittedError, OptionError, TrustError, shown
 from ..format.names import DCP_METADATA_NAME, step_of
 from ..format.spec import MANIFEST_NAME
@@ -119,6 +120,7 @@ def open_source(
     """Open what can be read as a checkpoint.
 
     Args:
+        path: of a checkpoint; or of a run of holdfast, whose newest step is opened.
         kind: a name of `KINDS`; default: by the suffix of a file, and by the names in a directory.
         options: settings of the reads of a checkpoint of holdfast, such as ``trust``.
 
@@ -129,6 +131,8 @@ def open_source(
         StoreError: it cannot be read.
     """
     place = absolute(path, expected="the path of a checkpoint")
+    if kind is None or kind == OWN:
+        place = _step_of_run(place)
     found = find_kind(place) if kind is None else _named(kind)
     chosen = options_of(options)
     if chosen.trust is not None and found.name != OWN:
@@ -140,6 +144,19 @@ def open_source(
     opener = getattr(import_module(f".{module}", __package__), function)
     source: Source = opener(place, chosen) if found.name == OWN else opener(place)
     return source
+
+
+def _step_of_run(path: str) -> str:
+    """Return the newest step of a run; of what is no run, the path as it is."""
+    nothing = NotCommittedError(f"there is no committed step in {path}")
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return path
+    is_run = not any(kind.is_directory(frozenset(names)) for kind in KINDS)
+    if not is_run or all(step_of(name) is None for name in names):
+        return path
+    return f"{path}/{newest_in(LocalStore(path), nothing)}"
 
 
 def find_kind(path: str) -> Kind:
@@ -162,10 +179,6 @@ def find_kind(path: str) -> Kind:
     for kind in KINDS:
         if kind.is_directory(names):
             return kind
-    steps = {step: name for name in names if (step := step_of(name)) is not None}
-    if steps:
-        text = f"{path} is a run, not one checkpoint; give one of its steps, such as "
-        raise NotCommittedError(f"{text}{steps[max(steps)]}")
     raise NotCommittedError(f"{path} holds no checkpoint; expected {_all_kinds()}")
 
 

@@ -22,6 +22,7 @@ from ..arguments import (
 from ..engine.chain import Chain, Link, open_chain
 from ..engine.check import check_alone, check_share, read_manifest
 from ..engine.exchange import Exchange
+from ..engine.newest import newest_in
 from ..engine.pool import Lease, lease
 from ..engine.read import still_there
 from ..engine.read_pipeline import Done, read_chain, read_shards
@@ -41,8 +42,8 @@ from ..state.filled import Target
 from ..state.source import Source
 from ..state.target import bind
 from ..stores.url import open_store
+from .agreed import agreed
 from .fit import check_fit, describe_fit, source_of, wanted_of
-from .newest import agreed, newest_in
 from .report import LoadReport
 from .request import LoadRequest
 from .selection import Selection, digest_of

@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from ..engine.newest import newest_in
 from ..errors import NotCommittedError, StoreError
 from ..options import Options, options_of
 from ..plan.choice import Patterns
 from ..plan.rename import Rename
 from ..stores.url import open_store
 from .checkpoint import Checkpoint
-from .newest import newest_in
 
 
 def open(

@@ -15,13 +15,13 @@ from typing import Any
 
 from ..arguments import plain_number
 from ..engine.check import lost_manifest
+from ..engine.newest import steps_in
 from ..engine.retire import GRACE_S, leaving, retire, revoke_links, sweep, sweep_pending
 from ..errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError, shown
 from ..format import spec
 from ..format.header import Header
 from ..format.manifest import decode_manifest
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
-from ..loading.newest import steps_in
 from ..stores.base import list_if_there
 from ..stores.local import LocalStore
 from ..stores.url import open_store

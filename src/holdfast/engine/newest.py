@@ -1,14 +1,13 @@
 """The directory of a run → its newest step. Reads no data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
-from ..engine.check import lost_manifest
-from ..errors import CorruptError, MismatchError, NotCommittedError, StoreError
+from ..errors import CorruptError, NotCommittedError, StoreError
 from ..format import spec
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
-from ..group.base import COORDINATOR
 from ..stores.base import list_if_there
 from ..stores.local import LocalStore
+from .check import lost_manifest
 
 
 def steps_in(store: LocalStore, names: Callable[[], list[str]]) -> list[int]:
@@ -59,18 +58,3 @@ def newest_in(store: LocalStore, error: NotCommittedError) -> str:
     if not steps:
         raise error
     return step_name(steps[-1])
-
-
-def agreed(replies: Sequence[Mapping[str, bytes]], where: str) -> str:
-    """Return the name of the step that the coordinator has chosen, for all ranks.
-
-    Raises:
-        MismatchError: it found a checkpoint there, and another rank a run.
-    """
-    if chosen := replies[COORDINATOR].get("newest"):
-        return chosen.decode()
-    others = [rank for rank, reply in enumerate(replies) if "newest" in reply]
-    raise MismatchError(
-        f"nothing was loaded: {where} is a checkpoint on rank {COORDINATOR}, and has steps on rank "
-        f"{others[0]}. Give all ranks the same directory"
-    )
