@@ -4,6 +4,7 @@ The caller lists the names that mean plain data (`Names`). Whatever else a pickl
 an `Inert`, which keeps the name, the arguments and the state. `pickles.py` reads the bytes.
 """
 
+from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -59,14 +60,14 @@ class Inert:
         return f"<inert {self.name}>"
 
 
-class Buildable:
+class Buildable(ABC):
     """A known object that takes its state in a second step, as arrays of numpy do."""
 
     __slots__ = ()
 
+    @abstractmethod
     def build(self, state: Any) -> None:
         """Take the state; raise a CorruptError if it is not what it must be."""
-        raise NotImplementedError
 
 
 Call = Callable[..., Any]
