@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import holdfast
+from convert.unpacked import unpacked
 from holdfast.convert import deepspeed
 from holdfast.convert.files import OPEN_MAX, Files
 from holdfast.convert.kinds import open_source
@@ -23,7 +23,6 @@ from .test_pickles import call, named, text
 from .test_pickles import whole as pickled
 
 NewPath = Callable[[], Path]
-FOREIGN = Path(__file__).parent.parent / "convert" / "foreign"
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 METADATA = "torch.distributed.checkpoint.metadata."
 
@@ -203,10 +202,7 @@ def test_keys_of_torchsnapshot_that_double_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def by_deepspeed(new_path: NewPath) -> Path:
-    directory = new_path()
-    with tarfile.open(FOREIGN / "deepspeed.tgz") as archive:
-        archive.extractall(directory, filter="data")
-    return directory
+    return unpacked("deepspeed", new_path())
 
 
 @pytest.mark.parametrize("case", ["stage-1", "stage-2", "stage-3"])

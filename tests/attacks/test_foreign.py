@@ -4,7 +4,6 @@ What was read of a pickle is changed before it is understood, so that each check
 """
 
 import random
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from convert.unpacked import unpacked
 from holdfast.convert import dcp as dcp_source
 from holdfast.convert import dcp_metadata, deepspeed, megatron, torch_file
 from holdfast.convert.inert import Global, Inert
@@ -23,7 +23,6 @@ from holdfast.errors import HoldfastError
 from holdfast.layout import whole
 
 NewPath = Callable[[], Path]
-FOREIGN = Path(__file__).parent.parent / "convert" / "foreign"
 CHANGES = 400  # of each checkpoint
 
 
@@ -77,8 +76,7 @@ def read_all(path: Path) -> None:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("foreign")
     for name in ("deepspeed", "megatron"):
-        with tarfile.open(FOREIGN / f"{name}.tgz") as archive:
-            archive.extractall(directory / name, filter="data")
+        unpacked(name, directory / name)
     state = {"w": torch.ones(4, 3), "l": [torch.ones(2), {"x": 1}], "v": [1, 2], "n": {"m": "t"}}
     torch.save(state, directory / "state.pt")
     dcp.save(state, checkpoint_id=directory / "dcp")

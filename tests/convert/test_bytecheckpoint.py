@@ -1,7 +1,6 @@
 """Checkpoints of ByteCheckpoint as sources, from files that it wrote (make_bytecheckpoint.py)."""
 
 import pickletools
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,17 +13,14 @@ from holdfast.errors import CorruptError, HoldfastError
 
 from .make_bytecheckpoint import step, trained
 from .test_torch_file import all_of
+from .unpacked import unpacked
 
 NewPath = Callable[[], Path]
-ARCHIVE = Path(__file__).parent / "foreign" / "bytecheckpoint.tgz"
 
 
 @pytest.fixture
 def theirs(new_path: NewPath) -> Path:
-    directory = new_path()
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(directory, filter="data")
-    return directory / "global_step_2"
+    return unpacked("bytecheckpoint", new_path()) / "global_step_2"
 
 
 def test_shards_of_fsdp_are_whole_tensors(theirs: Path) -> None:

@@ -4,7 +4,6 @@ What is read of ranks' partitions is compared with what DeepSpeed's own converte
 """
 
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,16 @@ from holdfast.errors import CorruptError, OptionError
 
 from .make_deepspeed import CASES, TAG, Net
 from .test_torch_file import all_of
+from .unpacked import unpacked
 
 NewPath = Callable[[], Path]
-ARCHIVE = Path(__file__).parent / "foreign" / "deepspeed.tgz"
 PARAMETERS = [name for name, p in Net().named_parameters() if p.requires_grad]
 FROZEN = ["frozen.weight", "frozen.bias"]
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("deepspeed")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(directory, filter="data")
-    return directory
+    return unpacked("deepspeed", tmp_path_factory.mktemp("deepspeed"))
 
 
 @pytest.fixture

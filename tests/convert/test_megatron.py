@@ -1,7 +1,6 @@
 """Checkpoints of Megatron-Core as sources, from files that it has written (make_megatron.py)."""
 
 import json
-import tarfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -16,17 +15,14 @@ from holdfast.errors import CorruptError, OptionError
 
 from .make_megatron import tensors
 from .test_torch_file import assert_same
+from .unpacked import unpacked
 
 NewPath = Callable[[], Path]
-ARCHIVE = Path(__file__).parent / "foreign" / "megatron.tgz"
 
 
 @pytest.fixture
 def theirs(new_path: NewPath) -> Path:
-    directory = new_path()
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(directory, filter="data")
-    return directory
+    return unpacked("megatron", new_path())
 
 
 def test_tensors_of_all_ranks_are_whole(theirs: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,14 @@ from holdfast.errors import CorruptError, HoldfastError, OptionError
 
 from .make_torchsnapshot import state
 from .test_torch_file import all_of, assert_same
+from .unpacked import unpacked
 
 NewPath = Callable[[], Path]
-ARCHIVE = Path(__file__).parent / "foreign" / "torchsnapshot.tgz"
 
 
 @pytest.fixture
 def theirs(new_path: NewPath) -> Path:
-    directory = new_path()
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(directory, filter="data")
-    return directory
+    return unpacked("torchsnapshot", new_path())
 
 
 def changed(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
