@@ -61,6 +61,8 @@ class Checkpoint(Described):
         print([fault.what for fault in checkpoint.verify()])
     """
 
+    _without_torch = "names, info, objects and verify"
+
     def __init__(
         self,
         path: "str | os.PathLike[str]",
@@ -356,8 +358,7 @@ class Checkpoint(Described):
         device: "Device" = "cpu",
         dtype: "torch.dtype | None" = None,
     ) -> "dict[Path, torch.Tensor]":
-        check_torch("reading tensors", "Without torch, names, info, objects and verify work")
-        from ..engine.read_pipeline import read_chain
+        check_torch("reading tensors", f"Without torch, {self._without_torch} work")
         from ..state.new import new_tensor
 
         tensors = self._header.tensors
@@ -365,9 +366,14 @@ class Checkpoint(Described):
             path: new_tensor(tensors[self._tensors[path]], box.shape, device, dtype)
             for path, box in parts.items()
         }
+        self._fill(parts, result)
+        return result
+
+    def _fill(self, parts: "dict[Path, Box]", into: "dict[Path, torch.Tensor]") -> None:
+        from ..engine.read_pipeline import read_chain
+
         wanted = {path: (self._tensors[path], [box]) for path, box in parts.items()}
-        targets = {path: [(tensor, parts[path])] for path, tensor in result.items()}
+        targets = {path: [(tensor, parts[path])] for path, tensor in into.items()}
         runs = plan_load(self._manifest, wanted, SLOT_BYTES)
         with lease(self._store.vfs, self.location, self._options) as leased:
             read_chain(self._open_chain(), leased, runs, targets)
-        return result

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..arguments import check_into, check_torch
+from ..arguments import check_into
 from ..convert.importing import header_of
 from ..convert.kinds import open_source
 from ..convert.source import Part, Source
@@ -24,7 +24,6 @@ from ..options import Options
 from ..plan.choice import Patterns
 from ..plan.rename import Rename
 from ..state.ambient import ordinary_torch
-from ..state.new import new_tensor
 from ..state.target import bind
 from ..state.tensors import TORCH_DTYPES
 from ..stores.url import open_store
@@ -36,7 +35,7 @@ from .request import LoadRequest
 from .selection import selection_of
 
 if TYPE_CHECKING:
-    from .checkpoint import Device
+    pass
 
 logger = logging.getLogger("holdfast")
 
@@ -51,6 +50,8 @@ class ForeignCheckpoint(Checkpoint):
         options: settings of holdfast's own checkpoints, which it keeps for its copies.
         types: as for `holdfast.open`.
     """
+
+    _without_torch = "names, info and objects"
 
     def __init__(
         self,
@@ -131,23 +132,10 @@ class ForeignCheckpoint(Checkpoint):
             "checkpoint of it that can be verified"
         )
 
-    def _read(
-        self,
-        parts: "dict[Path, Box]",
-        device: "Device" = "cpu",
-        dtype: "torch.dtype | None" = None,
-    ) -> "dict[Path, torch.Tensor]":
-        check_torch("reading tensors", "Without torch, names, info and objects work")
+    def _fill(self, parts: "dict[Path, Box]", into: "dict[Path, torch.Tensor]") -> None:
         tensors = self._header.tensors
-        result = {
-            path: new_tensor(tensors[self._tensors[path]], box.shape, device, dtype)
-            for path, box in parts.items()
-        }
-        fill(
-            self._source,
-            [(tensors[self._tensors[path]], result[path], box) for path, box in parts.items()],
-        )
-        return result
+        wanted = [(tensors[self._tensors[path]], into[path], box) for path, box in parts.items()]
+        fill(self._source, wanted)
 
 
 Filled = tuple[Tensor, torch.Tensor, Box]  # of the source; what takes a box of it
