@@ -22,8 +22,7 @@ from holdfast.errors import (
     NotCommittedError,
     OptionError,
 )
-from holdfast.loading import load as loading
-from holdfast.loading import opening
+from holdfast.loading import agreed, opening
 from holdfast.runs import commit_hook
 
 NewPath = Callable[[], Path]
@@ -181,7 +180,7 @@ def retired(monkeypatch: pytest.MonkeyPatch, run: Path, times: int) -> None:
             shutil.rmtree(run / name)
         return name
 
-    for module in (loading, opening):
+    for module in (agreed, opening):
         monkeypatch.setattr(module, "newest_in", found)
 
 
@@ -224,7 +223,7 @@ def test_the_coordinator_chooses_the_step_for_all_ranks(new_path: NewPath) -> No
 
     found = run_ranks(2, mixed)
     assert all(text.startswith(MismatchError.__name__) for text in found), found
-    assert "has steps on rank 1" in found[0]
+    assert "a run on rank 1" in found[0]
 
 
 def test_all_ranks_look_again_when_one_finds_the_step_gone(new_path: NewPath) -> None:

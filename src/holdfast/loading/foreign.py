@@ -3,15 +3,16 @@
 They have no checksums: what is read is what the file says. Each rank reads all that it needs.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..arguments import check_into
+from ..arguments import check_alike, decode_arguments, encode_arguments
 from ..convert.importing import header_of
 from ..convert.kinds import open_source
 from ..convert.source import Part, Source
@@ -19,6 +20,9 @@ from ..engine.place import copy_elements, is_plain
 from ..errors import OptionError
 from ..faults.damage import Damage, Subject
 from ..format.revive import types_by_name
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
+from ..group.replies import decode_replies, encode_reply
 from ..layout import ITEM_BYTES, Box, Path, Tensor, batches, whole
 from ..options import Options
 from ..plan.choice import Patterns
@@ -32,10 +36,10 @@ from .fit import check_fit, describe_fit, source_of
 from .names import TensorInfo
 from .report import LoadReport
 from .request import LoadRequest
-from .selection import selection_of
+from .selection import digest_of, selection_of
 
 if TYPE_CHECKING:
-    pass
+    from ..group.base import Group
 
 logger = logging.getLogger("holdfast")
 
@@ -179,17 +183,31 @@ def _pieces(tensor: Tensor, target: torch.Tensor, box: Box) -> Iterable[tuple[to
         yield target[first : first + count], Box(offset, (count, *box.shape[1:]))
 
 
-def load_foreign(path: Any, into: Any, request: LoadRequest, options: Options) -> LoadReport:
-    """Fill a state, as `holdfast.load` does; the report lacks only the time."""
-    with open_source(path, None, options) as given:
-        header = header_of(given, (), options)
-        if not isinstance(into, Mapping):
-            check_into(path, into)
-        known = types_by_name(request.types) if request.types != () else {}
-        source = source_of(header, known, request, given.location)
-        target = bind(into, source, skips=not request.strict, assign=request.assign)
-        fit = describe_fit(header, target, source, request)
-        missing, unexpected, skipped = check_fit(given.location, header, [fit], request)
+def load_foreign(
+    path: Any, ranks: "Group", into: Any, request: LoadRequest, options: Options
+) -> LoadReport:
+    """Fill a state, as `holdfast.load` does; the report lacks only the time.
+
+    Raises:
+        MismatchError: it does not fit on some rank, or the ranks found different names.
+    """
+    with contextlib.ExitStack() as held:
+        with Phase(ranks) as prepared:
+            given = held.enter_context(open_source(path, None, options))
+            header = header_of(given, (), options)
+            known = types_by_name(request.types) if request.types != () else {}
+            source = source_of(header, known, request, given.location)
+            target = bind(into, source, skips=not request.strict, assign=request.assign)
+            fit = describe_fit(header, target, source, request)
+            alike = {"call": "load", **request.arguments(), "types": sorted(known)}
+            alike["names"] = digest_of(source)
+            asks = encode_arguments(f"the load of {given.location}", alike)
+            prepared.answer = encode_reply(arguments=asks, fit=fit)
+        replies = decode_replies(prepared.answers)
+        firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
+        check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
+        fits = [reply["fit"] for reply in replies]
+        missing, unexpected, skipped = check_fit(given.location, header, fits, request)
         owners = {tensor.path: tensor for tensor in header.tensors}
         owners |= {further: header.tensors[index] for further, index in header.ties}
         owners |= {new: owners[at] for new, at in source.origins.items() if at in owners}
@@ -197,8 +215,10 @@ def load_foreign(path: Any, into: Any, request: LoadRequest, options: Options) -
         wanted = [(owners[at], tensor, whole(owners[at].shape)) for at, tensor in plain]
         for at, parts in target.targets().items():
             wanted += [(owners[at], tensor, box) for tensor, box in parts]
-        fill(given, wanted)
-        target.finish()
+        with Phase(ranks):
+            fill(given, wanted)
+        with Phase(ranks):
+            target.finish()
     return LoadReport(
         path=given.location,
         step=header.step,

@@ -22,7 +22,6 @@ from ..arguments import (
 from ..engine.chain import Chain, Link, open_chain
 from ..engine.check import check_alone, check_share, read_manifest
 from ..engine.exchange import Exchange
-from ..engine.newest import newest_in
 from ..engine.pool import Lease, lease
 from ..engine.read import still_there
 from ..engine.read_pipeline import Done, read_chain, read_shards
@@ -42,7 +41,7 @@ from ..state.filled import Target
 from ..state.source import Source
 from ..state.target import bind
 from ..stores.url import open_store
-from .agreed import agreed
+from .agreed import agreed, what_else
 from .fit import check_fit, describe_fit, source_of, wanted_of
 from .report import LoadReport
 from .request import LoadRequest
@@ -114,25 +113,10 @@ def load(
     selects = include != () or exclude != () or rename is not None
     selection = Selection(include, exclude, rename) if selects else None
     request = LoadRequest(strict, partial, cast, types, selection, assign)
-    try:
-        report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
-    except (NotCommittedError, StoreError) as error:
-        report = _load_foreign(error, path, into, request, chosen)
+    report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
     seconds = time.perf_counter() - started
     logger.info("loaded %s: %.3f GB in %.2f s", report.path, report.bytes_read / 1e9, seconds)
     return replace(report, seconds=seconds)
-
-
-def _load_foreign(
-    error: Exception, path: Any, into: Any, request: LoadRequest, options: Options
-) -> LoadReport:
-    """Load what is of another format; raise why it was not loaded, if it is of none."""
-    from ..convert.kinds import is_foreign  # which most programs do not need
-    from .foreign import load_foreign
-
-    if not is_foreign(path, options):
-        raise error
-    return worker.run(lambda: load_foreign(path, into, request, options))
 
 
 def load_from(
@@ -149,8 +133,8 @@ def load_from(
         step: of a run, by the directory's name; what does not belong there is let be.
     """
     opened = _open_alike(path, ranks, into, request, options, step)
-    if isinstance(opened, str):
-        return _load_newest(opened, path, ranks, into, request, options)
+    if not isinstance(opened, tuple):
+        return _load_other(opened, path, ranks, into, request, options)
     links, source, target, fits = opened
     store, manifest = links[-1].store, links[-1].manifest
     chain, header = links if len(links) > 1 else (), manifest.table.header
@@ -224,14 +208,14 @@ def _open_alike(
     request: LoadRequest,
     options: Options,
     step: int | None,
-) -> tuple[Chain, Source, Target, list[bytes]] | str:
+) -> tuple[Chain, Source, Target, list[bytes]] | str | None:
     """Open one checkpoint on all ranks; once more when they found different ones.
 
     A rebase may have replaced MANIFEST between the reads of two ranks.
 
     Returns:
         (the checkpoint with its bases, what it offers, the target, what `describe_fit` returned on
-        each rank); or of a run, the path of its newest step, as the coordinator sees it.
+        each rank); or of a run, the path of its newest step; or of another format, None.
 
     Raises:
         MismatchError: they found different ones again; the same text on every rank.
@@ -248,10 +232,10 @@ def _open_alike(
             store, manifest = open_store(path), None
             try:
                 manifest = _read_manifest(store, options, step)
-            except NotCommittedError as error:
+            except (NotCommittedError, StoreError) as error:
                 if step is not None:
                     raise
-                prepared.answer = encode_reply(newest=newest_in(store, error).encode())
+                prepared.answer = encode_reply(**what_else(path, store, options, error))
             if manifest is not None:
                 alone, header = (Link(store, manifest),), manifest.table.header
                 chain = open_chain(store, manifest) if len(manifest.based) else alone
@@ -268,8 +252,9 @@ def _open_alike(
         if ranks.world_size == 1 and manifest is not None:
             return chain, source, target, [fit]
         replies = decode_replies(prepared.answers)
-        if manifest is None or b"newest" in b"".join(prepared.answers):
-            return f"{store.location}/{agreed(replies, store.location)}"
+        if manifest is None or any("newest" in reply or "foreign" in reply for reply in replies):
+            newest = agreed(replies, store.location)
+            return None if newest is None else f"{store.location}/{newest}"
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], list(map(itemgetter("arguments"), firsts)))
         if list(map(itemgetter("manifests"), firsts)).count(digests) == len(firsts):
@@ -285,18 +270,23 @@ def _different(found: list[str]) -> MismatchError:
     )
 
 
-def _load_newest(
-    newest: str,
-    run: "str | os.PathLike[str]",
+def _load_other(
+    newest: str | None,
+    path: "str | os.PathLike[str]",
     ranks: "Group",
     into: Mapping[Any, Any] | None,
     request: LoadRequest,
     options: Options,
 ) -> LoadReport:
-    """Load the newest step of a run; where it was retired meanwhile, the one that is newest then.
+    """Load another format, or the newest step of a run.
 
-    Damage is no reason to take an older one: that is for `Checkpointer.restore`.
+    Where that was retired meanwhile, the one that is newest then is loaded. Damage is no reason to
+    take an older one: that is for `Checkpointer.restore`.
     """
+    if newest is None:
+        from .foreign import load_foreign  # which most programs do not need
+
+        return load_foreign(path, ranks, into, request, options)
     failure: BaseException | None = None
     report: LoadReport | None = None
     try:
@@ -309,8 +299,8 @@ def _load_newest(
         judged.answer = b"gone" if isinstance(failure, NotCommittedError) else b""
     if b"gone" in judged.answers:
         logger.info("%s was deleted meanwhile; loading the newest step again", newest)
-        found = _open_alike(run, ranks, into, request, options, None)
-        return load_from(found if isinstance(found, str) else run, ranks, into, request, options)
+        found = _open_alike(path, ranks, into, request, options, None)
+        return load_from(found if isinstance(found, str) else path, ranks, into, request, options)
     if failure is not None or report is None:
         raise failure or NotCommittedError(f"{newest} was not loaded")
     return report
