@@ -6,6 +6,7 @@ What is read of ranks' partitions is compared with what DeepSpeed's own converte
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 import holdfast
 from holdfast.convert.kinds import open_source
+from holdfast.convert.zero_parts import RankState, stretches_of_groups
 from holdfast.errors import CorruptError, OptionError
 
 from .make_deepspeed import CASES, TAG, Net
@@ -214,4 +216,62 @@ def test_a_lie_in_the_file_of_the_model_is_a_typed_error(case: Any, text: str) -
     LIES[text](root)
     torch.save(root, file)
     with pytest.raises(CorruptError, match=text):
+        open_source(directory)
+
+
+def test_elements_that_two_parameters_share_are_noticed() -> None:
+    archive: Any = SimpleNamespace(where="rank_0.pt")
+    slices: list[Any] = [{"a": (0, 4), "b": (4, 2), "empty": (3, 0)}]
+    groups = [{"a": (4,), "b": (2,), "empty": (0,)}]
+    apart = RankState(archive, [], [], slices)
+    assert stretches_of_groups([apart], groups)["b"] == [(0, 0, 4, 2)]
+    slices[0]["b"] = (3, 2)
+    with pytest.raises(CorruptError, match=r"rank_0\.pt gives the elements from 3 .* a and to b"):
+        stretches_of_groups([apart], groups)
+
+
+def test_what_was_saved_without_zero_is_the_state_of_plain_torch(new_path: NewPath) -> None:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.groups(), lr=0.5)
+    net(torch.randint(0, 7, (2, 4))).sum().backward()
+    optimizer.step()
+    directory = new_path()
+    directory.mkdir()
+    root = {
+        "module": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "buffer_names": ["count"],
+        "param_shapes": None,
+        "global_steps": 1,
+    }
+    torch.save(root, directory / "mp_rank_00_model_states.pt")
+    with open_source(directory, "deepspeed") as source:
+        found = all_of(source)
+        assert source.values["global_steps",] == 1
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(found["module", name], tensor)
+    moments = [state["exp_avg"] for state in optimizer.state_dict()["state"].values()]
+    assert moments
+    for number, tensor in enumerate(moments):
+        assert torch.equal(found["optimizer", "state", number, "exp_avg"], tensor)
+    shutil.copy(
+        directory / "mp_rank_00_model_states.pt",
+        directory / "zero_pp_rank_1_mp_rank_00_model_states.pt",
+    )
+    with pytest.raises(CorruptError, match="has no files \\*_optim_states"):
+        open_source(directory, "deepspeed")
+
+
+def test_the_elastic_form_is_refused_by_name(case: Any, new_path: NewPath) -> None:
+    directory = new_path()
+    directory.mkdir()
+    shutil.copy(case("stage-1") / TAG / "mp_rank_00_model_states.pt", directory)
+    root = {
+        "partition_count": 1,
+        "single_partition_of_fp32_groups": [torch.ones(4)],
+        "base_optimizer_state": [{"exp_avg": torch.ones(4)}],
+    }
+    file = directory / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": root}, file)
+    with pytest.raises(OptionError, match="elastic form"):
         open_source(directory)

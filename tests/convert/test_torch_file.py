@@ -190,7 +190,12 @@ def test_an_index_that_leads_out_is_refused(new_path: NewPath, place: Any) -> No
         open_source(directory)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": {}}', "[" * 100_000, "\xff"])
+TWICE = '{"weight_map": {"w": "a.bin", "w": "b.bin"}}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": {}}', "[" * 100_000, "\xff", TWICE]
+)
 def test_an_index_that_is_none_is_refused(new_path: NewPath, text: str) -> None:
     directory = new_path()
     directory.mkdir()

@@ -14,7 +14,7 @@ def read_json(files: Files, path: str) -> Any:
     """Read a file.
 
     Raises:
-        CorruptError: it is no JSON, or too large.
+        CorruptError: it is no JSON, has a key twice, or is too large.
         StoreError: it cannot be read.
     """
     region = region_of(files, path)
@@ -23,6 +23,16 @@ def read_json(files: Files, path: str) -> Any:
             f"{path} has {region.size_bytes:,} bytes; expected at most {JSON_BYTES_MAX:,}"
         )
     try:
-        return json.loads(region.read(0, region.size_bytes))
+        return json.loads(region.read(0, region.size_bytes), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} is no JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object, which may name nothing twice: readers would differ in which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r:.80} stands in an object twice")
+    return found

@@ -35,12 +35,14 @@ def stretches_of_groups(ranks: Sequence[RankState], groups: Groups) -> dict[str,
     """Return where each parameter lies, in the order of its elements, for stages 1 and 2.
 
     Raises:
-        CorruptError: a rank has not what the others leave to it.
+        CorruptError: a rank has not what the others leave to it, or gives something twice.
     """
     found: dict[str, list[Stretch]] = {}
     for number, group in enumerate(groups):
         noted = [rank.slices[number] for rank in ranks if rank.slices is not None]
         if len(noted) == len(ranks):
+            for rank, slices in zip(ranks, noted, strict=True):
+                _check_apart(rank.archive.where, slices)
             for name in group:
                 found[name] = [
                     (r, number, *noted[r][name]) for r in range(len(ranks)) if name in noted[r]
@@ -54,6 +56,18 @@ def stretches_of_groups(ranks: Sequence[RankState], groups: Groups) -> dict[str,
             found[name] = [(r, number, a, n) for r, a, n in _over(sizes, first, count)]
             first += count
     return found
+
+
+def _check_apart(where: str, slices: Mapping[str, tuple[int, int]]) -> None:
+    """Check that no two parameters have the same elements of a flat array."""
+    end, before = 0, ""
+    for start, count, name in sorted((*place, name) for name, place in slices.items() if place[1]):
+        if start < end:
+            raise CorruptError(
+                f"{where} gives the elements from {start} of its weights to {before:.80} and to "
+                f"{name:.80}; expected one of them. Copy the file again"
+            )
+        end, before = start + count, name
 
 
 def stretches_of_parameters(ranks: Sequence[RankState], groups: Groups) -> dict[str, list[Stretch]]:
