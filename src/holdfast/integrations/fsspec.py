@@ -13,9 +13,8 @@ from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 
 from ..engine.epochs import check_epoch, held
 from ..engine.marker import is_marker
-from ..engine.replace import needed_by
 from ..engine.retire import is_pending, leaving, retire
-from ..errors import AlreadyCommittedError, NotCommittedError, OptionError, StoreError
+from ..errors import NotCommittedError, OptionError, StoreError
 from ..format.names import (
     DCP_METADATA_NAME,
     LATEST_BYTES_MAX,
@@ -27,6 +26,7 @@ from ..format.spec import DATA_DIRECTORY, MANIFEST_NAME, MARKER
 from ..stores.base import list_if_there
 from ..stores.local import LocalStore
 from ..stores.url import SCHEME, absolute
+from .adapter import check_no_base
 from .dcp.word import NAME as WORD_NAME
 
 Info = dict[str, Any]
@@ -249,12 +249,7 @@ def _delete(name: str, *, recursive: bool) -> None:
             f"the directory that it leads to, {os.path.realpath(name)}"
         )
     with leaving(store):
-        if delta := needed_by(store, revoke=True):
-            raise AlreadyCommittedError(
-                f"{name} is the base of the delta checkpoint {delta}, which would become "
-                f"unreadable; nothing was deleted. Delete {delta} first, or run 'holdfast rebase' "
-                "on it"
-            )
+        check_no_base(store)
         if run.location in held:
             check_epoch(store)
         if _latest(run) == os.path.basename(name):
