@@ -20,7 +20,6 @@ import torch
 import holdfast
 from holdfast import Options
 from holdfast.cli import main
-from holdfast.convert.building import PREFIX
 from holdfast.convert.emit import BATCH_BYTES
 from holdfast.convert.targets import bytes_in
 from holdfast.errors import (
@@ -33,6 +32,7 @@ from holdfast.errors import (
     OptionError,
     StoreError,
 )
+from holdfast.stores.building import PREFIX
 from holdfast.testing import Fault, faulty, recording
 
 NewPath = Callable[[], Path]

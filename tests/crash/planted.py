@@ -131,7 +131,7 @@ def sync_the_manifest_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
         descriptor = self.vfs.create(path)
         self.vfs.sync(descriptor)
         self.vfs.write(descriptor, data, 0)
-        self.close(descriptor)
+        self.vfs.close(descriptor)
 
     patch.setattr(LocalStore, "_write_durably", write)
 
@@ -205,7 +205,7 @@ def take_the_new_data_for_the_old(patch: pytest.MonkeyPatch) -> None:
 def _write_carelessly(self: LocalStore, path: str, data: bytes) -> None:
     descriptor = self.vfs.create(path)
     self.vfs.write(descriptor, data, 0)
-    self.close(descriptor)
+    self.vfs.close(descriptor)
 
 
 def _publish_without_fsync(self: LocalStore, pending_name: str, name: str) -> bool:
@@ -217,4 +217,4 @@ def _publish_without_fsync(self: LocalStore, pending_name: str, name: str) -> bo
 def _sync_file(store: LocalStore, name: str) -> None:
     descriptor = store.open(name, direct=False)
     store.vfs.sync(descriptor)
-    store.close(descriptor)
+    store.vfs.close(descriptor)

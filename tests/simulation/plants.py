@@ -65,7 +65,7 @@ def _sync_late(store: Any, pending_name: str, name: str) -> bool:
     """Publish what was prepared without fsync; sync it first."""
     descriptor = store.open(pending_name, direct=False)
     store.vfs.sync(descriptor)
-    store.close(descriptor)
+    store.vfs.close(descriptor)
     return _publish(store, pending_name, name)
 
 

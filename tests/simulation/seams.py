@@ -27,7 +27,7 @@ from holdfast.runs import restore as restore_module
 from holdfast.runs import saver as saver_module
 from holdfast.saving import handle as handle_module
 from holdfast.saving import save as save_module
-from holdfast.stores import local
+from holdfast.stores import local, local_marks
 
 from . import payload
 from .actors import Process, Scheduler
@@ -175,7 +175,14 @@ def _patches() -> list[tuple[Any, str, Any]]:
     return [
         *(
             (module, "os", system)
-            for module in (local, base_choice_module, directory_module, handle_module, retire)
+            for module in (
+                local,
+                local_marks,
+                base_choice_module,
+                directory_module,
+                handle_module,
+                retire,
+            )
         ),
         *(
             (m, "time", clock)

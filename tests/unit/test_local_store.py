@@ -93,7 +93,7 @@ def test_who_made_a_directory_syncs_the_one_it_is_in(new_path: NewPath) -> None:
     with recording() as disk:
         stores = [LocalStore(root / "step") for _ in range(3)]
         for number, store in enumerate(stores):
-            store.close(store.create(f"data/id/{number}", direct=False))
+            store.vfs.close(store.create(f"data/id/{number}", direct=False))
             store.sync_made(f"data/id/{number}")
         stores[1].sync_path("data/id/0")
         stores[0].sync_path("data/id/0")

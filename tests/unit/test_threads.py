@@ -149,11 +149,11 @@ def test_a_signal_handler_that_saves_within_save_async_gets_a_typed_error(tmp_pa
 
 def test_staging_refuses_a_pool_that_is_out(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    lease = pool.staging(store.vfs, store.location, Options(), SLOT_BYTES)
+    lease = pool.staging(store, Options(), SLOT_BYTES)
     with pytest.raises(HoldfastError, match="another background save"):
-        pool.staging(store.vfs, store.location, Options(), SLOT_BYTES)
+        pool.staging(store, Options(), SLOT_BYTES)
     lease.give_back()
-    pool.staging(store.vfs, store.location, Options(), SLOT_BYTES).give_back()
+    pool.staging(store, Options(), SLOT_BYTES).give_back()
 
 
 def test_a_save_whose_memory_cannot_be_had_gives_its_turn_back(

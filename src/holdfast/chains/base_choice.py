@@ -31,14 +31,14 @@ from ..plan.shard_table import ShardTable, cut
 
 if TYPE_CHECKING:
     from ..codecs.base import Codec
-    from ..stores.local import LocalStore
+    from ..stores.base import Store
 
 logger = logging.getLogger("holdfast")
 
 Losses = list[tuple[Any, ...]]  # index of a tensor, and the fields of its `Loss`
 
 
-def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any] | None:
+def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | None:
     """Choose what the checkpoint at ``store`` is to be made from; None: it stands by itself.
 
     The one that this process saved last in the same directory; else the newest step before it.
@@ -52,7 +52,8 @@ def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any
     names = map(os.path.basename, (location, store.location))
     is_own = may_be and len(set(map(bool, map(STEP_PATTERN.fullmatch, names)))) == 1
     base = store.sibling(os.path.basename(location)) if is_own else None
-    if base is None or not base.exists(spec.MANIFEST_NAME):
+    known = known_chain(base) if base is not None else None
+    if base is None or (known is None and not base.exists(spec.MANIFEST_NAME)):
         location, is_own = step_before(store), False
         if not location:
             return None
@@ -62,7 +63,9 @@ def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any
         logger.warning("%s is saved in full: its base %s is being deleted", store.location, name)
         return None
     try:
-        known = known_chain(base) or [remember(link.manifest) for link in open_chain(base)][-1]
+        known = (
+            known or known_chain(base) or [remember(link.manifest) for link in open_chain(base)][-1]
+        )
         if not is_own:  # whoever published it may have died, or hang, before it was durable
             base.sync_directory()
     except (CorruptError, NotCommittedError, VersionError) as error:
@@ -74,7 +77,7 @@ def choose_base(store: "LocalStore", codec: "Codec", rank: int) -> dict[str, Any
     return {"name": name, **told}
 
 
-def step_before(store: "LocalStore") -> str:
+def step_before(store: "Store") -> str:
     """Return the location of the newest committed step before this one; empty: there is none."""
     run, name = os.path.split(store.location)
     step = step_of(name)
@@ -95,7 +98,7 @@ class Writing:
         base_save_id: of the base, if the header has one.
     """
 
-    store: "LocalStore"
+    store: "Store"
     header: Header
     shards: ShardTable
     codec: "Codec"
@@ -137,7 +140,7 @@ def _read_base(chain: Chain, basis: Basis, shards: list[Shard], options: Options
     manifest, store = chain[-1].manifest, chain[-1].store
     known = set(manifest.table.header.tensors)
     there = [shard for shard in shards if shard.tensor in known]
-    with lease(store.vfs, store.location, options) as leased:
+    with lease(store, options) as leased:
         read_parts(chain, leased, {shard: basis.room(shard) for shard in there})
     for shard in there:
         basis.fill(shard)

@@ -34,7 +34,7 @@ from ..layout import Box, Shard, batches
 from ..options import SLOT_BYTES, STREAM_BYTES, Options, options_of
 from ..plan.shard_table import table_of
 from ..state.tensors import TORCH_DTYPES
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from ..stores.url import open_store
 from ..worker import in_worker
 from .base_choice import Writing, begin_link, choose_base, end_link, join_losses, losses_of
@@ -151,7 +151,7 @@ def rewritten_header(old: Header, codec: Codec, base: Base | None) -> Header:
 
 
 def make_writing(
-    store: LocalStore, header: Header, chain: Chain, codec: Codec, base_save_id: str
+    store: Store, header: Header, chain: Chain, codec: Codec, base_save_id: str
 ) -> Writing:
     """Say what is written of a checkpoint: all shards of the tensors that the header has."""
     manifest, kept = chain[-1].manifest, set(header.tensors)
@@ -179,7 +179,7 @@ def write_again(chain: Chain, writing: Writing, options: Options, report: Report
     basis = begin_link(writing, options) if writing.codec.every > 1 else None
     source = _Source(chain, shards.shards, options, report)
     asked = OnDemand(shards, source, header.chunk_elements)
-    with lease(store.vfs, store.location, options) as leased:
+    with lease(store, options) as leased:
         tables = write_shards(store, leased, files, shards, asked, writing.codec, basis, Ledger())
     # Of the first rank alone: the header may name four thousand million of them.
     first = np.array([0, len(shards)], np.int64)
@@ -214,6 +214,6 @@ class _Source:
             shard: torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu") for shard in ahead
         }
         store = self._chain[-1].store
-        with lease(store.vfs, store.location, self._options) as leased:
+        with lease(store, self._options) as leased:
             read_parts(self._chain, leased, parts)
         return parts

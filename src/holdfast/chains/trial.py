@@ -27,7 +27,6 @@ from ..format import spec
 from ..format.names import dotted
 from ..layout import Box, Shard, chunks_of, size_of
 from ..options import Options, options_of
-from ..stores.local import LocalStore
 from ..stores.url import open_store
 from ..worker import in_worker
 from .base_choice import step_before
@@ -181,7 +180,6 @@ def _open_base(chain: Chain, base: "str | os.PathLike[str] | None") -> Chain | N
                 "of the run, or None"
             )
         return open_chain(there)
-    assert isinstance(store, LocalStore)
     place = header.base.name if header.base else os.path.basename(step_before(store))
     return open_chain(store.sibling(place)) if place else None
 
@@ -271,7 +269,7 @@ class _Sources:
             for shard in shards
         }
         store = chain[-1].store
-        with lease(store.vfs, store.location, self._options) as leased:
+        with lease(store, self._options) as leased:
             read_parts(chain, leased, parts)
         return parts
 

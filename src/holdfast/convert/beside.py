@@ -8,7 +8,7 @@ import os
 
 from ..errors import OptionError
 from ..state.tensors import TORCH_DTYPES
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from ..stores.url import absolute
 from .source import open_file, read_at
 
@@ -43,7 +43,7 @@ def files_beside(directory: "str | os.PathLike[str]") -> tuple[str, list[str]]:
     return place, kept
 
 
-def copy_beside(store: LocalStore, place: str, names: list[str], dtype: str | None) -> None:
+def copy_beside(store: Store, place: str, names: list[str], dtype: str | None) -> None:
     """Copy files durably.
 
     Args:
@@ -56,7 +56,7 @@ def copy_beside(store: LocalStore, place: str, names: list[str], dtype: str | No
             _copy(store, f"{place}/{name}", name)
 
 
-def _copy(store: LocalStore, path: str, name: str) -> None:
+def _copy(store: Store, path: str, name: str) -> None:
     source, target = open_file(path), store.create(name, direct=False)
     try:
         size, done = os.fstat(source).st_size, 0

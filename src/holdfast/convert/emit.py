@@ -16,7 +16,7 @@ from ..engine.stream import FileStream, Writes
 from ..errors import OptionError
 from ..layout import ITEM_BYTES, Box, Tensor, boxes_of_range
 from ..options import Options
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from .cast import cast
 from .source import Part, Source
 
@@ -81,7 +81,7 @@ def size_of(content: Content) -> int:
 
 
 def write_files(
-    store: LocalStore,
+    store: Store,
     files: Sequence[PlannedFile],
     source: Source,
     report: Report,
@@ -96,7 +96,7 @@ def write_files(
         CorruptError: the source fails a check.
         StoreError: disk, network or permission; what was written is left to the caller.
     """
-    with lease(store.vfs, store.location, options) as leased:
+    with lease(store, options) as leased:
         for file in files:
             _FileWriter(store, leased, source, report, allow_overflow=allow_overflow).write(file)
 
@@ -119,7 +119,7 @@ class _FileWriter:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         leased: Lease,
         source: Source,
         report: Report,

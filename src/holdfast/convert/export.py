@@ -12,12 +12,11 @@ from ..layout import ITEM_BYTES, whole
 from ..options import Options, options_of
 from ..plan.choice import Patterns
 from ..plan.rename import Rename
-from ..stores.local import LocalStore
-from ..stores.url import absolute
+from ..stores.building import building, check_free
+from ..stores.url import absolute, open_store
 from ..worker import in_worker
 from .as_transformers import as_saved
 from .beside import ADAPTER_CONFIG, copy_beside, files_beside
-from .building import building, check_free
 from .cast import CAST_FROM, dtype_named
 from .emit import Piece, Report, write_files
 from .kinds import open_source
@@ -244,7 +243,7 @@ def check_room(place: str, needed: int) -> None:
     Raises:
         NoSpaceError: they do not.
     """
-    free = LocalStore(os.path.dirname(place)).free_bytes()
+    free = open_store(os.path.dirname(place)).free_bytes()
     if free is not None and needed > free:
         error = NoSpaceError(
             f"not enough space to write {place}: it needs {needed / 1e9:.3f} GB, and "

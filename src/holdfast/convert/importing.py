@@ -24,7 +24,7 @@ from ..format.values import encode_value, path_text
 from ..layout import ITEM_BYTES, Path, Shard, Tensor, whole
 from ..options import Options, options_of
 from ..plan.shard_table import ShardTable, table_of
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from ..stores.url import open_store
 from ..version import __version__
 from ..worker import in_worker
@@ -176,16 +176,14 @@ def header_of(source: Source, under: Path, options: Options) -> Header:
     )
 
 
-def _write(
-    source: Source, there: LocalStore, header: Header, options: Options, report: Report
-) -> None:
+def _write(source: Source, there: Store, header: Header, options: Options, report: Report) -> None:
     """Write all tensors as the only rank, and commit."""
     shards = _table(header.tensors)
     files = WriterPlan(header, 0, 0, shards.size_bytes, options.file_bytes)
     theirs = _table(source.tensors)  # the same, by their own paths
     try:
         with (
-            lease(there.vfs, there.location, options) as leased,
+            lease(there, options) as leased,
             closing(FromSource(source, theirs, header.chunk_elements, report)) as origin,
         ):
             tables = write_shards(there, leased, files, shards, origin, RAW, None, Ledger())

@@ -22,17 +22,17 @@ def read_json(files: Files, path: str) -> Any:
         raise CorruptError(
             f"{path} has {region.size_bytes:,} bytes; expected at most {JSON_BYTES_MAX:,}"
         )
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Make an object, which may name nothing twice: readers differ in which one counts."""
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in made if names.count(name) > 1)
+            raise CorruptError(f"{path} has the key {twice!r:.80} in one object twice")
+        return made
+
     try:
-        return json.loads(region.read(0, region.size_bytes), object_pairs_hook=_object)
+        return json.loads(region.read(0, region.size_bytes), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} is no JSON: {error}") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object, which may name nothing twice: readers would differ in which one counts."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r:.80} stands in an object twice")
-    return found

@@ -15,8 +15,7 @@ from ..errors import HoldfastError, NotCommittedError, OptionError, TrustError, 
 from ..format.names import DCP_METADATA_NAME, step_of
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
-from ..stores.local import LocalStore
-from ..stores.url import absolute
+from ..stores.url import absolute, open_store
 from .source import list_names
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ def _step_of_run(path: str) -> str:
     is_run = not any(kind.is_directory(frozenset(names)) for kind in KINDS)
     if not is_run or all(step_of(name) is None for name in names):
         return path
-    return f"{path}/{newest_in(LocalStore(path), nothing)}"
+    return f"{path}/{newest_in(open_store(path), nothing)}"
 
 
 def find_kind(path: str) -> Kind:
@@ -175,7 +174,7 @@ def find_kind(path: str) -> Kind:
         raise OptionError(f"{path} has no suffix of a kind; expected {_all_kinds()}")
     names = frozenset(list_names(path))
     if DCP_METADATA_NAME in names:  # the marker of ours stands for nothing by itself
-        names = frozenset(without_marker(LocalStore(path), [*names]))
+        names = frozenset(without_marker(open_store(path), [*names]))
     for kind in KINDS:
         if kind.is_directory(names):
             return kind

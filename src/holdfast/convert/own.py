@@ -55,7 +55,7 @@ class OwnSource(Source):
         # Each link of a chain holds the elements that the one above it needs.
         links = len(self._chain)
         size_max = CHAIN_BYTES // links if links > 1 else 1 << 62
-        with lease(self._store.vfs, self._store.location, self._options) as leased:
+        with lease(self._store, self._options) as leased:
             for batch in batches(parts, _bytes_of, size_max):
                 wanted: dict[Path, tuple[int, list[Box]]] = {}
                 targets: dict[Path, list[tuple[torch.Tensor, Box]]] = {}

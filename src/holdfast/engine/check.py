@@ -302,7 +302,7 @@ def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
         except VersionError as error:
             raise VersionError(f"{store.location}/{name}: {error}") from error
         finally:
-            store.close(descriptor)
+            store.vfs.close(descriptor)
 
 
 def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) -> None:

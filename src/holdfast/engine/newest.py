@@ -5,12 +5,11 @@ from collections.abc import Callable
 from ..errors import CorruptError, NotCommittedError, StoreError
 from ..format import spec
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
-from ..stores.base import list_if_there
-from ..stores.local import LocalStore
+from ..stores.base import Store, list_if_there
 from .check import lost_manifest
 
 
-def steps_in(store: LocalStore, names: Callable[[], list[str]]) -> list[int]:
+def steps_in(store: Store, names: Callable[[], list[str]]) -> list[int]:
     """List the committed steps of a run, ascending.
 
     Args:
@@ -27,7 +26,7 @@ def steps_in(store: LocalStore, names: Callable[[], list[str]]) -> list[int]:
         before = now
 
 
-def newest_in(store: LocalStore, error: NotCommittedError) -> str:
+def newest_in(store: Store, error: NotCommittedError) -> str:
     """Return the name of a run's newest step.
 
     Args:
@@ -52,7 +51,7 @@ def newest_in(store: LocalStore, error: NotCommittedError) -> str:
         latest = ""
     named = step_of(latest)
     is_gone = named is not None and named not in steps
-    if is_gone and (lost := lost_manifest(LocalStore(f"{store.location}/{latest}", store.vfs))):
+    if is_gone and (lost := lost_manifest(store.below(latest))):
         older = f". To load an older step, name it: {step_name(steps[-1])}" if steps else ""
         raise CorruptError(f"{lost}{older}")
     if not steps:

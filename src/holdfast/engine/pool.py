@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import worker
-from .._core import Pool, Queue, Vfs, probe
-from ..errors import HoldfastError, OptionError, StoreError
+from .._core import Pool
+from ..errors import HoldfastError, OptionError
 from ..options import SLOT_BYTES, STREAM_BYTES, Options
+from ..stores.base import Queue, QueueKind, Store
 from .memory import available_bytes
 
 if TYPE_CHECKING:
@@ -58,17 +59,15 @@ class _Queued:
     def __init__(self, slots: int) -> None:
         self.pool = Pool(SLOT_BYTES, slots)
         self.queue: Queue | None = None
-        self.queue_key: tuple[object, ...] = ()
+        self.queue_kind: QueueKind | None = None
 
-    def queue_for(self, vfs: Vfs, directory: str, options: Options) -> Queue:
-        backend = _probed(directory, vfs) if options.io == "auto" else options.io
-        key = (vfs, backend, options.queue_depth, options.block_bytes)
-        if self.queue is None or self.queue_key != key:
+    def queue_for(self, store: Store, options: Options) -> Queue:
+        kind = store.queue_kind(options.io, options.queue_depth, options.block_bytes)
+        if self.queue is None or self.queue_kind != kind:
             if self.queue is not None:
                 self.queue.close()
-            self.queue, self.queue_key = None, ()  # when the next line fails, there is none
-            self.queue = Queue(vfs, backend, self.pool, options.queue_depth, options.block_bytes)
-            self.queue_key = key
+            self.queue = self.queue_kind = None  # when the next line fails, there is none
+            self.queue, self.queue_kind = kind.make(self.pool), kind
         return self.queue
 
 
@@ -118,8 +117,8 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextlib.contextmanager
-def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
-    """Hold a pool for one save or load of files in ``directory``."""
+def lease(store: Store, options: Options) -> Iterator[Lease]:
+    """Hold a pool for one save or load of files in a store."""
     slots = (options.pool_bytes or STREAM_BYTES) // SLOT_BYTES
     with _pools_lock:
         # Threads do not survive a fork, so neither does a pool with its queue.
@@ -128,7 +127,7 @@ def lease(vfs: Vfs, directory: str, options: Options) -> Iterator[Lease]:
             _pools[key] = _Shared(slots)
         shared = _pools[key]
     with shared.held():
-        queue = shared.queue_for(vfs, directory, options)
+        queue = shared.queue_for(store, options)
         # What failed before may have left requests in flight, if it was interrupted again while
         # it waited for them: nobody may have their slots before they have ended.
         if queue.pending:
@@ -174,7 +173,7 @@ _staging: dict[int, _Staging] = {}  # by process; under the lock
 _lent: set[int] = set()  # processes whose pool is out
 
 
-def staging(vfs: Vfs, directory: str, options: Options, size_bytes: int) -> Lease:
+def staging(store: Store, options: Options, size_bytes: int) -> Lease:
     """Return a pool of at least ``size_bytes`` for the one save in the background.
 
     It is made larger when that is needed, and otherwise the same for ever. Nobody else has it until
@@ -204,7 +203,7 @@ def staging(vfs: Vfs, directory: str, options: Options, size_bytes: int) -> Leas
             _check_memory(slots * SLOT_BYTES, freed)
             slots = max(slots, (options.pool_bytes or 0) // SLOT_BYTES)
             held = _staging[process] = _Staging(slots)
-        queue = held.queue_for(vfs, directory, options)
+        queue = held.queue_for(store, options)
         _drain(queue)
     except BaseException:
         _lent.discard(process)
@@ -249,24 +248,3 @@ def _small_bytes(options: Options) -> int:
     disk instead of two. Who has chosen how files are written has it so for all.
     """
     return options.block_bytes if options.io == "auto" else 0
-
-
-def _probed(directory: str, vfs: Vfs) -> str:
-    try:
-        return probe(_nearby(directory), vfs)
-    except (StoreError, OSError):  # the latter of what is removed this moment
-        # The probe writes. A directory of others', a read-only or a full disk can still be read; a
-        # save fails there by itself, and says on which file.
-        return "buffered"
-
-
-def _nearby(directory: str) -> str:
-    """Return a directory of the same file system to probe in: above this one where there is one.
-
-    A checkpoint's own directory holds nothing but the checkpoint, not even for a moment.
-    """
-    while directory != "/" and not os.path.isdir(directory):
-        directory = directory.rpartition("/")[0] or "/"
-    above = directory.rpartition("/")[0] or "/"
-    same = os.stat(above).st_dev == os.stat(directory).st_dev
-    return above if same and os.access(above, os.W_OK) else directory

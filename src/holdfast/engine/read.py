@@ -61,7 +61,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
         while self._lease.queue.pending:
             self._lease.queue.wait()
         for descriptor in self._descriptors.values():
-            self._store.close(descriptor)
+            self._store.vfs.close(descriptor)
 
     def stream(
         self,
@@ -187,7 +187,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
     def _close_idle(self, busy: set[int]) -> None:
         """Close files that no read is in flight on; a checkpoint may have thousands of files."""
         for file in self._descriptors.keys() - busy:
-            self._store.close(self._descriptors.pop(file))
+            self._store.vfs.close(self._descriptors.pop(file))
 
     def _descriptor(self, file: int) -> int:
         if file not in self._descriptors:
@@ -275,7 +275,7 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
     except StoreError as error:
         if direct and error.errno == errno.EINVAL:
             # Said of what is no file, and by file systems that have no direct reads.
-            store.close(open_data_file(store, name, direct=False))
+            store.vfs.close(open_data_file(store, name, direct=False))
         elif error.errno in (*NOT_A_FILE, errno.ENOENT, errno.ENOTDIR):
             if not store.exists(spec.MANIFEST_NAME):
                 raise _gone(store) from error

@@ -39,8 +39,7 @@ from ..format.header import Header
 from ..format.names import names_of_dcp, some, step_of
 from ..format.rows import Planned, Written
 from ..format.table import content_digest
-from ..stores.base import NOT_A_FILE
-from ..stores.local import LocalStore
+from ..stores.base import NOT_A_FILE, Store
 from .check import read_manifest
 from .commit import Commit, check_absent, check_base
 from .epochs import check_epoch
@@ -64,10 +63,10 @@ logger = logging.getLogger("holdfast")
 class Replacement(Commit):
     """A commit whose manifest may take the place of another one."""
 
-    def __init__(self, store: LocalStore, save_id: str, kind: str) -> None:
+    def __init__(self, store: Store, save_id: str, kind: str) -> None:
         """Prepare; ``kind`` is `OVER` or `AGAIN`."""
         super().__init__(store, save_id)
-        self._store: LocalStore = store
+        self._store: Store = store
         self._ready = f"{self._pending}{kind}"
         self._mark = f"{LEAVING_PREFIX}{save_id}"
 
@@ -139,7 +138,7 @@ class Replacement(Commit):
 
 
 def commit_over(
-    store: LocalStore,
+    store: Store,
     header: Header,
     planned: Planned,
     written: Sequence[Written],
@@ -174,7 +173,7 @@ def commit_over(
 
 
 def commit_again(
-    store: LocalStore, header: Header, planned: Planned, written: Sequence[Written], content: str
+    store: Store, header: Header, planned: Planned, written: Sequence[Written], content: str
 ) -> None:
     """Replace the manifest of a checkpoint by one of the same content, whose files are durable.
 
@@ -203,7 +202,7 @@ def commit_again(
         made.replace()
 
 
-def remove_replaced(store: LocalStore) -> None:
+def remove_replaced(store: Store) -> None:
     """Remove what a commit in place of another one has left, and data of dead saves.
 
     Nothing here fails the save, which is committed: what stays, a later call removes.
@@ -215,7 +214,7 @@ def remove_replaced(store: LocalStore) -> None:
         logger.warning("%s is saved, but old files were not deleted: %s", store.location, error)
 
 
-def _drop_old_signature(store: LocalStore) -> None:
+def _drop_old_signature(store: Store) -> None:
     """Remove a SIGNATURE of what was replaced, made between the last look and the rename."""
     if not store.exists(spec.SIGNATURE_NAME):
         return
@@ -225,7 +224,7 @@ def _drop_old_signature(store: LocalStore) -> None:
         store.remove(spec.SIGNATURE_NAME)
 
 
-def check_replaceable(store: LocalStore, *, with_dcp: bool = False) -> None:
+def check_replaceable(store: Store, *, with_dcp: bool = False) -> None:
     """Check that a checkpoint may be saved here, also in place of one.
 
     Args:
@@ -254,7 +253,7 @@ def check_replaceable(store: LocalStore, *, with_dcp: bool = False) -> None:
     check_epoch(store)
 
 
-def _check_ours(store: LocalStore) -> None:
+def _check_ours(store: Store) -> None:
     """Check that MANIFEST is one of holdfast, damaged or not, and beside what may need it."""
     if store.kind("") != "directory":
         raise OptionError(
@@ -278,7 +277,7 @@ def _check_ours(store: LocalStore) -> None:
         read_manifest(store)
 
 
-def check_free(store: LocalStore, *, revoke: bool) -> None:
+def check_free(store: Store, *, revoke: bool) -> None:
     """Check that no promise keeps the checkpoint here.
 
     Args:
@@ -302,7 +301,7 @@ def check_free(store: LocalStore, *, revoke: bool) -> None:
         )
 
 
-def needed_by(store: LocalStore, *, revoke: bool) -> str:
+def needed_by(store: Store, *, revoke: bool) -> str:
     """Return the name of a delta that is made from the checkpoint here; empty: none is.
 
     Args:
@@ -326,7 +325,7 @@ def needed_by(store: LocalStore, *, revoke: bool) -> str:
     return ""
 
 
-def _may_need(store: LocalStore, name: str) -> bool:
+def _may_need(store: Store, name: str) -> bool:
     """Return whether a checkpoint is made from the one of a name.
 
     Raises:

@@ -24,7 +24,6 @@ from ..format.header import Header
 from ..format.manifest import decode_manifest
 from ..format.names import is_save_id
 from ..stores.base import Entry, Store
-from ..stores.local import LocalStore
 from .marker import remove_marker
 
 logger = logging.getLogger("holdfast")
@@ -45,7 +44,7 @@ _NAME, _IS_MARK = attrgetter("name"), methodcaller("startswith", LEAVING_PREFIX)
 
 
 @contextlib.contextmanager
-def leaving(store: LocalStore) -> Iterator[None]:
+def leaving(store: Store) -> Iterator[None]:
     """Mark a checkpoint while it is decided whether it goes, and while it goes.
 
     The mark is a second name of MANIFEST, since that takes no room on a full disk. Each job that
@@ -82,7 +81,7 @@ def replacer_of(name: str) -> str:
     return owner if owner != name and is_save_id(owner) else ""
 
 
-def settle(store: LocalStore) -> None:
+def settle(store: Store) -> None:
     """Remove what was replaced, and the marks of those who did, or never will.
 
     A mark whose pending manifest is gone is of one of these: the manifest is made before the mark,
@@ -102,7 +101,7 @@ def settle(store: LocalStore) -> None:
         store.remove(entry.name)
 
 
-def revoke_links(store: LocalStore, base: str) -> None:
+def revoke_links(store: Store, base: str) -> None:
     """Remove from a directory what is pending of links that are made from a base.
 
     What cannot be decoded is being written, or torn: who writes it looks for the mark after that.
@@ -117,7 +116,7 @@ def revoke_links(store: LocalStore, base: str) -> None:
             store.remove(entry.name)
 
 
-def retire(store: LocalStore) -> None:
+def retire(store: Store) -> None:
     """Remove a checkpoint and its directory.
 
     Raises:
@@ -142,13 +141,13 @@ def is_pending(name: str, prefix: str = spec.PENDING_MANIFEST_PREFIX) -> bool:
     return name.startswith(prefix) and name.isascii()
 
 
-def sweep(store: LocalStore, before_s: float) -> None:
+def sweep(store: Store, before_s: float) -> None:
     """Remove data that no manifest here names, when all of it was last modified before a time.
 
     A save that is still being written is younger, so it is left alone.
 
     Args:
-        before_s: by the clock that gives files their times, as `LocalStore.modified_s` tells them:
+        before_s: by the clock that gives files their times, as `Store.modified_s` tells them:
             this machine's may be wrong.
     """
     entries = store.list()
@@ -173,7 +172,7 @@ def sweep(store: LocalStore, before_s: float) -> None:
                 store.remove_directory(name)
 
 
-def sweep_pending(store: LocalStore, prefix: str, before_s: float) -> None:
+def sweep_pending(store: Store, prefix: str, before_s: float) -> None:
     """Remove files that were to get another name, but whose writer died.
 
     A mark stays as long as there is a MANIFEST: who made it may be frozen, and go on.
@@ -185,7 +184,7 @@ def sweep_pending(store: LocalStore, prefix: str, before_s: float) -> None:
             _remove_pending(store, entry)
 
 
-def _remove_save(store: LocalStore, save: str) -> bool:
+def _remove_save(store: Store, save: str) -> bool:
     """Remove the data of a save that no manifest names; False: it was published meanwhile."""
     bar, below = f"{spec.PENDING_MANIFEST_PREFIX}{save}", f"{spec.DATA_DIRECTORY}/{save}"
     store.bar(bar)
@@ -201,7 +200,7 @@ def _remove_save(store: LocalStore, save: str) -> bool:
     return is_dead
 
 
-def _list_if_there(store: LocalStore, name: str) -> list[Entry]:
+def _list_if_there(store: Store, name: str) -> list[Entry]:
     """List a directory that another process may be removing, too."""
     try:
         return store.list(name)
@@ -211,7 +210,7 @@ def _list_if_there(store: LocalStore, name: str) -> list[Entry]:
         return []
 
 
-def _remove_pending(store: LocalStore, entry: Entry) -> None:
+def _remove_pending(store: Store, entry: Entry) -> None:
     """Remove a pending manifest, or a bar that was left in its place."""
     if entry.kind == "directory":
         store.remove_directory(entry.name)
@@ -219,7 +218,7 @@ def _remove_pending(store: LocalStore, entry: Entry) -> None:
         store.remove(entry.name)
 
 
-def _pending_base(store: LocalStore, name: str) -> str:
+def _pending_base(store: Store, name: str) -> str:
     """Return the name of the base in a manifest; empty: it has none, is not whole, or is gone."""
     try:
         return base_of(store, name)
@@ -227,7 +226,7 @@ def _pending_base(store: LocalStore, name: str) -> str:
         return ""
 
 
-def base_of(store: LocalStore, name: str) -> str:
+def base_of(store: Store, name: str) -> str:
     """Return the name of the base in a manifest; empty: it has none, or is gone.
 
     Raises:
@@ -238,7 +237,7 @@ def base_of(store: LocalStore, name: str) -> str:
     return header.base.name if header and header.base else ""
 
 
-def _save_of(store: LocalStore, name: str) -> str:
+def _save_of(store: Store, name: str) -> str:
     """Return the id of the save that a manifest is of; empty: it is not whole, or is gone."""
     try:
         header = _header_of(store, name)
@@ -247,7 +246,7 @@ def _save_of(store: LocalStore, name: str) -> str:
     return header.save_id if header else ""
 
 
-def _header_of(store: LocalStore, name: str) -> Header | None:
+def _header_of(store: Store, name: str) -> Header | None:
     try:
         data = store.get(name, spec.MANIFEST_BYTES_MAX)
     except StoreError as error:
@@ -257,7 +256,7 @@ def _header_of(store: LocalStore, name: str) -> Header | None:
     return decode_manifest(data, f"{store.location}/{name}").table.header
 
 
-def _published(store: LocalStore) -> str:
+def _published(store: Store) -> str:
     """Return the id of the save that the manifest here is of; empty: there is none."""
     if not store.exists(spec.MANIFEST_NAME):
         return ""
@@ -265,11 +264,11 @@ def _published(store: LocalStore) -> str:
     return decode_manifest(data, store.location).table.header.save_id
 
 
-def _is_older(store: LocalStore, names: list[str], before_s: float) -> bool:
+def _is_older(store: Store, names: list[str], before_s: float) -> bool:
     return max(store.modified_s(name) for name in names) < before_s
 
 
-def _saves(store: LocalStore, entries: Sequence[Entry]) -> list[str]:
+def _saves(store: Store, entries: Sequence[Entry]) -> list[str]:
     """List the directories of saves; what is a link is left alone: it may lead anywhere.
 
     Args:

@@ -187,7 +187,7 @@ def find_wrong(subject: Subject, known: Iterable[Damage], report: Report) -> lis
     lost = {part.tensor for damage in known for part in damage.lost}
     skipped = {path for path, name in names.items() if name in lost}
     found: dict[str, dict[str, list[Box]]] = {}
-    with lease(subject.store.vfs, subject.store.location, subject.options) as leased:
+    with lease(subject.store, subject.options) as leased:
         for shard, fault in check_digests(chain, leased, report, skipped):
             # One fault below may cost many shards: it is told once.
             held = found.setdefault(fault.args[0], {})

@@ -186,7 +186,7 @@ def _read_footer(
             raise CorruptError(f"its footer takes {footer_bytes} bytes, more than a MANIFEST may")
         footer = vfs.read(descriptor, footer_bytes, offset)
     finally:
-        store.close(descriptor)
+        store.vfs.close(descriptor)
     if xxh3_64(footer, chunk_seed(save_id, rank, number, spec.FOOTER_CHUNK)) != checksum:
         raise CorruptError(f"the checksum of its footer (at {offset}) does not match its bytes")
     table = decode_table(spec.FOOTER_MAGIC, footer)

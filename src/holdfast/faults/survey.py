@@ -92,7 +92,7 @@ def _survey(
         if offset == 0:
             faults, rest = _look_at_file(store, manifest, file, rest, patient=patient)
             yield Part((file, 0), 0, faults)
-        with lease(store.vfs, store.location, options) as leased:
+        with lease(store, options) as leased:
             yield from _scan(store, leased, manifest, file, rest, patient=patient)
         yield Part((file + 1, 0), 0, ())
 
@@ -188,7 +188,7 @@ def _size_of(store: Store, name: str) -> int:
     try:
         return store.vfs.size(descriptor)
     finally:
-        store.close(descriptor)
+        store.vfs.close(descriptor)
 
 
 def _attempt(

@@ -18,8 +18,8 @@ from ..engine.replace import needed_by
 from ..engine.retire import leaving, retire
 from ..errors import AlreadyCommittedError, MismatchError, NotCommittedError, OptionError, shown
 from ..format.spec import MANIFEST_NAME
-from ..stores.local import LocalStore
-from ..stores.url import absolute
+from ..stores.base import Store
+from ..stores.url import absolute, open_store
 from ..version import needs
 
 logger = logging.getLogger("holdfast")
@@ -236,7 +236,7 @@ def delete(path: str | os.PathLike[str]) -> None:
         NotCommittedError: it is no committed checkpoint; nothing was deleted.
         StoreError: something could not be deleted.
     """
-    store = LocalStore(absolute(path))
+    store = open_store(absolute(path))
     if not store.exists(MANIFEST_NAME):
         raise NotCommittedError(f"{path} holds no committed checkpoint, and is not deleted")
     with leaving(store):
@@ -245,7 +245,7 @@ def delete(path: str | os.PathLike[str]) -> None:
     shutil.rmtree(store.location, ignore_errors=True)
 
 
-def check_no_base(store: LocalStore) -> None:
+def check_no_base(store: Store) -> None:
     """Check that no delta checkpoint is made from the one here, which is about to be deleted.
 
     Raises:

@@ -23,9 +23,8 @@ from ..format.names import (
     step_of,
 )
 from ..format.spec import DATA_DIRECTORY, MANIFEST_NAME, MARKER
-from ..stores.base import list_if_there
-from ..stores.local import LocalStore
-from ..stores.url import SCHEME, absolute
+from ..stores.base import Store, list_if_there
+from ..stores.url import SCHEME, absolute, open_store
 from .adapter import check_no_base
 from .dcp.word import NAME as WORD_NAME
 
@@ -210,7 +209,7 @@ def _checkpoint_here(name: str) -> str:
     Raises:
         NotThereError: it is no checkpoint yet, or none any more.
     """
-    store = LocalStore(name)
+    store = open_store(name)
     if store.exists(MANIFEST_NAME):
         return name
     if os.path.isdir(name) and _is_unfinished(store):
@@ -218,7 +217,7 @@ def _checkpoint_here(name: str) -> str:
     return ""
 
 
-def _is_unfinished(store: LocalStore) -> bool:
+def _is_unfinished(store: Store) -> bool:
     """Return whether a directory without MANIFEST is of a save, which is not over or has died."""
     if step_of(os.path.basename(store.location)) is not None or is_marker(store):
         return True
@@ -226,7 +225,7 @@ def _is_unfinished(store: LocalStore) -> bool:
         return True
     if store.kind(DATA_DIRECTORY) != "directory":
         return False
-    data = list_if_there(LocalStore(f"{store.location}/{DATA_DIRECTORY}")) or []
+    data = list_if_there(store.below(DATA_DIRECTORY)) or []
     return any(is_save_id(entry.name) for entry in data)
 
 
@@ -242,7 +241,7 @@ def _delete(name: str, *, recursive: bool) -> None:
         )
     if not recursive:
         raise OptionError(f"{name} is a directory; delete it with rm(…, recursive=True)")
-    store, run = LocalStore(name), LocalStore(os.path.dirname(name))
+    store, run = open_store(name), open_store(os.path.dirname(name))
     if store.kind("") != "directory":
         raise OptionError(
             f"{name} is a symlink, and its checkpoint may be the base of deltas elsewhere. Give "
@@ -259,7 +258,7 @@ def _delete(name: str, *, recursive: bool) -> None:
         retire(store)
 
 
-def _latest(run: LocalStore) -> str:
+def _latest(run: Store) -> str:
     if not run.exists(LATEST_NAME):
         return ""
     return run.get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace").strip()

@@ -15,7 +15,7 @@ from ..faults.rebuild import Rebuilt
 from ..format import spec
 from ..format.manifest import Manifest
 from ..format.table import content_digest
-from ..stores.local import LocalStore
+from ..stores.base import Store
 
 NEIGHBOURS_MAX = 8  # that are asked for the order of their tensors
 VALUES_LOST = "all values that are no tensors (such as step numbers and schedulers)"
@@ -23,7 +23,7 @@ LOSSES_LOST = "how far the tensors are from what was saved, if that was noted"
 EMPTY_LOST = "tensors without elements"
 
 
-def neighbours_of(store: LocalStore) -> dict[str, Manifest]:
+def neighbours_of(store: Store) -> dict[str, Manifest]:
     """Read what stands beside a checkpoint, the nearest by name first, by its name."""
     above, own = os.path.split(store.location)
     names = sorted({own, *os.listdir(above)})
@@ -38,7 +38,7 @@ def neighbours_of(store: LocalStore) -> dict[str, Manifest]:
 
 
 def doubts_of(
-    store: LocalStore, rebuilt: Rebuilt, damage: Sequence[Damage]
+    store: Store, rebuilt: Rebuilt, damage: Sequence[Damage]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Say what is not recovered, and why MANIFEST is not rebuilt in its place."""
     if rebuilt.proven:

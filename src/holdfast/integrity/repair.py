@@ -35,7 +35,7 @@ from ..format.manifest import Manifest, decode_manifest, encode_manifest
 from ..format.names import misnamed, step_name
 from ..format.tiling import check_tiling
 from ..options import Options, options_of
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from ..stores.url import open_store
 from ..worker import in_worker
 from .evidence import doubts_of, neighbours_of
@@ -170,7 +170,7 @@ def repair(
 
 
 def _find(
-    store: LocalStore, options: Options, report: Report, known: Known | None, *, deep: bool
+    store: Store, options: Options, report: Report, known: Known | None, *, deep: bool
 ) -> _Found:
     """Read MANIFEST, or what it has to be rebuilt from; check everything."""
     try:
@@ -207,7 +207,7 @@ def _find(
     return _Found(subject, verified, rebuilt, *doubts_of(store, rebuilt, damage))
 
 
-def _mend(store: LocalStore) -> Rebuilt | None:
+def _mend(store: Store) -> Rebuilt | None:
     """Return what MANIFEST was to the bit, where it can be proven.
 
     Its own checksum may prove it; or it stands whole where a commit that died was to publish it.
@@ -233,7 +233,7 @@ def _mend(store: LocalStore) -> Rebuilt | None:
     return Rebuilt(manifest, {}, proven=data)
 
 
-def _rebuild(store: LocalStore) -> Rebuilt:
+def _rebuild(store: Store) -> Rebuilt:
     """Rebuild the one save of which there is enough; refuse to choose.
 
     Raises:
@@ -277,7 +277,7 @@ def _marked(header: Header, not_recovered: Sequence[str], lost: Mapping[str, Any
     return replace(header, objects=(*objects, (REPAIRED, told)))
 
 
-def _put(store: LocalStore, found: _Found) -> str | None:
+def _put(store: Store, found: _Found) -> str | None:
     """Publish a rebuilt MANIFEST in its place; return where the damaged one is kept.
 
     Raises:
@@ -318,7 +318,7 @@ def _put(store: LocalStore, found: _Found) -> str | None:
     )
 
 
-def _check_settled(store: LocalStore, manifest: Manifest) -> None:
+def _check_settled(store: Store, manifest: Manifest) -> None:
     """Check that nobody is saving here: who finds a MANIFEST of others removes its own files."""
     age = time.time() - max(map(store.modified_s, manifest.file_names))
     if age < YOUNG_S:
@@ -329,27 +329,27 @@ def _check_settled(store: LocalStore, manifest: Manifest) -> None:
         )
 
 
-def _keep_damaged(store: LocalStore) -> str:
+def _keep_damaged(store: Store) -> str:
     """Give a damaged MANIFEST a second name, beside the checkpoint."""
+    above, name = store.above(), os.path.basename(store.location)
     for number in range(1000):
-        kept = f"{store.location}.damaged-MANIFEST{f'-{number}' if number else ''}"
+        kept = f".damaged-MANIFEST{f'-{number}' if number else ''}"
         try:
-            store.vfs.link(f"{store.location}/{spec.MANIFEST_NAME}", kept)
+            above.link(f"{name}/{spec.MANIFEST_NAME}", name + kept)
         except StoreError as error:
             if error.errno != errno.EEXIST:
                 raise
             continue
-        store.vfs.sync_directory(os.path.dirname(kept))
-        return kept
-    raise StoreError(
-        f"{store.location}.damaged-MANIFEST and 999 numbered copies exist; remove some of them"
-    )
+        above.sync_directory()
+        return store.location + kept
+    kept = f"{store.location}.damaged-MANIFEST"
+    raise StoreError(f"{kept} and 999 numbered copies exist; remove some of them")
 
 
 def _salvage(
     found: _Found,
     lost: Mapping[str, Any],
-    there: LocalStore,
+    there: Store,
     options: Options,
     report: Report,
 ) -> str:

@@ -37,7 +37,7 @@ from ..faults.survey import START, survey
 from ..format import spec
 from ..loading.checkpoint import Checkpoint
 from ..options import SLOT_BYTES, Options, options_of
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from ..stores.url import open_store
 from ..worker import in_worker
 
@@ -162,9 +162,7 @@ def _progress(state: Pass) -> str:
     return f"stopped after {done} of {state.steps} steps; {faults} so far; call again to go on"
 
 
-def _scrub_step(
-    run: LocalStore, state: Pass, options: Options, pace: "_Pace", report: Report
-) -> None:
+def _scrub_step(run: Store, state: Pass, options: Options, pace: "_Pace", report: Report) -> None:
     """Verify the step that is next, from where it is."""
     name, started = state.todo[0], time.monotonic()
     known = len(state.damage)
@@ -198,9 +196,7 @@ def _scrub_step(
     _note(run, {"verb": "scrub", "step": name, **told, "good": not faults, "damage": faults})
 
 
-def _read(
-    run: LocalStore, state: Pass, checkpoint: Checkpoint, pace: "_Pace", report: Report
-) -> bool:
+def _read(run: Store, state: Pass, checkpoint: Checkpoint, pace: "_Pace", report: Report) -> bool:
     """Read a checkpoint from where it is; return whether it is the same at the end."""
     name, subject = state.todo[0], checkpoint.subject
     saved_s, told = time.monotonic(), {fault for step, fault in state.damage if step == name}
@@ -257,14 +253,14 @@ class _Pace:
             time.sleep(self._due_s - now_s)
 
 
-def _steps(store: LocalStore) -> list[str]:
+def _steps(store: Store) -> list[str]:
     """List the committed steps, and those that have lost their MANIFEST, ascending."""
-    steps = (LocalStore(f"{store.location}/{name}", store.vfs) for name in _names(store))
+    steps = (store.below(name) for name in _names(store))
     committed = (os.path.basename(step.location) for step in steps if _is_committed(step))
     return sorted(committed, key=lambda name: (len(name), name))
 
 
-def _names(store: LocalStore) -> list[str]:
+def _names(store: Store) -> list[str]:
     """List the directories of steps; of what cannot be listed, none."""
     try:
         entries = store.list()
@@ -273,7 +269,7 @@ def _names(store: LocalStore) -> list[str]:
     return [e.name for e in entries if e.kind == "directory" and e.name.startswith(STEP_PREFIX)]
 
 
-def _is_committed(store: LocalStore) -> bool:
+def _is_committed(store: Store) -> bool:
     try:
         return store.exists(spec.MANIFEST_NAME) or find_lost_manifest(store) is not None
     except StoreError:
@@ -300,7 +296,7 @@ def _files_below(location: str) -> Iterator[str]:
         yield from (os.path.join(directory, name) for name in names)
 
 
-def _load(store: LocalStore) -> Pass | None:
+def _load(store: Store) -> Pass | None:
     """Return the pass that was interrupted; None: there is none, or its state cannot be read."""
     if not store.exists(STATE_NAME):
         return None
@@ -329,14 +325,14 @@ def _as_damage(values: dict[str, Any]) -> Damage:
     return Damage(values["where"], values["what"], values["tensor"], lost)
 
 
-def _save(store: LocalStore, state: Pass) -> None:
+def _save(store: Store, state: Pass) -> None:
     data = json.dumps(asdict(state)).encode()
     pending = f"{PENDING_PREFIX}{os.urandom(8).hex()}"
     store.prepare(pending, data)
     store.replace(pending, STATE_NAME)
 
 
-def _note(store: LocalStore, told: dict[str, Any]) -> None:
+def _note(store: Store, told: dict[str, Any]) -> None:
     """Add a line to the report."""
     store.append(REPORT_NAME, f"{json.dumps({'time': _now()} | told)}\n".encode())
 

@@ -17,7 +17,6 @@ from ..layout import whole
 from ..options import SLOT_BYTES, Options, options_of
 from ..plan.load_plan import plan_load
 from ..stores.base import Store
-from ..stores.local import LocalStore
 from ..stores.url import open_store
 from ..worker import in_worker
 
@@ -59,7 +58,6 @@ def sign(
     chain = open_chain(open_store(path))
     for link in chain:
         store = link.store
-        assert isinstance(store, LocalStore)
         data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
         if link is not chain[-1] and (made := _signed_before(store, public, digest(data), below)):
             below = digest(made)
@@ -128,7 +126,7 @@ def _digest_payloads(
     wanted = {t.path: (i, [whole(t.shape)]) for i, t in enumerate(tensors)}
     digests = [digest(b"")] * len(manifest.chunk_start)  # those of no bytes are not read
     with (
-        lease(link.store.vfs, link.store.location, options) as leased,
+        lease(link.store, options) as leased,
         DataFileReader(link.store, leased, manifest) as reader,
     ):
         for run, slot in reader.stream(plan_load(manifest, wanted, SLOT_BYTES)):

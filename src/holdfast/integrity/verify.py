@@ -21,7 +21,7 @@ from ..faults.damage import (
 from ..format import spec
 from ..loading.checkpoint import Checkpoint
 from ..options import Options
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from ..stores.url import open_store
 from ..worker import in_worker
 
@@ -119,7 +119,7 @@ def verify(
     return found
 
 
-def _with_foreign(found: Verified, store: LocalStore) -> Verified:
+def _with_foreign(found: Verified, store: Store) -> Verified:
     """Add the foreign names; a checkpoint of DCP behind those that a load sees is a fault."""
     foreign = find_foreign(store)
     if foreign.of_dcp and not found.damage:

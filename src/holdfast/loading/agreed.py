@@ -10,13 +10,13 @@ from ..engine.newest import newest_in
 from ..errors import MismatchError, NotCommittedError, StoreError
 from ..group.base import COORDINATOR
 from ..options import Options
-from ..stores.local import LocalStore
+from ..stores.base import Store
 
 Reply = Mapping[str, bytes]
 
 
 def what_else(
-    path: Any, store: LocalStore, options: Options, error: NotCommittedError | StoreError
+    path: Any, store: Store, options: Options, error: NotCommittedError | StoreError
 ) -> dict[str, bytes]:
     """Return what this rank tells the others: the newest step, or that it is of another format.
 

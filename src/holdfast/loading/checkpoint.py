@@ -375,5 +375,5 @@ class Checkpoint(Described):
         wanted = {path: (self._tensors[path], [box]) for path, box in parts.items()}
         targets = {path: [(tensor, parts[path])] for path, tensor in into.items()}
         runs = plan_load(self._manifest, wanted, SLOT_BYTES)
-        with lease(self._store.vfs, self.location, self._options) as leased:
+        with lease(self._store, self._options) as leased:
             read_chain(self._open_chain(), leased, runs, targets)

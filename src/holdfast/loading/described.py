@@ -4,14 +4,14 @@ from typing import Any
 
 from ..format.header import Header
 from ..format.manifest import Manifest
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from .names import Names
 
 
 class Described(Names):
     """An open checkpoint, as its MANIFEST describes it."""
 
-    _store: LocalStore
+    _store: Store
     _manifest: Manifest
     _header: Header
 

@@ -149,7 +149,7 @@ def load_from(
                 _check_around(store, manifest, ranks, strangers=step is not None)
             elif ranks.rank == COORDINATOR:
                 check_alone(store)
-            pool: AbstractContextManager[Lease] = lease(store.vfs, store.location, options)
+            pool: AbstractContextManager[Lease] = lease(store, options)
             if senders is not None:  # taken before others count on what this rank reads
                 pool = contextlib.nullcontext(held.enter_context(pool))
                 checked.answer = encode_rows(chunks)

@@ -22,8 +22,7 @@ from ..format import spec
 from ..format.header import Header
 from ..format.manifest import decode_manifest
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
-from ..stores.base import list_if_there
-from ..stores.local import LocalStore
+from ..stores.base import Store, list_if_there
 from ..stores.url import open_store
 from .fence import Fence
 from .retention import Keep
@@ -297,8 +296,8 @@ class Run:
         self._seen = True
         return [e.name for e in found if e.kind == "directory" and step_of(e.name) is not None]
 
-    def _step_store(self, name: str) -> LocalStore:
-        return LocalStore(f"{self.root}/{name}", self._store.vfs)
+    def _step_store(self, name: str) -> Store:
+        return self._store.below(name)
 
     def _latest(self) -> str | None:
         try:

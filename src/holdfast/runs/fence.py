@@ -24,8 +24,7 @@ from ..engine.epochs import epoch_name, epochs_of
 from ..engine.retire import LEAVING_PREFIX, is_pending
 from ..errors import FencedError, StoreError
 from ..format.names import step_of
-from ..stores.base import list_if_there
-from ..stores.local import LocalStore
+from ..stores.base import Store, list_if_there
 
 logger = logging.getLogger("holdfast")
 
@@ -37,7 +36,7 @@ class Fence:
         has_entered: whether `enter` has been called since the last `look`.
     """
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._seen: int | None = None  # the newest when this job looked
         self.has_entered = False

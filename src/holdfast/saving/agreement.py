@@ -29,7 +29,7 @@ from ..plan.local_states import (
 )
 from ..plan.save_plan import plan_save
 from ..state.tree import Leaves
-from ..stores.local import LocalStore
+from ..stores.base import Store
 from .request import check_room
 
 
@@ -44,7 +44,7 @@ class Proposal:
         step: as this rank was given it.
     """
 
-    store: LocalStore
+    store: Store
     leaves: Leaves
     local_state: LocalState
     key: cached_plans.PlanKey
@@ -65,7 +65,7 @@ class Agreement:
         writing: the same, for whoever makes a link.
     """
 
-    store: LocalStore
+    store: Store
     files: WriterPlan
     cached: cached_plans.CachedPlan
     codec: Codec

@@ -175,7 +175,7 @@ def save_now(
     def write() -> Files:
         files, shards, codec = agreement.files, agreement.cached.shards, agreement.codec
         basis = begin_link(agreement.writing, options) if codec.every > 1 else None
-        with lease(store.vfs, store.location, options) as leased:
+        with lease(store, options) as leased:
             live = LiveTensors(shards, proposal.leaves.tensors, files.header.chunk_elements)
             tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
         return tables, basis
@@ -293,7 +293,7 @@ def _stage(
     shards, codec = agreement.cached.shards, agreement.codec
     with ledger.timed("stage"):
         images = lay_out(files, shards)
-        lease = staging(store.vfs, store.location, request.options, images.size_bytes)
+        lease = staging(store, request.options, images.size_bytes)
         handle.when_ended(lease.give_back)
         later = changed_by_steps(leaves) if request.stage == "lazy" else frozenset()
         now, rest = hold(files, shards, leaves.tensors, images, lease.memory, later)

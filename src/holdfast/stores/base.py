@@ -1,11 +1,15 @@
-"""What a store is: names and bytes below one root. Knows nothing of what the bytes mean."""
+"""What a store is: names and bytes below one root. Knows nothing of what the bytes mean.
+
+A `Store` has the names: what is made, published, replaced, listed and removed. Its `DataFiles` have
+the bytes of files that are open, and a `Queue` moves many of them at a time.
+"""
 
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from .._core import Vfs
+from .._core import Pool
 from ..errors import StoreError
 
 Names = list[tuple[str, str]]  # each with the kind of what it names, as `Entry` has it
@@ -23,6 +27,68 @@ class Entry:
     size_bytes: int
 
 
+class DataFiles(Protocol):
+    """Files that are open, by their descriptors. Thread-safe; raises `StoreError`."""
+
+    def size(self, fd: int) -> int:
+        """Return the size in bytes."""
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Read ``size`` bytes, fewer only at the end of the file."""
+
+    def write(self, fd: int, data: "bytes | bytearray | memoryview", offset: int) -> None:
+        """Write all of ``data``."""
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Make room for so many bytes, where that can be done in advance."""
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Say how long the file is in the end."""
+
+    def sync(self, fd: int) -> None:
+        """Make what was written durable."""
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+
+
+class Queue(Protocol):
+    """Reads and writes in flight on files of one store, as `holdfast._core.Queue` has them.
+
+    Attributes:
+        direct: whether addresses, sizes and offsets have to be multiples of 4096.
+        pending: requests submitted and not yet handed back by `wait`.
+    """
+
+    @property
+    def direct(self) -> bool: ...
+    @property
+    def pending(self) -> int: ...
+
+    def submit_write(
+        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+    ) -> None:
+        """Begin a write of memory, which stays until `wait` hands the request back."""
+
+    def submit_read(
+        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+    ) -> None:
+        """Begin a read."""
+
+    def wait(self) -> list[tuple[int, int, int]]:
+        """Block until a request is whole; return (tag, bytes done, errno) of each that is."""
+
+    def close(self) -> None:
+        """Finish what was submitted."""
+
+
+class QueueKind(Protocol):
+    """How a queue is to be: equal ones make queues that do the same."""
+
+    def make(self, pool: Pool) -> Queue:
+        """Make a queue that moves bytes from and to the memory of a pool."""
+
+
 class Store(Protocol):
     """Files below one root; names are relative, with forward slashes.
 
@@ -35,11 +101,20 @@ class Store(Protocol):
         """Where the root is, for people."""
 
     @property
-    def vfs(self) -> Vfs:
+    def vfs(self) -> DataFiles:
         """The seam through which data files are read and written."""
+
+    def queue_kind(self, io: str, depth: int, block_bytes: int) -> QueueKind:
+        """Return how data files are to be read and written: see `Options`."""
 
     def sibling(self, name: str) -> "Store":
         """Return the store of another directory in the one that this root is in."""
+
+    def above(self) -> "Store":
+        """Return the store of the directory that this root is in."""
+
+    def below(self, name: str) -> "Store":
+        """Return the store of a directory in this root."""
 
     def exists(self, name: str) -> bool:
         """Return whether a file or directory of this name is there."""
@@ -49,9 +124,6 @@ class Store(Protocol):
 
     def open(self, name: str, *, direct: bool) -> int:
         """Open a regular file for reading; return its descriptor."""
-
-    def close(self, descriptor: int) -> None:
-        """Close a descriptor."""
 
     def sync_made(self, name: str) -> None:
         """Make ``name`` durable as an entry of its directory, and the directories this store made.
@@ -90,6 +162,24 @@ class Store(Protocol):
         When it fails, one or the other is there.
         """
 
+    def rename(self, pending_name: str, name: str) -> None:
+        """Give what `prepare` wrote its name in place of what has it; a crash may undo that."""
+
+    def claim(self, name: str, note: bytes) -> bool:
+        """Create a file in one exclusive step; return False when it is there already."""
+
+    def bar(self, name: str) -> None:
+        """Keep everybody from giving a file this name, until the bar is removed.
+
+        Who did so has been before us; what had the name is removed.
+        """
+
+    def link(self, name: str, second: str) -> None:
+        """Give a file a second name, which nothing has yet; it takes no room on a full disk."""
+
+    def append(self, name: str, data: bytes) -> None:
+        """Add lines to a file in one call; the rest of a torn line stands alone."""
+
     def sync_directory(self, name: str = "") -> None:
         """Make the entries of one directory durable."""
 
@@ -105,10 +195,22 @@ class Store(Protocol):
     def kind(self, name: str) -> str:
         """Return "file", "directory" or "other"; empty: nothing of this name is there."""
 
+    def modified_s(self, name: str) -> float:
+        """Return when something was last modified: seconds since 1970, by its server's clock."""
+
+    def stamp(self, name: str) -> object:
+        """Return what is another when a file is: where another one has taken its name, too."""
+
+    def free_bytes(self) -> int | None:
+        """Return what may still be written below the root; None where that is not known.
+
+        Raises a StoreError where nothing may be written.
+        """
+
     def remove(self, name: str) -> None:
         """Remove a file; no error when it is not there."""
 
-    def remove_directory(self, name: str) -> bool:
+    def remove_directory(self, name: str = "") -> bool:
         """Remove a directory when it is empty; return whether it is gone."""
 
 

@@ -10,19 +10,19 @@ import stat
 from collections.abc import Iterator
 from itertools import islice, starmap
 from operator import attrgetter
+from typing import NamedTuple
 
-from .._core import Vfs
+from .._core import Pool, Queue, Vfs, probe
 from ..errors import StoreError, writable
 from .base import Entry, Names
+from .local_marks import append, bar, claim
 
 SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
 TICK_S = 10.0  # an entry that comes so much later changes its directory's time, on any file system
-BAR_ATTEMPTS = 8  # of what has one writer, who makes it once
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
-# The seam that new stores use; `holdfast.testing` puts faulty and recording ones here.
-_current_vfs = Vfs.posix()
+_current_vfs = Vfs.posix()  # of new stores; `holdfast.testing` puts faulty and recording ones here
 
 # When a directory above a root was last changed, where this process has synced it since.
 _changed_s: dict[str, float] = {}
@@ -40,6 +40,19 @@ def use_vfs(vfs: Vfs) -> Iterator[Vfs]:
         _current_vfs, _changed_s = before
 
 
+class LocalQueue(NamedTuple):
+    """See `holdfast.stores.base.QueueKind`."""
+
+    vfs: Vfs
+    backend: str
+    depth: int
+    block_bytes: int
+
+    def make(self, pool: Pool) -> Queue:
+        """Make the queue."""
+        return Queue(self.vfs, self.backend, pool, self.depth, self.block_bytes)
+
+
 class LocalStore:
     """See `holdfast.stores.base.Store`."""
 
@@ -53,6 +66,24 @@ class LocalStore:
     def sibling(self, name: str) -> "LocalStore":
         """Return the store of another directory in the one that this root is in."""
         return LocalStore(os.path.join(os.path.dirname(self.location), name), self.vfs)
+
+    def above(self) -> "LocalStore":
+        """Return the store of the directory that this root is in."""
+        return LocalStore(os.path.dirname(self.location), self.vfs)
+
+    def below(self, name: str) -> "LocalStore":
+        """Return the store of a directory in this root."""
+        return LocalStore(self._below + name, self.vfs)
+
+    def queue_kind(self, io: str, depth: int, block_bytes: int) -> LocalQueue:
+        """Return how files here are read and written; ``io`` "auto": the fastest that works."""
+        if io == "auto":
+            try:
+                io = probe(_nearby(self.location), self.vfs)
+            except (StoreError, OSError):  # the latter of what is removed this moment
+                # The probe writes; what cannot be written can still be read.
+                io = "buffered"
+        return LocalQueue(self.vfs, io, depth, block_bytes)
 
     def exists(self, name: str) -> bool:
         """Return whether anything of this name is there; a broken link counts."""
@@ -75,10 +106,6 @@ class LocalStore:
         """Open a regular file for reading; no link may be on the way to it from the root."""
         self._path(name)
         return self.vfs.open_beneath(self.location, name, direct)
-
-    def close(self, descriptor: int) -> None:
-        """Close a descriptor of `create` or `open`."""
-        self.vfs.close(descriptor)
 
     def sync_made(self, name: str) -> None:
         """Sync the directory of ``name``, and every one that this store has made an entry in."""
@@ -133,11 +160,8 @@ class LocalStore:
         try:
             size = self.vfs.size(descriptor)
             if size > bytes_max:
-                error = StoreError(
-                    f"{self._path(name)} has {size} bytes; expected at most {bytes_max}"
-                )
-                error.errno = errno.EFBIG
-                raise error
+                cause = OSError(errno.EFBIG, f"it has {size} bytes; expected at most {bytes_max}")
+                raise self._failure("read", name, cause)
             return self.vfs.read(descriptor, size, 0)
         finally:
             self.vfs.close(descriptor)
@@ -186,33 +210,14 @@ class LocalStore:
         """
         path = self._path(name)
         self._make_directories(os.path.dirname(path))
-        try:
-            descriptor = self.vfs.create(path)
-        except StoreError as error:
-            if error.errno != errno.EEXIST:
-                raise
-            return False
-        with contextlib.suppress(OSError):
-            os.write(descriptor, note)
-        with contextlib.suppress(StoreError):
-            self.vfs.close(descriptor)
-        return True
+        return claim(self.vfs, path, note)
 
     def bar(self, name: str) -> None:
         """Put a directory where a file may be, or may yet be made, by another.
 
         Until it is removed nobody makes a file there, or links it: who did so has been before us.
         """
-        for _ in range(BAR_ATTEMPTS):
-            try:
-                self.vfs.make_directory(self._path(name))
-                return
-            except StoreError as error:
-                if error.errno != errno.EEXIST:
-                    raise
-            self.remove(name)
-        cause = OSError(errno.EEXIST, f"other processes created it again, {BAR_ATTEMPTS} times")
-        raise self._failure("bar", name, cause)
+        bar(self.vfs, self._path(name))
 
     def link(self, name: str, second: str) -> None:
         """Give a file a second name, which nothing has yet; it takes no room on a full disk."""
@@ -286,21 +291,7 @@ class LocalStore:
 
     def append(self, name: str, data: bytes) -> None:
         """Add lines to a file in one call, unsynced; the rest of a torn line stands alone."""
-        try:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            descriptor = os.open(self._path(name), flags, 0o666)
-            try:
-                size = os.fstat(descriptor).st_size
-                if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                    data = b"\n" + data
-                written = os.write(descriptor, data)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise self._failure("append to", name, error) from error
-        if written < len(data):
-            cause = OSError(errno.EIO, f"{written} of {len(data)} bytes were written")
-            raise self._failure("append to", name, cause)
+        append(self._path(name), data)
 
     def free_bytes(self) -> int | None:
         """Return what may still be written below the root; None where that is not known.
@@ -380,10 +371,7 @@ def _kind_of(entry: "os.DirEntry[str]") -> str:
 
 
 def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
-    """Yield the directories above one, of its file system, of which an entry is young, and when.
-
-    Not those that were synced as they are now.
-    """
+    """Yield directories above one, of its file system, with a young entry that is not synced."""
     here = None
     while path != "/":
         parent = path.rpartition("/")[0] or "/"
@@ -398,3 +386,15 @@ def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
         if now_s - above.st_ctime < SETTLED_S and _changed_s.get(parent) != above.st_ctime:
             yield parent, above.st_ctime
         path, here = parent, above
+
+
+def _nearby(directory: str) -> str:
+    """Return a directory of the same file system to probe in: above this one where there is one.
+
+    A checkpoint's own directory holds nothing but the checkpoint, not even for a moment.
+    """
+    while directory != "/" and not os.path.isdir(directory):
+        directory = directory.rpartition("/")[0] or "/"
+    above = directory.rpartition("/")[0] or "/"
+    same = os.stat(above).st_dev == os.stat(directory).st_dev
+    return above if same and os.access(above, os.W_OK) else directory

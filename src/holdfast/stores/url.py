@@ -4,13 +4,14 @@ import os
 import re
 
 from ..errors import OptionError, StoreError, shown
+from .base import Store
 from .local import LocalStore
 
 SCHEME = "holdfast://"  # of a checkpoint's directory, where DCP's calls name one
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-def open_store(path: "str | os.PathLike[str]", named: str = "path") -> LocalStore:
+def open_store(path: "str | os.PathLike[str]", named: str = "path") -> Store:
     """Return the store at ``path``.
 
     Args:

@@ -44,7 +44,7 @@ from ...plan.balance import cut_shard
 from ...plan.load_plan import plan_load
 from ...saving.request import check_room
 from ...state.tensors import TORCH_DTYPES, Part
-from ...stores.local import LocalStore
+from ...stores.base import Store
 from ...stores.url import open_store
 from .names import Contents, describe, place_of
 from .stock import Files, read_metadata
@@ -109,7 +109,7 @@ def plan_conversion(
     )
 
 
-def _check_free(store: LocalStore) -> None:
+def _check_free(store: Store) -> None:
     names = [entry.name for entry in store.list()] if store.exists("") else []
     if MANIFEST_NAME in names or DCP_METADATA_NAME in names:
         raise AlreadyCommittedError(
@@ -119,7 +119,7 @@ def _check_free(store: LocalStore) -> None:
         raise OptionError(f"{store.location} is not empty; choose a new directory")
 
 
-def _from_dcp(here: LocalStore, there: LocalStore, *, pickled: bool) -> Conversion:
+def _from_dcp(here: Store, there: Store, *, pickled: bool) -> Conversion:
     metadata = read_metadata(here.location)
     described = metadata.state_dict_metadata.values()
     tensors = [item for item in described if isinstance(item, TensorStorageMetadata)]
@@ -154,7 +154,7 @@ class _Reporting(Files):
         return found
 
 
-def _into_dcp(here: LocalStore, there: LocalStore) -> Conversion:
+def _into_dcp(here: Store, there: Store) -> Conversion:
     chain = open_chain(here)
     manifest = chain[-1].manifest
     contents = describe(manifest, here.location)
@@ -205,7 +205,7 @@ def _plan_all(
 
 def _write(
     chain: Chain,
-    there: LocalStore,
+    there: Store,
     contents: Contents,
     items: list[WriteItem],
     described: dict[str, STORAGE_TYPES],
@@ -250,7 +250,7 @@ def _read(
             targets[path], wanted[path] = [(tensor, box)], (index, [box])
     store, manifest = chain[-1].store, chain[-1].manifest
     runs = plan_load(manifest, wanted, SLOT_BYTES)
-    with lease(store.vfs, store.location, Options()) as leased:
+    with lease(store, Options()) as leased:
         read_chain(chain, leased, runs, targets)
     return found
 
@@ -274,7 +274,7 @@ class _Batch(DefaultSavePlanner):
 
 
 @contextlib.contextmanager
-def _removed_on_failure(store: LocalStore) -> Iterator[None]:
+def _removed_on_failure(store: Store) -> Iterator[None]:
     """Remove what was written into a directory that was empty before, when the block fails."""
     try:
         yield

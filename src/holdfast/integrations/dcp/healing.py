@@ -10,10 +10,10 @@ import os
 
 from ...engine.marker import put_marker, remove_marker
 from ...engine.retire import is_leaving
-from ...errors import StoreError
+from ...errors import HoldfastError
 from ...format.names import DCP_METADATA_NAME, LATEST_NAME
 from ...format.spec import MANIFEST_NAME
-from ...stores.local import LocalStore
+from ...stores.url import open_store
 
 ENTRIES_MAX = 10_000  # of a directory, that are looked at
 
@@ -37,8 +37,8 @@ def _heal_one(location: str) -> None:
 
     if has(DCP_METADATA_NAME) or not has(MANIFEST_NAME):
         return
-    store = LocalStore(location)
-    with contextlib.suppress(StoreError):
+    with contextlib.suppress(HoldfastError):  # OptionError of a name that is not UTF-8
+        store = open_store(location)
         if not is_leaving(store):
             put_marker(store)
             if not has(MANIFEST_NAME):  # another job has retired it meanwhile

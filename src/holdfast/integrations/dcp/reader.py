@@ -158,7 +158,7 @@ class HoldfastReader(Placed, StorageReader):
             resolved = [own_memory(tensor, path) for tensor, path in given]
         targets, wanted = self._match(tensors, resolved, manifest, contents)
         runs, store = plan_load(manifest, wanted, SLOT_BYTES), open_store(load.path)
-        with lease(store.vfs, store.location, self._options) as leased:
+        with lease(store, self._options) as leased:
             read_chain(load.chain, leased, runs, targets)
         for item, tensor in zip(tensors, resolved, strict=True):
             planner.commit_tensor(item, tensor)

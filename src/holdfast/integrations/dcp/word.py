@@ -18,7 +18,7 @@ from ...engine.commit import remove_files
 from ...errors import PeerError, StoreError
 from ...format import spec
 from ...options import Options
-from ...stores.local import LocalStore
+from ...stores.base import Store
 
 NAME = f"{spec.PENDING_MANIFEST_PREFIX}dcp"
 BYTES_MAX = 1 << 16
@@ -35,7 +35,7 @@ class Word:
     file_bytes: int
 
 
-def give(store: LocalStore, world_size: int, options: Options) -> Word:
+def give(store: Store, world_size: int, options: Options) -> Word:
     """Begin a save: leave a new word where every rank finds it."""
     save_id = secrets.token_hex(16)
     word = Word(
@@ -51,7 +51,7 @@ def give(store: LocalStore, world_size: int, options: Options) -> Word:
     return word
 
 
-def hear(store: LocalStore, rank: int, given: Word | None = None) -> Word:
+def hear(store: Store, rank: int, given: Word | None = None) -> Word:
     """Return the coordinator's word.
 
     Args:
@@ -77,7 +77,7 @@ def hear(store: LocalStore, rank: int, given: Word | None = None) -> Word:
     return word
 
 
-def check_stands(store: LocalStore, word: Word, rank: int) -> None:
+def check_stands(store: Store, word: Word, rank: int) -> None:
     """Check, when this rank has written its share, that no other has failed by then.
 
     Raises:
@@ -87,19 +87,19 @@ def check_stands(store: LocalStore, word: Word, rank: int) -> None:
         raise _another_save(store)
 
 
-def take_back(store: LocalStore, word: Word) -> None:
+def take_back(store: Store, word: Word) -> None:
     """Remove all that a failed save has left, of every rank; let errors be."""
     end(store, word)
     remove_files(store, word.save_id)
 
 
-def end(store: LocalStore, word: Word) -> None:
+def end(store: Store, word: Word) -> None:
     """Remove the word, unless it is another save's by now; let errors be."""
     with contextlib.suppress(StoreError, PeerError):
         if hear(store, 0) == word:
             store.remove(NAME)
 
 
-def _another_save(store: LocalStore) -> PeerError:
+def _another_save(store: Store) -> PeerError:
     cause = f"another save has begun at {store.location}"
     return PeerError(f"{cause}; run one save at a time for each path", rank=-1, cause=cause)

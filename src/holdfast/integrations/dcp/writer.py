@@ -43,7 +43,7 @@ from ...plan.local_states import encode_object
 from ...plan.shard_table import table_of
 from ...state.ambient import ordinary_torch
 from ...state.tensors import local_tensor
-from ...stores.local import LocalStore
+from ...stores.base import Store
 from ...stores.url import open_store
 from .copy import copy_state
 from .healing import heal
@@ -60,7 +60,7 @@ class _Save(Call):
 
     rank, started = 0, 0.0
     word: Word | None = None
-    store: LocalStore | None = None  # on the coordinator: it knows which directories it has synced
+    store: Store | None = None  # on the coordinator: it knows which directories it has synced
 
 
 class HoldfastWriter(Placed, StorageWriter):
@@ -232,7 +232,7 @@ class HoldfastWriter(Placed, StorageWriter):
         """Do nothing: nothing is held between saves."""
 
     def _write(
-        self, store: LocalStore, word: Word, plan: SavePlan, planner: SavePlanner
+        self, store: Store, word: Word, plan: SavePlan, planner: SavePlanner
     ) -> WrittenShare:
         """Describe what the plan gives to this rank, and write it."""
         pieces, rank = pieces_of(plan, word), self._call.rank
@@ -245,7 +245,7 @@ class HoldfastWriter(Placed, StorageWriter):
         def source(shard: Shard) -> tuple[torch.Tensor, Box]:
             return _elements(pieces[shard], shard, planner)
 
-        with lease(store.vfs, store.location, self._options) as leased:
+        with lease(store, self._options) as leased:
             asked = OnDemand(table, source, header.chunk_elements)
             tables = write_shards(store, leased, files, table, asked, RAW, None, Ledger())
         return WrittenShare(rank, shards, written_in(tables), objects)
@@ -278,7 +278,7 @@ class HoldfastWriter(Placed, StorageWriter):
         return objects
 
 
-def _remove_stock(store: LocalStore) -> None:
+def _remove_stock(store: Store) -> None:
     """Remove the files of a checkpoint of DCP's that this save has replaced."""
     for name in without_marker(store, names_of_dcp(entry.name for entry in store.list())):
         store.remove(name)

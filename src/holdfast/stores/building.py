@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 from .._core import xxh3_64
 from ..errors import AlreadyCommittedError, StoreError
-from ..stores.local import LocalStore
-from .source import store_error
+from .base import Store
+from .local import LocalStore
 
 PREFIX = ".holdfast-"  # then the hash of the target's name, and a random number
 ATTEMPTS = 8  # one may be taken for abandoned between its making and its lock
@@ -38,7 +38,9 @@ def check_free(path: str, *, is_file: bool) -> None:
         if not is_file and is_directory and not os.listdir(path):
             return
     except OSError as error:
-        raise store_error(f"list {path}", error) from error
+        failure = StoreError(f"list {path}: {error.strerror}")
+        failure.errno = error.errno
+        raise failure from error
     if os.path.lexists(path):
         raise _there(path)
 
@@ -50,7 +52,7 @@ def _there(path: str) -> AlreadyCommittedError:
 
 
 @contextlib.contextmanager
-def building(path: str, *, is_file: bool) -> Iterator[LocalStore]:
+def building(path: str, *, is_file: bool) -> Iterator[Store]:
     """Give a directory that becomes the target when the block ends well, and nothing when not.
 
     Args:
@@ -67,7 +69,7 @@ def building(path: str, *, is_file: bool) -> Iterator[LocalStore]:
     beginning = f"{PREFIX}{xxh3_64(os.fsencode(name)):016x}-"
     _remove_abandoned(above, beginning)
     with _locked(above, beginning) as hidden:
-        store = LocalStore(f"{above.location.rstrip('/')}/{hidden}", above.vfs)
+        store = above.below(hidden)
         yield store
         store.sync_directory()
         _publish(store, path, name if is_file else "")
