@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
-  damage mutations process dcp-suite frameworks frameworks-short exports export-transformers \
+  damage mutations process dcp-suite frameworks frameworks-native frameworks-short exports export-transformers \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -89,6 +89,13 @@ dcp-suite: $(VENV)/.native
 FRAMEWORKS ?=
 frameworks: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py $(FRAMEWORKS)
+
+# The integrations of frameworks: programs that are killed, cases in one process, and their pages.
+CASES = $(wildcard tests/integrations/frameworks/cases_*.py)
+frameworks-native: build/frameworks/.installed
+	build/frameworks/bin/python -m pytest --noconftest -p no:cacheprovider $(CASES)
+	build/frameworks/bin/python tests/integrations/frameworks/snippets.py
+	build/frameworks/bin/python tests/integrations/frameworks/native.py
 
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning

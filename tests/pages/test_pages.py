@@ -38,7 +38,9 @@ def test_the_code_of_a_page_runs(page: str, new_path: Callable[[], Path]) -> Non
 
 
 def faults_of(block: Block) -> Iterator[str]:
-    if block.mark not in ("", "not run", "ranks", "exit"):
+    if block.mark == "framework" and not block.page.startswith("docs/frameworks/"):
+        yield "only pages in docs/frameworks/ have blocks that make frameworks runs"
+    if block.mark not in ("", "not run", "framework", "ranks", "exit"):
         yield f"there is no mark {block.mark}"
     if block.mark != "not run" and block.language not in (*RUN, *SHOWN):
         yield f"nobody runs {block.language}; say <!-- not run: why -->"

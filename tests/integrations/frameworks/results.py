@@ -47,3 +47,19 @@ def finish(
     }
     with open(f"{result}.{os.environ['RANK']}.json", "w") as file:
         json.dump(found, file)
+
+
+def finish_whole(
+    result: str,
+    losses: dict[int, float],
+    module: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> None:
+    """Write what `finish` does, and every parameter whole, for other numbers of ranks."""
+    os.environ.setdefault("RANK", "0")
+    finish(result, losses, module, optimizers)
+    named = module.state_dict().items()
+    whole = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in named}
+    if os.environ["RANK"] == "0":
+        cpu = {name: value.detach().cpu().clone() for name, value in whole.items()}
+        torch.save(cpu, f"{result}.weights")

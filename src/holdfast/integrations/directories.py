@@ -1,0 +1,309 @@
+"""Checkpoints in directories that a framework names itself, such as ``checkpoint-500``.
+
+Each is one commit. Small files that the framework wants beside it are in the commit too, and are
+written from there. Knows no framework.
+"""
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import worker
+from ..engine.retire import GRACE_S, sweep
+from ..errors import (
+    AlreadyCommittedError,
+    CorruptError,
+    HoldfastError,
+    NotCommittedError,
+    OptionError,
+    PeerError,
+    StoreError,
+    VersionError,
+    shown,
+)
+from ..format.spec import DATA_DIRECTORY, MANIFEST_NAME
+from ..group.base import COORDINATOR, Group
+from ..group.phase import Phase, find_group
+from ..loading.checkpoint import Checkpoint
+from ..options import Options, options_of
+from ..saving.handle import SaveHandle
+from ..saving.request import SaveRequest
+from ..saving.save import save_now, start_save
+from ..stores.local import LocalStore
+from ..stores.url import absolute
+from .adapter import check_mark, delete, is_committed, mark, marked
+
+if TYPE_CHECKING:
+    from ..codecs.base import Codec
+
+logger = logging.getLogger("holdfast")
+
+FILES = "files"  # of a state: the files that stand beside it, by name
+# A framework that trains is not ended by these: the checkpoints before are whole.
+SURVIVED = (StoreError, PeerError, AlreadyCommittedError)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How checkpoints are saved.
+
+    Args:
+        codec: as for `holdfast.save`.
+        stage: "eager" copies the state and writes it in the background; "lazy" copies it during
+            the next forward and backward; "sync" writes it at once, without a copy.
+        options: as for `holdfast.save`.
+
+    Raises:
+        OptionError: an invalid stage or options.
+    """
+
+    codec: "str | Codec" = "raw"
+    stage: Literal["eager", "lazy", "sync"] = "eager"
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        if self.stage not in ("eager", "lazy", "sync"):
+            raise OptionError(f"stage is {shown(self.stage)}; expected one of eager, lazy, sync")
+        options_of(self.options)
+
+
+class Directories:
+    """The checkpoints that one framework saves and resumes, with all ranks together.
+
+    Args:
+        framework: name of the integration, and of the mark.
+        version: of the framework.
+        pattern: of the directories' names; its first group is a number.
+        saving: how they are saved.
+    """
+
+    def __init__(self, framework: str, version: str, pattern: str, saving: Saving) -> None:
+        self.framework, self.saving = framework, saving
+        self._version, self._pattern = version, re.compile(pattern)
+        self._handle: SaveHandle | None = None
+        self._orders: dict[str, int] = {}  # the last one given, by directory
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        path: str,
+        *,
+        step: int,
+        files: Mapping[str, bytes],
+        limit: int | None = None,
+        spare: str | None = None,
+        **more: Any,
+    ) -> None:
+        """Save a state as one commit; afterwards write its files and delete old checkpoints.
+
+        If the disk or another rank fails, that is logged, and training goes on.
+
+        Args:
+            state: of this rank, without files and mark.
+            files: small ones that stand beside the commit; those of rank 0 count.
+            limit: how many checkpoints are kept in the directory above; None or 0: all.
+            spare: a checkpoint that is kept besides the newest.
+            more: values that the mark keeps.
+
+        Raises:
+            HoldfastError: the state cannot be saved, or a newer job writes there.
+        """
+        self.wait()
+        ranks = find_group(None, writing=True)
+        root, is_first = os.path.dirname(absolute(path)), ranks.rank == COORDINATOR
+        whole: dict[str, Any] = dict(state)
+        if is_first:
+            whole[FILES] = {name: as_tensor(data) for name, data in files.items()}
+        order = self._next_order(root, ranks)
+        whole |= mark(self.framework, self._version, order=order, **more)
+
+        def after(_: object) -> None:
+            if is_first:
+                self._tidy(path, root, limit, spare)
+
+        saving = self.saving
+        request = SaveRequest(
+            path,
+            step,
+            None,
+            saving.codec,
+            saving.options,
+            "eager" if saving.stage == "sync" else saving.stage,
+            "wait",
+            saving.options.deadline_s,
+            replace=True,
+        )
+        with _surviving(path):
+            if saving.stage == "sync":
+                worker.run(lambda: save_now(whole, request, ranks))
+                after(None)
+                return
+            start = lambda: start_save(whole, request, ranks, after)  # noqa: E731
+            self._handle = worker.run(start, dropped=SaveHandle.cancel)
+
+    def wait(self) -> None:
+        """Wait for the save in flight. If the disk or another rank failed, that has been logged.
+
+        Raises:
+            HoldfastError: it failed for another reason.
+        """
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        with _surviving(handle.path):
+            handle.result()
+
+    def newest(self, root: str) -> str | None:
+        """Return the checkpoint in a directory that was committed last; the same on all ranks."""
+        ranks = find_group(None, writing=True)
+        with Phase(ranks) as asked:
+            if ranks.rank == COORDINATOR:
+                found = self.committed(root)
+                asked.answer = os.fsencode(found[-1]) if found else b""
+        return os.fsdecode(asked.answers[COORDINATOR]) or None
+
+    def committed(self, root: str) -> list[str]:
+        """List the framework's committed checkpoints in a directory, in the order of their saves.
+
+        That is not the order of their numbers, where training went back to an earlier one.
+        """
+        found = []
+        for path, number in self._paths(root):
+            if not is_committed(path):
+                continue
+            try:
+                known = marked(path)
+            except NotCommittedError:  # it was deleted meanwhile
+                continue
+            except (CorruptError, StoreError, VersionError) as error:
+                logger.warning("%s is left alone: %s", path, error)
+                continue
+            if known.get("name") == self.framework:
+                found.append((known.get("order", 0), number, path))
+        return [path for _, _, path in sorted(found)]
+
+    def open(self, path: str) -> dict[str, Any]:
+        """Prepare to resume: check the mark, and write the files that are missing or differ.
+
+        Returns:
+            The mark.
+
+        Raises:
+            MismatchError: another framework saved it.
+            NotCommittedError: it is not whole.
+        """
+        ranks = find_group(None)
+        with Phase(ranks):
+            found = check_mark(path, self.framework)
+            if ranks.rank == COORDINATOR:
+                heal(path)
+        return found
+
+    def is_torn(self, path: str) -> bool:
+        """Return whether a save of holdfast began here, and was never committed."""
+        return os.path.isdir(os.path.join(path, DATA_DIRECTORY)) and not is_committed(path)
+
+    def _paths(self, root: str) -> list[tuple[str, int]]:
+        try:
+            names = os.listdir(root)
+        except FileNotFoundError:
+            return []
+        found = [(name, match) for name in names if (match := self._pattern.fullmatch(name))]
+        return [(os.path.join(root, name), int(match[1])) for name, match in found]
+
+    def _next_order(self, root: str, ranks: Group) -> int:
+        """Return a number above those of all checkpoints in a directory; the same on all ranks."""
+        if root not in self._orders:
+            with Phase(ranks) as asked:
+                if ranks.rank == COORDINATOR:
+                    found = self.committed(root)
+                    last = marked(found[-1]).get("order", 0) if found else 0
+                    asked.answer = str(last).encode()
+            self._orders[root] = int(asked.answers[COORDINATOR])
+        self._orders[root] += 1
+        return self._orders[root]
+
+    def _tidy(self, path: str, root: str, limit: int | None, spare: str | None) -> None:
+        """Write the files of what is committed, and delete old checkpoints; errors are logged."""
+        try:
+            heal(path)
+            self.keep(root, limit, spare)
+        except (HoldfastError, OSError) as error:
+            logger.warning("%s is saved, but tidying %s failed: %s", path, root, error)
+
+    def keep(self, root: str, limit: int | None, spare: str | None = None) -> None:
+        """Delete the oldest checkpoints above a number; the newest stays, and a spared one."""
+        found = self.committed(root)
+        if limit and found:
+            kept = {found[-1], *([os.path.abspath(spare)] if spare else [])}
+            others = [path for path in found if os.path.abspath(path) not in kept]
+            room = max(0, limit - (len(found) - len(others)))
+            for path in others[: len(others) - room]:
+                self._delete(path)
+        torn = [path for path, _ in self._paths(root) if self.is_torn(path)]
+        if torn and found:  # the newest was committed just now, by the clock of their server
+            now_s = LocalStore(absolute(found[-1])).modified_s(MANIFEST_NAME)
+            for path in torn:
+                sweep(LocalStore(absolute(path)), now_s - GRACE_S)
+
+    def delete_others(self, root: str, kept: str) -> None:
+        """Delete all checkpoints of a directory but one."""
+        for path in reversed(self.committed(root)):
+            if os.path.abspath(path) != os.path.abspath(kept):
+                self._delete(path)
+
+    def _delete(self, path: str) -> None:
+        try:
+            delete(path)
+        except HoldfastError as error:
+            logger.warning("%s is not deleted: %s", path, error)
+
+
+def heal(path: str) -> None:
+    """Write the files that stand beside a commit, where they are missing or differ.
+
+    Raises:
+        HoldfastError, OSError: the checkpoint cannot be read, or a file not be written.
+    """
+    checkpoint = Checkpoint(path)
+    if not any(name.startswith(f"{FILES}.") for name in checkpoint):
+        return
+    for name, data in checkpoint.state(include=FILES)[FILES].items():
+        place, wanted = os.path.join(path, os.path.basename(name)), as_bytes(data)
+        try:
+            with open(place, "rb") as file:
+                if file.read() == wanted:
+                    continue
+        except FileNotFoundError:
+            pass
+        pending = f"{place}.tmp"
+        with open(pending, "wb") as file:
+            file.write(wanted)
+        os.replace(pending, place)
+
+
+def as_tensor(data: bytes) -> Any:
+    """Return bytes as a tensor, which a data file holds: they may be too many for MANIFEST."""
+    import torch
+
+    if not data:
+        return torch.zeros(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def as_bytes(tensor: Any) -> bytes:
+    """Return what `as_tensor` was given."""
+    return bytes(tensor.numpy().tobytes())
+
+
+@contextlib.contextmanager
+def _surviving(path: str) -> Iterator[None]:
+    """Let training go on after an error that leaves older checkpoints whole; it is logged."""
+    try:
+        yield
+    except SURVIVED as error:
+        logger.error("%s is not saved, and training goes on: %s", path, error)

@@ -1,0 +1,76 @@
+"""Runs the code blocks of docs/frameworks/ that need a framework, each page in a directory.
+
+``python tests/integrations/frameworks/snippets.py [NAME ...]``, by the Python of `make frameworks`.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1]
+sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []
+
+from pages.blocks import PAGES, blocks_of  # noqa: E402
+
+LIMIT_S = 240
+TRAINER = """
+import sys
+sys.path.insert(0, HERE)
+from cases_transformers import Samples, new_model
+from transformers import Trainer, TrainingArguments
+model, dataset = new_model(), Samples()
+args = TrainingArguments(
+    "run", max_steps=8, save_steps=4, use_cpu=True, report_to=[], disable_tqdm=True
+)
+def unchanged_program():
+    Trainer(model=new_model(), args=args, train_dataset=dataset).train()
+"""
+BEFORE = {"transformers": TRAINER}  # what a page takes for granted, by its name
+
+
+def run_page(name: str) -> None:
+    """Run the blocks of a page in this process, in the directory that it is in."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    names: dict[str, Any] = {"__name__": "__main__", "HERE": str(HERE)}
+    exec(compile(BEFORE.get(name, ""), "before", "exec"), names)
+    for block in blocks_of(f"docs/frameworks/{name}.md"):
+        if block.mark != "framework":
+            continue
+        print(f"{block.page}:{block.line}", flush=True)
+        if block.language == "bash":
+            for command in block.commands:
+                subprocess.run(["bash", "-c", command], check=True)
+        else:
+            exec(compile("\n" * block.line + block.code, block.page, "exec"), names)
+
+
+def main(names: list[str]) -> None:
+    """Run pages, each in a process of its own; fail when one does."""
+    failed = False
+    for name in names or [Path(p).stem for p in PAGES if p.startswith("docs/frameworks/")]:
+        command = [sys.executable, __file__, "--here", name]
+        there = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with tempfile.TemporaryDirectory() as place:
+            pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            ended = subprocess.run(command, cwd=place, env=there, timeout=LIMIT_S, **pipe)
+        print(f"{name}: {'failed' if ended.returncode else 'its code runs'}", flush=True)
+        if ended.returncode:
+            print(ended.stdout.decode(errors="replace")[-6000:])
+            failed = True
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--here"]:
+        try:
+            run_page(sys.argv[2])
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+    else:
+        main(sys.argv[1:])
