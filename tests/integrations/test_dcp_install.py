@@ -226,3 +226,11 @@ def test_the_environment_sets_the_options_of_install(new_path: NewPath) -> None:
     assert is_ours(path)
     refused = run(OPTIONS, "every", new_path())
     assert "HoldfastWriter(pickled=True)" in refused.stderr
+
+
+def test_an_environment_that_installs_an_unknown_integration_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_INSTALL", "accelerate, keras")
+    with pytest.raises(OptionError, match="'keras'; expected some of accelerate, transformers"):
+        autoload()

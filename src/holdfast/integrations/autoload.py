@@ -1,4 +1,4 @@
-"""Routes DCP's calls to holdfast when HOLDFAST_DCP in the environment asks for it.
+"""Routes DCP's calls, and installs integrations, when the environment asks for it.
 
 ``import torch`` calls `autoload`, in the middle of whatever is being imported, so nothing is
 imported here before it is needed.
@@ -7,6 +7,7 @@ imported here before it is needed.
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -17,6 +18,9 @@ from ..errors import OptionError
 ENVIRONMENT = "HOLDFAST_DCP"  # "1": holdfast:// alone; else words of `install`: "every,cast"
 OPTIONS = ("every", "cast", "pickled")
 DCP = "torch.distributed.checkpoint"
+INSTALL = "HOLDFAST_INSTALL"  # names of integrations: "accelerate,transformers"
+# Integrations, and the module after whose import each is installed.
+AFTER = {"accelerate": "accelerate", "transformers": "transformers.trainer"}
 
 
 def autoload() -> None:
@@ -32,6 +36,19 @@ def autoload() -> None:
         raise OptionError(f"{ENVIRONMENT} is {asked!r}, with {unknown[0]!r}; expected {expected}")
     if words or asked == "1":
         _when_imported(DCP, lambda: _install(words))
+    names = [name.strip() for name in os.environ.get(INSTALL, "").split(",") if name.strip()]
+    if unknown := [name for name in names if name not in AFTER]:
+        raise OptionError(
+            f"{INSTALL} has the name {unknown[0]!r}; expected some of {', '.join(AFTER)}"
+        )
+    for name in names:
+        _when_imported(AFTER[name], partial(_install_for, name))
+
+
+def _install_for(name: str) -> None:
+    from .adapter import install
+
+    install(name)
 
 
 def _install(words: list[str]) -> None:
@@ -42,10 +59,27 @@ def _install(words: list[str]) -> None:
 
 def _when_imported(name: str, then: Callable[[], object]) -> None:
     """Call ``then`` when a module is there: now, or when it has been imported."""
-    if name in sys.modules:
-        then()
-    else:
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if module is None:
         sys.meta_path.insert(0, _Waiting(name, then))
+    elif getattr(spec, "_initializing", False):  # its own import of torch has called `autoload`
+        spec.__class__ = _Watched
+        vars(spec)["then"] = then
+    else:
+        then()
+
+
+class _Watched(ModuleSpec):
+    """The spec of a module that is being imported; sees when that is over."""
+
+    then: Callable[[], object]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value and self.name in sys.modules:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            vars(self).pop("then")()
 
 
 class _Waiting(MetaPathFinder):

@@ -92,7 +92,7 @@ class Directories:
         state: Mapping[str, Any],
         path: str,
         *,
-        step: int,
+        step: int | None,
         files: Mapping[str, bytes],
         limit: int | None = None,
         spare: str | None = None,
@@ -206,6 +206,20 @@ class Directories:
     def is_torn(self, path: str) -> bool:
         """Return whether a save of holdfast began here, and was never committed."""
         return os.path.isdir(os.path.join(path, DATA_DIRECTORY)) and not is_committed(path)
+
+    def check_whole(self, path: str) -> None:
+        """Check that a checkpoint by name is committed, or not one of holdfast.
+
+        Raises:
+            NotCommittedError: its save was never committed.
+        """
+        if not self.is_torn(path):
+            return
+        newest = self.newest(os.path.dirname(os.path.abspath(path)))
+        hint = f"The newest committed one is {newest}" if newest else "There is no committed one"
+        raise NotCommittedError(
+            f"{path} was never committed: its save ended too early. {hint} beside it"
+        )
 
     def _paths(self, root: str) -> list[tuple[str, int]]:
         try:

@@ -120,7 +120,7 @@ def _training(stock: _Stock) -> _Stock:
         if place is True:
             place = _newest(self)
         elif place is not None:
-            _check_whole(self, str(place))
+            self._holdfast.check_whole(str(place))
         if place is not None and is_committed(place):
             self._holdfast.open(place)
         try:
@@ -165,21 +165,6 @@ def _newest(trainer: Any) -> str:
     raise NotCommittedError(
         f"{root} holds no committed checkpoint of holdfast{there}. Give the path of one that "
         "transformers saved by itself, or train from the start"
-    )
-
-
-def _check_whole(trainer: Any, place: str) -> None:
-    """Check that a checkpoint by name is whole, or not of holdfast.
-
-    Raises:
-        NotCommittedError: its save was never committed.
-    """
-    if not trainer._holdfast.is_torn(place):
-        return
-    newest = trainer._holdfast.newest(os.path.dirname(os.path.abspath(place)))
-    raise NotCommittedError(
-        f"{place} was never committed: its save ended too early. The newest committed one is "
-        f"{newest or 'not there'}; resume_from_checkpoint=True takes it"
     )
 
 

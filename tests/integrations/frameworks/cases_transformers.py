@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -385,3 +387,12 @@ def test_the_log_says_what_is_active(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == [
         "holdfast is active for transformers 5.23.0: each checkpoint of the Trainer is one commit"
     ]
+
+
+def test_the_environment_installs_it() -> None:
+    program = "from transformers import Trainer; print(type(Trainer.holdfast).__name__)"
+    there = os.environ | {"HOLDFAST_INSTALL": "transformers"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=there, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "Saving\n"

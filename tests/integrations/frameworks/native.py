@@ -92,7 +92,16 @@ class Program:
 
 
 HF = ("transformers", "accelerate")
+NUMBERED = "checkpoints/checkpoint_*"
 TRAINER = ("transformers", "trainer_program.py")
+
+
+def _accelerate(how: str, kind: str, **given: Any) -> Program:
+    does = f"{how}, `automatic_checkpoint_naming`, `total_limit=2`, a custom object"
+    more = {"page": "accelerate", "script": "accelerate_program.py", "pattern": NUMBERED}
+    return Program(("accelerate",), does, kind=kind, ours="install", **more, **given)
+
+
 PROGRAMS = {
     "trainer-ddp": Program(
         *(HF, 'DDP, `install("transformers")`, `save_total_limit=2`'),
@@ -107,6 +116,11 @@ PROGRAMS = {
         *(HF, "FSDP2, on another number of ranks", *TRAINER, "fsdp-exact", "install"),
         kills=(),
         moves=((2, 1), (1, 3)),
+    ),
+    "accelerate-ddp": _accelerate("DDP", "ddp", full_disk=True),
+    "accelerate-fsdp2": _accelerate("FSDP2", "fsdp"),
+    "accelerate-moves": _accelerate(
+        "FSDP2, on another number of ranks", "fsdp-exact", kills=(), moves=((2, 1), (1, 3))
     ),
 }
 
@@ -252,8 +266,8 @@ def faults_of_files(root: Path, pattern: str, stock: Path) -> list[str]:
     import holdfast
 
     found = []
-    kept = {place.parent.name for place in root.glob(f"{pattern}/MANIFEST")}
-    wanted = {place.name for place in stock.glob(pattern)}
+    kept = {str(place.parent.relative_to(root)) for place in root.glob(f"{pattern}/MANIFEST")}
+    wanted = {str(place.relative_to(stock)) for place in stock.glob(pattern)}
     if kept != wanted:
         found.append(f"it kept {sorted(kept)}; the framework alone keeps {sorted(wanted)}")
     for name in kept:

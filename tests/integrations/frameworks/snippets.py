@@ -30,7 +30,28 @@ args = TrainingArguments(
 def unchanged_program():
     Trainer(model=new_model(), args=args, train_dataset=dataset).train()
 """
-BEFORE = {"transformers": TRAINER}  # what a page takes for granted, by its name
+ACCELERATE = """
+import sys
+sys.path.insert(0, HERE)
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from cases_accelerate import Counter
+project = ProjectConfiguration("run", automatic_checkpoint_naming=True, total_limit=2)
+model, counter = torch.nn.Linear(4, 4), Counter()
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+def train(accelerator, model, optimizer, loader, schedule):
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        schedule.step()
+"""
+BEFORE = {
+    "transformers": TRAINER,
+    "accelerate": ACCELERATE,
+}  # what a page takes for granted, by its name
 
 
 def run_page(name: str) -> None:
