@@ -89,6 +89,8 @@ dcp-suite: $(VENV)/.native
 FRAMEWORKS ?=
 frameworks: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py $(FRAMEWORKS)
+	build/frameworks/bin/python tests/integrations/frameworks/loops.py
+	build/frameworks/bin/python tests/integrations/frameworks/pages.py
 
 # The integrations of frameworks: programs that are killed, cases in one process, and their pages.
 CASES = $(wildcard tests/integrations/frameworks/cases_*.py)

@@ -1,0 +1,167 @@
+"""The saves of a framework's loop: whole under their own names, and what is deleted after them."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.errors import OptionError, StoreError
+from holdfast.integrations import saves as saves_module
+from holdfast.integrations.adapter import is_committed
+from holdfast.integrations.saves import Saves
+
+NewPath = Callable[[], Path]
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": torch.full((4096,), float(step)), "step": step}
+
+
+def saved(saves: Saves, path: Path, step: int, **more: Any) -> None:
+    saves.save(state(step), path, place=saves.place_for(path), **more)
+
+
+def step_of(path: Path) -> int:
+    return int(holdfast.open(path).objects()["step"])
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond a block: writes fail, in whichever thread they are."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def root(new_path: NewPath) -> Path:
+    path = new_path()
+    path.mkdir(parents=True)
+    return path
+
+
+def names(root: Path) -> list[str]:
+    return sorted(os.listdir(root))
+
+
+def test_a_checkpoint_has_its_name_only_when_it_is_whole(root: Path) -> None:
+    saves, path = Saves(), root / "a.ckpt"
+    place = saves.place_for(path)
+    assert os.path.basename(place) == ".a.ckpt.new"
+    with full_disk():
+        saves.save(state(1), path, place=place)
+        saves.wait()
+    assert "a.ckpt" not in names(root)
+    saved(saves, path, 2)
+    saves.close()
+    assert names(root) == ["a.ckpt"] and step_of(path) == 2
+
+
+def test_a_committed_checkpoint_is_replaced_in_its_place(root: Path) -> None:
+    saves, path = Saves(), root / "last.ckpt"
+    saved(saves, path, 1, now=True)
+    assert saves.place_for(path) == str(path)
+    saved(saves, path, 2, now=True)
+    assert names(root) == ["last.ckpt"] and step_of(path) == 2
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_another_format_has_left_is_replaced(root: Path, kind: str) -> None:
+    path = root / "last.ckpt"
+    path.write_text("theirs") if kind == "file" else (path / "x").mkdir(parents=True)
+    saves = Saves()
+    saved(saves, path, 3)
+    saves.close()
+    assert names(root) == ["last.ckpt"] and step_of(path) == 3
+
+
+def test_a_deletion_waits_until_the_save_before_it_is_durable(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves, older, newer = Saves(), root / "1", root / "2"
+    saved(saves, older, 1, now=True)
+    stock, seen = saves_module._publish, list[bool]()
+
+    def publish(place: str, final: str) -> None:
+        saves.delete(older)  # the framework's next call, before the save is over
+        seen.append(is_committed(older))
+        stock(place, final)
+
+    monkeypatch.setattr(saves_module, "_publish", publish)
+    saved(saves, newer, 2)
+    saves.close()
+    assert seen == [True] and names(root) == ["2"]
+
+
+def test_nothing_is_deleted_after_a_save_that_failed(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves, older = Saves(), root / "1"
+    saved(saves, older, 1, now=True)
+    with full_disk():
+        saved(saves, root / "2", 2)
+        saves.delete(older)
+        saves.wait()
+        assert is_committed(older) and "saving" in caplog.text
+        with pytest.raises(StoreError):
+            saves.close()
+    assert is_committed(older)
+    saved(saves, root / "3", 3)
+    saves.close()
+    assert "1" not in names(root) and step_of(root / "3") == 3
+
+
+def test_a_save_that_training_waits_for_raises(root: Path) -> None:
+    with full_disk(), pytest.raises(StoreError):
+        saved(Saves(stage="sync"), root / "1", 1)
+    with full_disk(), pytest.raises(StoreError):
+        saved(Saves(), root / "1", 1, now=True)
+
+
+def test_another_error_is_not_covered(root: Path) -> None:
+    saves = Saves()
+    with full_disk():
+        saved(saves, root / "1", 1)
+        saves.wait()
+    with pytest.raises(KeyError):
+        try:
+            raise KeyError("the user's")
+        finally:
+            saves.close()
+
+
+def test_what_a_dead_job_left_is_finished_or_deleted(root: Path) -> None:
+    holdfast.save(state(1), root / ".whole.ckpt.new")
+    (root / ".torn.ckpt.new" / "data").mkdir(parents=True)
+    (root / ".moved.ckpt.old").write_text("theirs")
+    Saves().place_for(root / "x")
+    assert names(root) == ["moved.ckpt", "whole.ckpt"]
+    holdfast.save(state(2), root / ".whole.ckpt.new")
+    (root / ".moved.ckpt.old").write_text("older")
+    Saves().place_for(root / "x")
+    assert names(root) == ["moved.ckpt", "whole.ckpt"] and step_of(root / "whole.ckpt") == 1
+
+
+def test_a_link_and_what_is_not_there_are_deleted_as_such(root: Path) -> None:
+    saves, path = Saves(), root / "1"
+    saved(saves, path, 1, now=True)
+    (root / "link").symlink_to("1")
+    saves.delete(root / "link")
+    saves.delete(root / "nothing")
+    assert names(root) == ["1"] and step_of(path) == 1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(OptionError, match="expected one of eager, lazy, sync"):
+        Saves(stage="later")
+    with pytest.raises(OptionError, match="codec is 'delta', which makes each checkpoint from"):
+        Saves(codec="delta")
