@@ -59,6 +59,8 @@ NATIVES = {
     "lightning-lazy": Native("lightning_native.py", "mp", more=(("STAGE", "lazy"),)),
     "lightning-ddp": Native("lightning_native.py", "ddp", sizes=((2, 1),)),
     "lightning-io": Native("lightning_native.py", "io", ranks=1, fills=True),
+    "torchtitan": Native("torchtitan_native.py", "own", fills=True),
+    "torchtitan-dealt": Native("torchtitan_native.py", "dealt", sizes=RESIZED),
 }
 
 
