@@ -27,6 +27,7 @@ LONG = {
     "convert/test_memory.py": "gigabytes; no bit depends on it",
     "process": "campaigns in processes of their own; unit/test_worker.py has what they found",
     "demo/test_demo.py": "torchrun starts five times",
+    "integrations/test_clusters.py": "torchrun starts twelve times; the scripts change rarely",
     "integrations/test_dcp_examples.py::test_the_fsdp_example_trains_resumes_and_loads_on_another"
     "_layout": "torchrun starts three times",
     "integrations/test_dcp_examples.py::test_the_dcp_example_saves_and_resumes_on_two_ranks": (

@@ -14,7 +14,11 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LINES_MAX = 60
 RUNNERS = {"run", "start", "torchrun"}  # functions that run an example by its name
-TESTS = [Path(__file__), ROOT / "tests" / "integrations" / "test_dcp_examples.py"]
+TESTS = [
+    Path(__file__),
+    ROOT / "tests" / "integrations" / "test_dcp_examples.py",
+    ROOT / "tests" / "integrations" / "test_clusters.py",
+]
 
 
 def start(place: Path, example: str, *arguments: str) -> subprocess.CompletedProcess[str]:

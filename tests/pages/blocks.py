@@ -3,6 +3,7 @@
 Marks are comments of HTML, which no reader sees:
 
 - ``<!-- not run: why -->``: the tests leave the block out.
+- ``<!-- file: examples/a.yaml -->``: the block is that file, which tests run.
 - ``<!-- ranks: 2 -->``: a program that so many processes run together; "2, 3": first 2, then 3.
 - ``<!-- framework: lightning -->``: `make frameworks` runs it, where this framework is installed.
 - ``<!-- exit: 1 -->``: its commands may exit with 1, which is a verdict: damaged, or different.
@@ -50,7 +51,7 @@ class Block:
     @property
     def is_run(self) -> bool:
         """Whether the tests run it."""
-        return self.language in RUN and self.mark not in ("not run", "framework")
+        return self.language in RUN and self.mark not in ("not run", "framework", "file")
 
     @property
     def commands(self) -> list[str]:

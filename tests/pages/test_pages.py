@@ -17,7 +17,7 @@ from .prepared import AFTER, BEFORE
 from .run import run_blocks
 
 # Blocks marked as not run, of all pages together. It only falls.
-NOT_RUN_MAX = 7
+NOT_RUN_MAX = 5
 WORDS_MAX = 900  # what is read in five minutes
 README_WORDS_MAX, README_LINES_MAX = 700, 10
 USERS = (
@@ -40,9 +40,12 @@ def test_the_code_of_a_page_runs(page: str, new_path: Callable[[], Path]) -> Non
 def faults_of(block: Block) -> Iterator[str]:
     if block.mark == "framework" and not block.page.startswith("docs/frameworks/"):
         yield "only pages in docs/frameworks/ have blocks that make frameworks runs"
-    if block.mark not in ("", "not run", "framework", "ranks", "exit"):
+    if block.mark not in ("", "not run", "framework", "file", "ranks", "exit"):
         yield f"there is no mark {block.mark}"
-    if block.mark != "not run" and block.language not in (*RUN, *SHOWN):
+    if block.mark == "file":
+        if (ROOT / block.value).read_text() != block.code:
+            yield f"it is not {block.value}"
+    elif block.mark != "not run" and block.language not in (*RUN, *SHOWN):
         yield f"nobody runs {block.language}; say <!-- not run: why -->"
     if block.language in SHOWN and re.match(r"(import|from) \w|holdfast ", block.code):
         yield "code without a language"
@@ -64,6 +67,8 @@ def test_a_block_that_nobody_runs_is_found() -> None:
     assert (block.line, [*faults_of(block)]) == (3, ["nobody runs yaml; say <!-- not run: why -->"])
     (block,) = blocks_of("a.md", "<!-- not run: needs a cluster -->\n```yaml\na: 1\n```\n")
     assert not block.is_run and block.value == "needs a cluster" and not [*faults_of(block)]
+    (block,) = blocks_of("a.md", "<!-- file: .gitignore -->\n```yaml\na: 1\n```\n")
+    assert not block.is_run and [*faults_of(block)] == ["it is not .gitignore"]
     (block,) = blocks_of("a.md", "```\nimport holdfast\n```\n")
     assert [*faults_of(block)] == ["code without a language"]
 

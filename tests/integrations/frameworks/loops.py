@@ -258,7 +258,7 @@ def full_disk(stage: Stage) -> list[str]:
         if not team.wait(lambda: team.steps() >= 5):
             sys.exit("the program ended before its step 5")
         filled(fill)
-        if not team.wait(lambda: team.steps() >= 9):
+        if not team.wait(lambda: team.steps() >= 8):
             sys.exit("the program ended on the full disk")
         team.send(signal.SIGSTOP)
         older = [path for path in place.rglob("MANIFEST")]
