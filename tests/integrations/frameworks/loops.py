@@ -59,6 +59,7 @@ NATIVES = {
     "lightning-lazy": Native("lightning_native.py", "mp", more=(("STAGE", "lazy"),)),
     "lightning-ddp": Native("lightning_native.py", "ddp", sizes=((2, 1),)),
     "lightning-io": Native("lightning_native.py", "io", ranks=1, fills=True),
+    "fabric": Native("fabric_native.py", "mp", sizes=RESIZED, fills=True),
     "torchtitan": Native("torchtitan_native.py", "own", fills=True),
     "torchtitan-dealt": Native("torchtitan_native.py", "dealt", sizes=RESIZED),
 }
@@ -233,11 +234,12 @@ def kept_by(stock: Path) -> set[str]:
 
 def other_sizes(stage: Stage, before: int, after: int) -> list[str]:
     """Kill on one number of ranks, go on with another; compare mean losses with the stock run."""
-    place, stock = stage.root / f"from-{before}-to-{after}", stage.stock(stage.native.ranks)
+    # That of the first number: on others, some programs begin with other weights.
+    place, stock = stage.root / f"from-{before}-to-{after}", stage.stock(before)
     place.mkdir()
     start(stage, "save", 3, before, place)
     start(stage, "", 0, after, place)
-    one, other = means(results(stock, stage.native.ranks)), means(results(place, after))
+    one, other = means(results(stock, before)), means(results(place, after))
     wrong = [
         f"step {step} on {after} ranks has the loss {loss}; expected {one[step]}"
         for step, loss in other.items()
@@ -257,7 +259,9 @@ def full_disk(stage: Stage) -> list[str]:
         fill = place / "ballast"
         if not team.wait(lambda: team.steps() >= 5):
             sys.exit("the program ended before its step 5")
+        team.send(signal.SIGSTOP)
         filled(fill)
+        team.send(signal.SIGCONT)
         if not team.wait(lambda: team.steps() >= 8):
             sys.exit("the program ended on the full disk")
         team.send(signal.SIGSTOP)
