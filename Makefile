@@ -10,7 +10,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
-  damage mutations process dcp-suite frameworks frameworks-native frameworks-short exports export-transformers \
+  damage mutations process dcp-suite frameworks frameworks-native frameworks-engines frameworks-short \
+  exports export-transformers \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -99,6 +100,11 @@ frameworks-native: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/snippets.py
 	build/frameworks/bin/python tests/integrations/frameworks/native.py
 
+# Engines saved natively, killed, moved to other layouts: 8 minutes. ENGINES=deepspeed-zero3 for one.
+frameworks-engines: build/frameworks/.installed
+	build/frameworks/bin/python tests/integrations/frameworks/engines.py $(ENGINES)
+	build/frameworks/bin/python tests/integrations/frameworks/deepspeed_cpu.py
+
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
 
@@ -119,7 +125,8 @@ build/frameworks/.installed: build/frameworks/.peers $(VENV)/.native $(shell fin
 build/frameworks/.peers: $(VENV)/.system tests/integrations/frameworks/requirements.txt
 	$(PYTHON) -m venv build/frameworks
 	build/frameworks/bin/python -m pip install -q --disable-pip-version-check "$(TORCH)"
-	build/frameworks/bin/python -m pip install -q --disable-pip-version-check -r tests/integrations/frameworks/requirements.txt
+	build/frameworks/bin/python -m pip install -q --disable-pip-version-check setuptools wheel ninja
+	DS_BUILD_OPS=0 build/frameworks/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation -r tests/integrations/frameworks/requirements.txt
 	@touch $@
 
 # DAMAGE="--cases 5000 --seed 7" changes the first.

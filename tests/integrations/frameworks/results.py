@@ -16,7 +16,7 @@ def say_step(step: int) -> None:
     time.sleep(0.1)
 
 
-def digest_of(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> str:
+def digest_of(module: torch.nn.Module, optimizers: Iterable[Any]) -> str:
     """Return the digest of every bit that this rank holds of parameters, buffers and moments."""
     digest = hashlib.sha256()
     for name, value in module.state_dict().items():
@@ -38,7 +38,7 @@ def finish(
     result: str,
     losses: dict[int, float],
     module: torch.nn.Module,
-    optimizers: Iterable[torch.optim.Optimizer],
+    optimizers: Iterable[Any],
 ) -> None:
     """Write what this rank ends with: losses by step, each to the bit, and the digest."""
     found = {
