@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
-  damage mutations process dcp-suite frameworks frameworks-native frameworks-engines frameworks-short \
+  damage mutations process dcp-suite frameworks frameworks-native frameworks-short \
   exports export-transformers \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
@@ -90,19 +90,16 @@ dcp-suite: $(VENV)/.native
 FRAMEWORKS ?=
 frameworks: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py $(FRAMEWORKS)
-	build/frameworks/bin/python tests/integrations/frameworks/loops.py
-	build/frameworks/bin/python tests/integrations/frameworks/pages.py
 
-# The integrations of frameworks: programs that are killed, cases in one process, and their pages.
+# The integrations of frameworks: cases in one process, the code of their pages, and programs that are
+# killed and moved to other numbers of ranks.
 CASES = $(wildcard tests/integrations/frameworks/cases_*.py)
 frameworks-native: build/frameworks/.installed
 	build/frameworks/bin/python -m pytest --noconftest -p no:cacheprovider $(CASES)
 	build/frameworks/bin/python tests/integrations/frameworks/snippets.py
 	build/frameworks/bin/python tests/integrations/frameworks/native.py
-
-# Engines saved natively, killed, moved to other layouts: 8 minutes. ENGINES=deepspeed-zero3 for one.
-frameworks-engines: build/frameworks/.installed
-	build/frameworks/bin/python tests/integrations/frameworks/engines.py $(ENGINES)
+	build/frameworks/bin/python tests/integrations/frameworks/loops.py
+	build/frameworks/bin/python tests/integrations/frameworks/engines.py
 	build/frameworks/bin/python tests/integrations/frameworks/deepspeed_cpu.py
 
 frameworks-short: build/frameworks/.installed

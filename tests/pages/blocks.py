@@ -5,7 +5,7 @@ Marks are comments of HTML, which no reader sees:
 - ``<!-- not run: why -->``: the tests leave the block out.
 - ``<!-- file: examples/a.yaml -->``: the block is that file, which tests run.
 - ``<!-- ranks: 2 -->``: a program that so many processes run together; "2, 3": first 2, then 3.
-- ``<!-- framework: lightning -->``: `make frameworks` runs it, where this framework is installed.
+- ``<!-- framework: lightning -->``: `make frameworks-native` runs it.
 - ``<!-- exit: 1 -->``: its commands may exit with 1, which is a verdict: damaged, or different.
 """
 

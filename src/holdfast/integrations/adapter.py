@@ -24,7 +24,11 @@ from ..version import needs
 
 logger = logging.getLogger("holdfast")
 
-INSTALLABLE = ("accelerate", "deepspeed", "transformers")  # modules here that have a function `hook`
+INSTALLABLE = (
+    "accelerate",
+    "deepspeed",
+    "transformers",
+)  # modules here that have a function `hook`
 MARK = "holdfast_framework"  # of a state: the value that says which framework saved it
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 

@@ -33,8 +33,7 @@ from ..options import Options, options_of
 from ..saving.handle import SaveHandle
 from ..saving.request import SaveRequest
 from ..saving.save import save_now, start_save
-from ..stores.local import LocalStore
-from ..stores.url import absolute
+from ..stores.url import absolute, open_store
 from .adapter import check_mark, delete, is_committed, mark, marked
 
 if TYPE_CHECKING:
@@ -260,9 +259,9 @@ class Directories:
                 self._delete(path)
         torn = [path for path, _ in self._paths(root) if self.is_torn(path)]
         if torn and found:  # the newest was committed just now, by the clock of their server
-            now_s = LocalStore(absolute(found[-1])).modified_s(MANIFEST_NAME)
+            now_s = open_store(found[-1]).modified_s(MANIFEST_NAME)
             for path in torn:
-                sweep(LocalStore(absolute(path)), now_s - GRACE_S)
+                sweep(open_store(path), now_s - GRACE_S)
 
     def delete_others(self, root: str, kept: str) -> None:
         """Delete all checkpoints of a directory but one."""

@@ -1,4 +1,4 @@
-"""The Trainer with holdfast, in one process. Run by `make frameworks`, where transformers is."""
+"""The Trainer with holdfast, in one process. Run by `make frameworks-native`."""
 
 import json
 import logging

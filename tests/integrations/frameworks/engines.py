@@ -1,6 +1,6 @@
 """Plays programs of DeepSpeed and Megatron-Core with holdfast, beside the frameworks alone.
 
-``python tests/integrations/frameworks/engines.py [NAME ...]``, by the Python of `make frameworks`.
+``python tests/integrations/frameworks/engines.py [NAME ...]``, by a Python with the frameworks.
 Each program runs with the framework alone, to its end. Then it runs with holdfast: SIGKILL ends all
 ranks in the middle of two saves, and the last start runs to the end. Its losses, its weights and
 its moments are the same to the bit. It also moves between layouts and numbers of ranks, killed in a

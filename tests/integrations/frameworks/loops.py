@@ -1,6 +1,6 @@
 """Plays training programs with holdfast's own classes for a framework, beside the stock ones.
 
-``python tests/integrations/frameworks/loops.py [NAME ...]``, by the Python of `make frameworks`.
+``python tests/integrations/frameworks/loops.py [NAME ...]``, by a Python with the frameworks.
 Each program runs with the framework alone, to its end. Then it runs with holdfast: SIGKILL ends all
 ranks in the middle of a save, then in the middle of a step, and the last start runs to the end. Its
 losses and what it ends with are the same to the bit. It also goes on with other numbers of ranks,

@@ -1,6 +1,6 @@
 """Plays programs whose framework has an integration of its own, beside the framework alone.
 
-``python tests/integrations/frameworks/native.py [NAME ...]``, by the Python of `make frameworks`.
+``python tests/integrations/frameworks/native.py [NAME ...]``, by a Python with the frameworks.
 Each program trains with the framework alone, to its end. Then it trains with holdfast: SIGKILL ends
 all ranks in the middle of saves, and it resumes by the framework's own switch. Losses and weights
 are compared bit for bit; from 2 ranks on 1, and from 1 on 3, to a tolerance. Every checkpoint is

@@ -1,6 +1,6 @@
 """Runs the code blocks of docs/frameworks/ that need a framework, each page in a directory.
 
-``python tests/integrations/frameworks/snippets.py [NAME ...]``, by the Python of `make frameworks`.
+``python tests/integrations/frameworks/snippets.py [NAME ...]``, by a Python with the frameworks.
 """
 
 import os
