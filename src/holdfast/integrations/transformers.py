@@ -114,21 +114,29 @@ def _training(stock: _Stock) -> _Stock:
     @functools.wraps(stock)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
         _check(self)
-        self._holdfast = Directories(NAME, _version(), PATTERN, self.holdfast)
-        self._holdfast_files = self._holdfast_base = None
+        vars(self).pop("_holdfast", None)
         place = resume_from_checkpoint or None
         if place is True:
             place = _newest(self)
         elif place is not None:
-            self._holdfast.check_whole(str(place))
+            _directories(self).check_whole(str(place))
         if place is not None and is_committed(place):
-            self._holdfast.open(place)
+            _directories(self).open(place)
         try:
             return stock(self, place, *args, **given)
         finally:
-            self._holdfast.wait()
+            _directories(self).wait()
 
     return train
+
+
+def _directories(trainer: Any) -> Directories:
+    """Return what saves for a Trainer; each call of ``train`` begins with a new one."""
+    if "_holdfast" not in vars(trainer):
+        trainer._holdfast = Directories(NAME, _version(), PATTERN, trainer.holdfast)
+        trainer._holdfast_files = trainer._holdfast_base = None
+    found: Directories = trainer._holdfast
+    return found
 
 
 def _check(trainer: Any) -> None:
@@ -157,7 +165,7 @@ def _newest(trainer: Any) -> str:
         NotCommittedError: there is none.
     """
     root = trainer.args.output_dir
-    found = trainer._holdfast.newest(root)
+    found = _directories(trainer).newest(root)
     if found is not None:
         return str(found)
     others = [path.name for path in Path(root).glob("checkpoint-*")]
@@ -184,7 +192,7 @@ def _finding(stock: _Stock) -> _Stock:
 def _saving(stock: _Stock) -> _Stock:
     @functools.wraps(stock)
     def _save_checkpoint(self: Any, model: Any, trial: Any = None) -> None:
-        args, state = self.args, self.state
+        args, state, directories = self.args, self.state, _directories(self)
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         root = self._get_output_dir(trial=trial)
@@ -197,7 +205,7 @@ def _saving(stock: _Stock) -> _Stock:
         if is_adapted(self.model):
             self._holdfast_base = self._holdfast_base or base_of(self.model)
             more["base"] = self._holdfast_base
-        self._holdfast.save(
+        directories.save(
             _state_of(self) | ({} if args.save_only_model else {"random": RandomState()}),
             path,
             step=state.global_step,
@@ -299,7 +307,7 @@ def _loading_best(stock: _Stock) -> _Stock:
     def _load_best_model(self: Any) -> None:
         best = self.state.best_model_checkpoint
         if not is_committed(best):
-            if self._holdfast.is_torn(best):
+            if _directories(self).is_torn(best):
                 logger.error("%s was never committed; the model stays as it is", best)
             else:
                 stock(self)
@@ -314,7 +322,7 @@ def _loading_best(stock: _Stock) -> _Stock:
 def _finishing(stock: _Stock) -> _Stock:
     @functools.wraps(stock)
     def _finalize_training(self: Any, trial: Any, *args: Any) -> Any:
-        self._holdfast.wait()
+        _directories(self).wait()
         if not self.args.load_best_model_at_end:
             _keep_best(self)
         return stock(self, trial, *args)
@@ -330,4 +338,4 @@ def _keep_best(trainer: Any) -> None:
     best = trainer.state.best_model_checkpoint
     is_one = trainer.args.save_total_limit == 1 and best is not None and is_committed(best)
     if is_one and find_group(None).rank == COORDINATOR:
-        trainer._holdfast.delete_others(os.path.dirname(os.path.abspath(best)), best)
+        _directories(trainer).delete_others(os.path.dirname(os.path.abspath(best)), best)

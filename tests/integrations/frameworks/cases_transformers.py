@@ -396,3 +396,14 @@ def test_the_environment_installs_it() -> None:
         [sys.executable, "-c", program], env=there, capture_output=True, text=True, check=True
     )
     assert done.stdout == "Saving\n"
+
+
+def test_a_checkpoint_is_saved_by_hand_too(tmp_path: Path) -> None:
+    trainer = new_trainer(tmp_path, save_strategy="no")
+    trainer.train()
+    trainer._save_checkpoint(trainer.model, trial=None)
+    given: dict[str, Any] = {"max_steps": 9, "save_strategy": "no"}
+    later = new_trainer(tmp_path, **given)
+    later.train(resume_from_checkpoint=True)
+    assert later.state.global_step == 9
+    assert steps_in(tmp_path) == [8]
