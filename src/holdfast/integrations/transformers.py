@@ -214,6 +214,8 @@ def _saving(stock: _Stock) -> _Stock:
             spare=state.best_model_checkpoint,
             **more,
         )
+        if not self.is_in_train:  # by hand: there is no later call that waits
+            directories.wait()
 
     return _save_checkpoint
 
