@@ -57,6 +57,13 @@ class Shard:
     __repr__ = brief
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Shards(Shard):
+    """Several boxes of one tensor on one rank, for integrations: itself, and those in ``more``."""
+
+    more: tuple[Shard, ...] = field(default=(), kw_only=True)
+
+
 TENSORS: Final = (torch.Tensor, Shard)  # the leaves that have elements
 
 

@@ -22,7 +22,7 @@ from .ambient import ordinary_torch
 from .dtensor import local_part
 from .memory import ORDINARY, check_dense, own_memory, spread
 from .natives import add_torch_types
-from .shard import TENSORS, Shard, check_shard, parts_of
+from .shard import TENSORS, Shard, Shards, check_shard, parts_of
 
 add_torch_types()
 
@@ -209,6 +209,12 @@ TENSORS_MAX = 1 << 16
 
 
 def _given_shard(value: Shard, path: Path) -> LocalTensor:
+    if isinstance(value, Shards):
+        first = Shard(value.data, value.shape, offset=value.offset)
+        each = [_given_shard(one, path) for one in (first, *value.more)]
+        held = tuple(part for one in each for part in one.boxed)
+        nothing = torch.empty(0, dtype=value.data.dtype, device="cpu")
+        return LocalTensor(each[0].tensor, nothing, held, None, False)
     check_shard(value, path)
     check_dense(value.data, path)
     data = own_memory(value.data, path)
