@@ -24,11 +24,8 @@ from ..version import needs
 
 logger = logging.getLogger("holdfast")
 
-INSTALLABLE = (
-    "accelerate",
-    "deepspeed",
-    "transformers",
-)  # modules here that have a function `hook`
+# Modules here that have a function `hook`.
+INSTALLABLE = ("accelerate", "deepspeed", "megatron", "transformers")
 MARK = "holdfast_framework"  # of a state: the value that says which framework saved it
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 

@@ -48,9 +48,30 @@ def train(accelerator, model, optimizer, loader, schedule):
         optimizer.step()
         schedule.step()
 """
+DEEPSPEED = """
+import os
+import sys
+sys.path.insert(0, HERE)
+import deepspeed_cpu
+os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
+deepspeed_cpu.prepare()
+"""
+MEGATRON = """
+import sys
+sys.path.insert(0, HERE)
+import megatron_cpu
+import torch
+megatron_cpu.prepare()
+torch.distributed.init_process_group(
+    "gloo", init_method="tcp://127.0.0.1:29534", rank=0, world_size=1
+)
+"""
 BEFORE = {
     "transformers": TRAINER,
     "accelerate": ACCELERATE,
+    "deepspeed": DEEPSPEED,
+    "megatron": MEGATRON,
 }  # what a page takes for granted, by its name
 
 
