@@ -139,7 +139,7 @@ class _Writer:
         except StateError as error:
             if not self._pickles:
                 raise StateError(
-                    f"{name} holds what is no plain value: {error}. To store it as torch.save "
+                    f"{name} has a value that is not plain: {error}. To store it as torch.save "
                     'writes it, call install("megatron", pickles=True)'
                 ) from error
         stream = io.BytesIO()
