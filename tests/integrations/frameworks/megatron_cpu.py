@@ -27,9 +27,22 @@ def prepare() -> None:
     )
     for name in ("tensor", "zeros", "ones", "empty", "full", "arange"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
     CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
+    put = DistributedOptimizer._set_main_param_and_optimizer_states
+    DistributedOptimizer._set_main_param_and_optimizer_states = lambda optimizer, param, tensors: (
+        put(optimizer, param, {"step": _step_of(optimizer, param), **tensors})
+    )
+
+
+def _step_of(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
+    """Return the step of torch's Adam, which Megatron 0.16.1 forgets where Apex is missing."""
+    group, order = optimizer.model_param_group_index_map[param]
+    main = optimizer.optimizer.param_groups[group]["params"][order]
+    step: torch.Tensor = optimizer.optimizer.state[main]["step"]
+    return step
 
 
 def _on_cpu(make: Any) -> Any:
