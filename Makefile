@@ -100,7 +100,6 @@ frameworks-native: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/native.py
 	build/frameworks/bin/python tests/integrations/frameworks/loops.py
 	build/frameworks/bin/python tests/integrations/frameworks/engines.py
-	build/frameworks/bin/python tests/integrations/frameworks/deepspeed_cpu.py
 
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
