@@ -95,6 +95,7 @@ frameworks: build/frameworks/.installed
 # killed and moved to other numbers of ranks.
 CASES = $(wildcard tests/integrations/frameworks/cases_*.py)
 frameworks-native: build/frameworks/.installed
+	build/frameworks/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation megatron-core==0.16.1
 	build/frameworks/bin/python -m pytest --noconftest -p no:cacheprovider $(CASES)
 	build/frameworks/bin/python tests/integrations/frameworks/snippets.py
 	build/frameworks/bin/python tests/integrations/frameworks/native.py
@@ -103,7 +104,6 @@ frameworks-native: build/frameworks/.installed
 
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
-	build/frameworks/bin/python tests/integrations/frameworks/native.py trainer-lora accelerate-fsdp2
 
 # Exports that are killed 200 times, and one of 10 GB with 512 MiB of memory. EXPORTS="--gb 1" for less.
 exports: $(VENV)/.native

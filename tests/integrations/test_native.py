@@ -82,6 +82,7 @@ def test_checkpoints_that_are_not_as_they_should_be_are_seen(new_path: NewPath) 
 SAVER = """
 import json, pathlib, sys, time
 root = pathlib.Path(json.loads(sys.argv[1])["root"])
+time.sleep(2)  # a save that is there when the watch begins is none that is begun
 (root / "checkpoint-2" / "data" / ("0" * 32)).mkdir(parents=True)
 time.sleep(600)
 """
