@@ -8,9 +8,12 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from .. import worker
 from ..engine.retire import GRACE_S, sweep
@@ -25,6 +28,7 @@ from ..errors import (
     VersionError,
     shown,
 )
+from ..format.names import is_foreign
 from ..format.spec import DATA_DIRECTORY, MANIFEST_NAME
 from ..group.base import COORDINATOR, Group
 from ..group.phase import Phase, find_group
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
+UINT8 = torch.uint8
 FILES = "files"  # of a state: the files that stand beside it, by name
 # A framework that trains is not ended by these: the checkpoints before are whole.
 SURVIVED = (StoreError, PeerError, AlreadyCommittedError)
@@ -182,7 +187,7 @@ class Directories:
                 logger.warning("%s is left alone: %s", path, error)
                 continue
             if known.get("name") == self.framework:
-                found.append((known.get("order", 0), number, path))
+                found.append((_order_of(known), number, path))
         return [path for _, _, path in sorted(found)]
 
     def open(self, path: str) -> dict[str, Any]:
@@ -234,7 +239,7 @@ class Directories:
             with Phase(ranks) as asked:
                 if ranks.rank == COORDINATOR:
                     found = self.committed(root)
-                    last = marked(found[-1]).get("order", 0) if found else 0
+                    last = _order_of(marked(found[-1])) if found else 0
                     asked.answer = str(last).encode()
             self._orders[root] = int(asked.answers[COORDINATOR])
         self._orders[root] += 1
@@ -276,36 +281,50 @@ class Directories:
             logger.warning("%s is not deleted: %s", path, error)
 
 
+def _order_of(found: Mapping[str, Any]) -> int:
+    order = found.get("order")
+    return order if type(order) is int else 0
+
+
 def heal(path: str) -> None:
     """Write the files that stand beside a commit, where they are missing or differ.
 
+    A checkpoint may be a stranger's: nothing of ours is overwritten, and no link is followed.
+
     Raises:
+        CorruptError: it names something else than a file of its own.
         HoldfastError, OSError: the checkpoint cannot be read, or a file not be written.
     """
     checkpoint = Checkpoint(path)
     if not any(name.startswith(f"{FILES}.") for name in checkpoint):
         return
-    for name, data in checkpoint.state(include=FILES)[FILES].items():
-        place, wanted = os.path.join(path, os.path.basename(name)), as_bytes(data)
-        try:
-            with open(place, "rb") as file:
-                if file.read() == wanted:
-                    continue
-        except FileNotFoundError:
-            pass
-        pending = f"{place}.tmp"
-        with open(pending, "wb") as file:
-            file.write(wanted)
-        os.replace(pending, place)
+    found = checkpoint.state(include=FILES)[FILES]
+    for name, data in found.items() if isinstance(found, dict) else [("", None)]:
+        is_plain = is_foreign(name) and name == os.path.basename(name) and name.strip(".")
+        if not is_plain or getattr(data, "dtype", None) != UINT8:
+            raise CorruptError(
+                f"{path} names {shown(name)} as a file beside it; expected a plain name, and bytes"
+            )
+        _put(os.path.join(path, name), as_bytes(data))
+
+
+def _put(place: str, wanted: bytes) -> None:
+    """Write a file in one step, unless it is there as it should be."""
+    if os.path.isfile(place) and not os.path.islink(place):
+        with open(place, "rb") as file:
+            if file.read(len(wanted) + 1) == wanted:
+                return
+    pending = f"{place}.{secrets.token_hex(8)}"
+    with open(pending, "xb") as file:  # anew: what is there already may be a link
+        file.write(wanted)
+    os.replace(pending, place)
 
 
 def as_tensor(data: bytes) -> Any:
     """Return bytes as a tensor, which a data file holds: they may be too many for MANIFEST."""
-    import torch
-
     if not data:
-        return torch.zeros(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return torch.zeros(0, dtype=UINT8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=UINT8)
 
 
 def as_bytes(tensor: Any) -> bytes:
