@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from .. import worker
 from ..engine.retire import GRACE_S, sweep
 from ..errors import (
     AlreadyCommittedError,
@@ -35,10 +34,10 @@ from ..group.phase import Phase, find_group
 from ..loading.checkpoint import Checkpoint
 from ..options import Options, options_of
 from ..saving.handle import SaveHandle
-from ..saving.request import SaveRequest
-from ..saving.save import save_now, start_save
+from ..saving.save import save
 from ..stores.url import absolute, open_store
 from .adapter import check_mark, delete, is_committed, mark, marked
+from .begin import STAGES, begin
 
 if TYPE_CHECKING:
     from ..codecs.base import Codec
@@ -70,8 +69,8 @@ class Saving:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        if self.stage not in ("eager", "lazy", "sync"):
-            raise OptionError(f"stage is {shown(self.stage)}; expected one of eager, lazy, sync")
+        if self.stage not in STAGES:
+            raise OptionError(f"stage is {shown(self.stage)}; expected one of {', '.join(STAGES)}")
         options_of(self.options)
 
 
@@ -129,25 +128,14 @@ class Directories:
             if is_first:
                 self._tidy(path, root, limit, spare)
 
-        saving = self.saving
-        request = SaveRequest(
-            path,
-            step,
-            None,
-            saving.codec,
-            saving.options,
-            "eager" if saving.stage == "sync" else saving.stage,
-            "wait",
-            saving.options.deadline_s,
-            replace=True,
-        )
+        saving, stage = self.saving, self.saving.stage
+        how: dict[str, Any] = {"step": step, "codec": saving.codec, "options": saving.options}
         with _surviving(path):
-            if saving.stage == "sync":
-                worker.run(lambda: save_now(whole, request, ranks))
+            if stage == "sync":
+                save(whole, path, replace=True, **how)
                 after(None)
-                return
-            start = lambda: start_save(whole, request, ranks, after)  # noqa: E731
-            self._handle = worker.run(start, dropped=SaveHandle.cancel)
+            else:
+                self._handle = begin(whole, path, ranks, stage=stage, after=after, **how)
 
     def wait(self) -> None:
         """Wait for the save in flight. If the disk or another rank failed, that has been logged.

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from .. import worker
 from ..codecs.base import Codec
 from ..errors import CorruptError, OptionError, StateError, shown
 from ..format.names import dotted
@@ -27,13 +26,13 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.load import load
 from ..options import Options, options_of
 from ..saving.handle import SaveHandle
-from ..saving.request import SaveRequest
-from ..saving.save import save, start_save
+from ..saving.save import save
 from ..state.shard import Shard, Shards
 from ..state.tensors import TORCH_DTYPES
 from ..state.tree import flatten
 from ..state.value import Value
 from .adapter import Hook, check_mark, is_committed, known_version, mark, module
+from .begin import begin
 
 NAME, PACKAGE = "megatron", "megatron-core"
 OLDEST, NEWEST_TESTED = "0.16.0", "0.16.1"
@@ -155,11 +154,7 @@ class _Writer:
         """Copy, and save the copy in the background."""
         state, ranks = self.state(sharded), find_group(None, writing=True)
         codec, options = self._codec, self._options
-        deadline_s = options.deadline_s
-        request = SaveRequest(
-            *(place, None, None, codec, options, "eager", "wait", deadline_s, True)
-        )
-        handle = worker.run(lambda: start_save(state, request, ranks), dropped=SaveHandle.cancel)
+        handle = begin(state, place, ranks, codec=codec, options=options)
         handle.is_given = True
         return handle
 

@@ -14,20 +14,19 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from .. import worker
 from ..engine.registry import find_codec
 from ..errors import HoldfastError, OptionError, PeerError, StoreError, shown
+from ..group.base import COORDINATOR
 from ..group.phase import find_group
 from ..options import Options, options_of
 from ..saving.handle import SaveHandle
-from ..saving.request import SaveRequest
-from ..saving.save import save_now, start_save
+from ..saving.save import save
 from ..stores.url import absolute
 from .adapter import delete, is_committed
+from .begin import STAGES, begin
 
 logger = logging.getLogger("holdfast")
 
-STAGES = ("eager", "lazy", "sync")
 _NEW, _OLD = ".new", ".old"
 
 
@@ -98,26 +97,23 @@ class Saves:
         with self._lock:
             self._leaving = [other for other in self._leaving if other != final]
         ranks = find_group(self._group, writing=True)
-        stage = "eager" if self.stage == "sync" else self.stage
-        options = self._options
-        request = SaveRequest(
-            place, step, None, self._codec, options, stage, "wait", options.deadline_s, True
-        )
+        is_first, now = ranks.rank == COORDINATOR, now or self.stage == "sync"
+        how: dict[str, Any] = {"step": step, "codec": self._codec, "options": self._options}
 
-        def after(records: list[dict[str, Any]]) -> None:
-            if records:  # this is the coordinator
+        def after(_: object) -> None:
+            if is_first:
                 self._conclude(place, final)
 
         self._failure = None
         try:
-            if now or self.stage == "sync":
-                after(worker.run(lambda: save_now(state, request, ranks)))
-                return None
-            start = lambda: start_save(state, request, ranks, after)  # noqa: E731
-            self._flight = worker.run(start, dropped=SaveHandle.cancel)
+            if now:
+                save(state, place, replace=True, group=self._group, **how)
+                after(None)
+            else:
+                self._flight = begin(state, place, ranks, stage=self.stage, after=after, **how)
         except (StoreError, PeerError) as error:
             self._failure = error
-            if now or self.stage == "sync":
+            if now:
                 raise
             logger.error("saving %s failed, and training goes on: %s", final, error)
         return self._flight

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ... import worker
 from ...codecs.base import Codec
 from ...data.random_state import RandomState
 from ...errors import HoldfastError, OptionError, shown
@@ -23,12 +22,12 @@ from ...loading.load import load
 from ...options import Options, options_of
 from ...runs.retention import Keep
 from ...saving.handle import SaveHandle
-from ...saving.request import SaveRequest
-from ...saving.save import save, start_save
+from ...saving.save import save
 from ...state.tensors import TORCH_DTYPES
 from ...state.value import Value
 from ..adapter import MARK, Hook, check_mark, known_version, mark
 from ..adapter import module as module_of
+from ..begin import begin
 from . import zero
 from .tags import NAME, conclude, find, logging_of
 
@@ -87,18 +86,14 @@ class Checkpoints:
                     if ranks.rank == COORDINATOR:
                         conclude(place, self._keep, save_latest=save_latest)
             else:
-                deadline_s = options.deadline_s
-                request = SaveRequest(
-                    *(place, step, None, codec, options, "eager", "wait", deadline_s, True)
-                )
 
                 def after(_: object) -> None:
                     with logging_of(place):
                         if ranks.rank == COORDINATOR:
                             conclude(place, self._keep, save_latest=save_latest)
 
-                start = lambda: start_save(state, request, ranks, after)  # noqa: E731
-                self._handle = worker.run(start, dropped=SaveHandle.cancel)
+                how: dict[str, Any] = {"step": step, "codec": codec, "options": options}
+                self._handle = begin(state, place, ranks, after=after, **how)
                 self._handle.is_given = True
         if failure is not None:
             raise failure
