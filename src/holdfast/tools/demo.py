@@ -201,7 +201,7 @@ def _show_kill(plan: Plan, results: Results, kill: Kill, screen: Screen) -> None
     )
     screen.lines([f"{size:>13,} bytes  {plan.brief(name)}" for name, size in kill.files.items()])
     screen.lines([f"{'yes' if kill.committed else 'none':>13}        MANIFEST"])
-    screen.say(f"Opening it: {plan.brief(results.refusal or 'it opens')}", lines_max=ERROR_LINES)
+    screen.say(f"Opening it: {plan.brief(results.refusal or 'it opens')}", lines_max=2)
     screen.say(f"Committed steps: {', '.join(map(str, results.kept)) or 'none'}.")
 
 
