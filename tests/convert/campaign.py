@@ -1,4 +1,4 @@
-"""Exports that are killed at random moments, and a large one under a limit of memory.
+"""Exports that are killed at random moments, a full disk, and a large one in little memory.
 
 ``python tests/convert/campaign.py [--kills 200] [--gb 10]``. It prints its seed. The large export
 runs in a process whose memory may not exceed `LIMIT_BYTES` beyond what it has when it is idle.
@@ -11,12 +11,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []
 
 LIMIT_BYTES = 512 << 20
+FILES = ("a.safetensors", "a.pt", "a.npz")
 
 # Anonymous memory counts, and that of files too: what is mapped and read is resident.
 MEASURED = """
@@ -80,8 +82,45 @@ def check_memory(root: Path, size_bytes: int, codec: str) -> dict[str, int]:
     return peaks
 
 
+def check_full_disk(root: Path) -> int:
+    """Export and import onto a disk that is full before the end; return how often.
+
+    Raises:
+        AssertionError: it did not fail as it should, or left something.
+    """
+    import holdfast
+    from holdfast.stores.local import LocalStore
+
+    source, file, disk = root / "source", root / "a.safetensors", root / "disk"
+    run(MAKE, source, 64 << 20, "raw")
+    holdfast.export_checkpoint(source, file)
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "holdfast", disk], check=True)
+    room, LocalStore.free_bytes = LocalStore.free_bytes, lambda self: None  # type: ignore[assignment, method-assign]
+    try:
+        verbs: list[Callable[[], object]] = [
+            *(lambda n=n: holdfast.export_checkpoint(source, disk / n) for n in FILES),
+            lambda: holdfast.export_checkpoint(
+                source, disk / "shards", to="safetensors", shard_size="8MB"
+            ),
+            lambda: holdfast.import_checkpoint(file, disk / "imported"),
+        ]
+        for verb in verbs:
+            try:
+                verb()
+            except holdfast.errors.NoSpaceError:
+                left = os.listdir(disk)
+                assert not left, f"it left {left}"
+            else:
+                raise AssertionError("it fitted onto a disk that is too small")
+    finally:
+        LocalStore.free_bytes = room  # type: ignore[method-assign]
+        subprocess.run(["umount", "-l", disk], check=True)
+    return len(verbs)
+
+
 def main() -> int:
-    """Run both."""
+    """Run all."""
     from convert.test_export import kill_exports
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -96,6 +135,9 @@ def main() -> int:
             (root := Path(scratch) / "kills").mkdir()
             killed = kill_exports(root, options.kills, options.seed)
             print(f"{options.kills} exports, {killed} killed in the middle: nothing is left")
+        if os.geteuid() == 0:  # only root may mount
+            (root := Path(scratch) / "full").mkdir()
+            print(f"{check_full_disk(root)} times a disk was full: nothing is left", flush=True)
         if options.gb:
             (root := Path(scratch) / "large").mkdir()
             peaks = check_memory(root, int(options.gb * 1e9), "raw")
