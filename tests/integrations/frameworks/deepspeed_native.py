@@ -81,16 +81,33 @@ def model_of(layout: str, ranks: int) -> Any:
 
 
 class Held:
-    """What a rank holds of the optimizer, to be compared: as ZeRO holds it, flat."""
+    """What a rank holds of the optimizer, to be compared: as ZeRO-1 and 2 hold it, flat.
 
-    def __init__(self, optimizer: Any) -> None:
-        self._state = getattr(optimizer, "optimizer", optimizer).state
+    ZeRO-3 pads what it holds of each parameter, and never sets the padding: there, whole ones.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
 
     def state_dict(self) -> dict[str, Any]:
         """Return the master weights beside the moments."""
-        held = [{**state, "master": flat} for flat, state in self._state.items()]
+        if self._engine.zero_optimization_partition_weights():
+            held = [_whole(p) for p in self._engine.module.parameters() if p.requires_grad]
+        else:
+            optimizer = self._engine.optimizer
+            states = getattr(optimizer, "optimizer", optimizer).state
+            held = [{**state, "master": flat} for flat, state in states.items()]
         tensors = [{key: torch.as_tensor(each[key]) for key in each} for each in held]
         return {"state": dict(enumerate(tensors))}
+
+
+def _whole(parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    """Gather what ZeRO-3 holds of a parameter; all ranks call it."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    moments = ("exp_avg", "exp_avg_sq")
+    found = {key: safe_get_full_optimizer_state(parameter, key) for key in moments}
+    return found | {"master": safe_get_full_fp32_param(parameter)}
 
 
 def main(root: Path, result: str, layout: str, how: str = "") -> None:
@@ -136,7 +153,7 @@ def main(root: Path, result: str, layout: str, how: str = "") -> None:
             save(engine, root, step)
     if how:
         attached.wait()
-    finish(result, losses, engine.module, [Held(engine.optimizer)])
+    finish(result, losses, engine.module, [Held(engine)])
 
 
 def save(engine: Any, root: Path, step: int) -> None:

@@ -107,7 +107,8 @@ class Team(play.Ranks):
 
 def saves_in(root: Path) -> Iterator[tuple[Path, str]]:
     """Yield the saves whose data lies under a directory: (the checkpoint's directory, save id)."""
-    for data in root.rglob("data"):
+    # Not rglob: it fails where a directory goes while it looks into it.
+    for data in (*root.glob("*/data"), *root.glob("*/holdfast/data")):
         with contextlib.suppress(OSError):
             for entry in os.scandir(data):
                 yield data.parent, entry.name

@@ -262,7 +262,7 @@ def full_disk(stage: Stage) -> list[str]:
         team.send(signal.SIGSTOP)
         filled(fill)
         team.send(signal.SIGCONT)
-        if not team.wait(lambda: team.steps() >= 8):
+        if not team.wait(lambda: filled(fill) and team.steps() >= 8):
             sys.exit("the program ended on the full disk")
         team.send(signal.SIGSTOP)
         older = [path for path in place.rglob("MANIFEST")]
@@ -288,14 +288,13 @@ def damage_of(place: Path) -> list[str]:
     return [fault.what for fault in holdfast.verify(place).damage]
 
 
-def filled(path: Path) -> None:
-    """Fill a disk."""
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(512))
+def filled(path: Path) -> bool:
+    """Fill a disk, to its last block; again, where a checkpoint was deleted meanwhile."""
+    for size in (1 << 16, 512):
+        with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(size))
+    return True
 
 
 @contextlib.contextmanager
