@@ -104,6 +104,7 @@ frameworks-native: build/frameworks/.installed
 
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
+	build/frameworks/bin/python tests/integrations/frameworks/native.py trainer-lora accelerate-fsdp2
 
 # Exports that are killed 200 times, and one of 10 GB with 512 MiB of memory. EXPORTS="--gb 1" for less.
 exports: $(VENV)/.native
