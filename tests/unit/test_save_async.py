@@ -322,7 +322,9 @@ def test_a_failure_nobody_asked_for_is_raised_by_the_next_save(tmp_path: Path) -
 
 def test_busy_waits_skips_or_fails(tmp_path: Path) -> None:
     state = {"w": torch.ones(1000)}
-    with faulty(SLOW):
+    with faulty(
+        Fault("link", nth=1, action="delay", argument=1000, persistent=True)
+    ):  # each commit
         first = holdfast.save_async(state, tmp_path / "a")
         skipped = holdfast.save_async(state, tmp_path / "b", busy="skip")
         assert skipped.skipped and skipped.done() and not (tmp_path / "b").exists()
