@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,15 +90,17 @@ def test_a_deletion_waits_until_the_save_before_it_is_durable(
 ) -> None:
     saves, older, newer = Saves(), root / "1", root / "2"
     saved(saves, older, 1, now=True)
-    stock, seen = saves_module._publish, list[bool]()
+    stock, seen, has_begun = saves_module._publish, list[bool](), threading.Event()
 
     def publish(place: str, final: str) -> None:
+        assert has_begun.wait(60)
         saves.delete(older)  # the framework's next call, before the save is over
         seen.append(is_committed(older))
         stock(place, final)
 
     monkeypatch.setattr(saves_module, "_publish", publish)
     saved(saves, newer, 2)
+    has_begun.set()
     saves.close()
     assert seen == [True] and names(root) == ["2"]
 

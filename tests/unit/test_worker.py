@@ -90,6 +90,46 @@ def let_end() -> None:
         assert job.ended.wait(WITHIN_S)
 
 
+PROFILED = """
+import _thread, sys, threading, time, torch, holdfast
+
+state, into = {"w": torch.arange(8.0)}, [{"w": torch.zeros(8)} for _ in range(8)]
+holdfast.save(state, sys.argv[1])
+seen = set()
+threading.setprofile(lambda frame, *_: seen.add(frame.f_code.co_name))
+# CPython 3.11 lets one thread at a time set its profile function, and is at it for this long.
+sys.addaudithook(lambda event, _: event == "sys.setprofile" and time.sleep(0.05))
+ended = threading.Semaphore(0)
+
+def load(target):
+    holdfast.load(sys.argv[1], into=target)
+    ended.release()
+
+for one in into:
+    _thread.start_new_thread(load, (one,))  # these are not profiled
+for one in into:
+    assert ended.acquire(timeout=20)
+assert all(torch.equal(one["w"], state["w"]) for one in into) and "load_from" in seen
+
+threading.setprofile(None)
+
+def trace(*_):
+    raise ZeroDivisionError
+
+threading.settrace(trace)
+try:
+    holdfast.load(sys.argv[1], into=into[0])
+except ZeroDivisionError:
+    print("raised")
+"""
+
+
+def test_a_call_ends_where_its_worker_cannot_be_profiled_or_traced(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROFILED, str(tmp_path / "a.ckpt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "raised", done.stderr
+
+
 def test_a_second_interrupt_before_the_first_is_passed_on_leaves_no_save_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
