@@ -1,13 +1,17 @@
-"""A thread that begins soon, or never does. Knows nothing else.
+"""A thread that begins soon, or never does; one that tools may observe. Knows nothing else.
 
 `threading.Thread.start` waits for the new thread's first line without an end. Where memory is too
 short for that line, it never comes.
 """
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
+Result = TypeVar("Result")
 MayBegin = Callable[[], bool]
 
 BEGIN_S = 2.0  # a thread that is to begin later does nothing
@@ -42,3 +46,19 @@ def start(target: Callable[[MayBegin], object], name: str) -> threading.Thread |
         return thread
     threading._limbo.pop(thread, None)  # type: ignore[attr-defined]
     return None
+
+
+def observed(body: Callable[[], Result]) -> Result:
+    """Call it, traced and profiled where a thread of `threading` would be; raise what those do."""
+    profile, trace = threading.getprofile(), threading.gettrace()
+    if profile is trace is None:
+        return body()
+    with contextlib.suppress(RuntimeError):  # CPython 3.11: another thread is just being profiled
+        sys.setprofile(profile)
+    sys.settrace(trace)
+    try:
+        return body()
+    finally:
+        sys.settrace(None)
+        with contextlib.suppress(RuntimeError):
+            sys.setprofile(None)

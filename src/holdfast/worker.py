@@ -211,7 +211,7 @@ class _Job:
         here.job, here.place = self, self.place
         try:
             with self._streams():
-                self.result = self._context.run(_observed, self._body)
+                self.result = self._context.run(threads.observed, self._body)
             self._drop()
         except BaseException as error:
             # What its frames hold is freed here, while Python still waits: torch frees without the
@@ -356,22 +356,6 @@ def _work() -> None:
         del job
         # Whoever asked for the current thread, such as logging, has entered one that never ends.
         threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
-
-
-def _observed(body: Callable[[], Result]) -> Result:
-    """Call it traced and profiled, if a thread of `threading` would be; what these raise is its own."""
-    profile, trace = threading.getprofile(), threading.gettrace()
-    if profile is trace is None:
-        return body()
-    with contextlib.suppress(RuntimeError):  # CPython 3.11: another thread is just being profiled
-        sys.setprofile(profile)
-    sys.settrace(trace)
-    try:
-        return body()
-    finally:
-        sys.settrace(None)
-        with contextlib.suppress(RuntimeError):
-            sys.setprofile(None)
 
 
 def has_ended() -> bool:

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "examples" / "cluster"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 LIMIT_S, POLL_S, PAUSE_S = 100, 0.02, 0.05
+AGAIN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}  # for ranks that are started again
 NewPath = Callable[[], Path]
 
 TOOLS = {
@@ -213,7 +214,7 @@ def test_a_pod_that_is_evicted_saves_and_the_next_goes_on(place: Path, jobs: lis
 def test_torchrun_starts_all_ranks_again_when_one_is_killed(place: Path, jobs: list[Job]) -> None:
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
     command += ["train.py", "runs/a", "60"]
-    job = Job(place, command)
+    job = Job(place, command, **AGAIN)
     jobs.append(job)
     job.wait_for(lambda: max(job.steps(), default=0) >= 25)
     ranks = [pid for pid in descendants(job.process.pid) if is_rank(pid)]
@@ -238,10 +239,10 @@ def test_a_lost_node_leaves_the_others_training(place: Path, jobs: list[Job]) ->
     head += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "e"]
     fast = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
     command = [*head, "--rdzv-conf", fast, "train.py", "runs/a", "120"]
-    first = Job(place, [*command])
+    first = Job(place, [*command], **AGAIN)
     jobs.append(first)
     time.sleep(1)  # it is the one that has the rendezvous
-    second = Job(place, [*command])
+    second = Job(place, [*command], **AGAIN)
     jobs.append(second)
     both = lambda: first.steps() + second.steps()  # noqa: E731
     first.wait_for(lambda: max(both(), default=0) >= 25)

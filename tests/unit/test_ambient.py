@@ -429,12 +429,11 @@ SUITES += (
 NOT_THESE = "not overrides_the_protocol and not between_ranks and not quadratic and not deepest"
 
 
-def test_what_holds_without_a_setting_holds_under_it() -> None:
+@pytest.mark.parametrize("ambient", ["meta", "float64", "inference", "func", "dispatch"])
+def test_what_holds_without_a_setting_holds_under_it(ambient: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [str(TESTS / suite) for suite in SUITES]
-    command += ["-k", NOT_THESE, "-m", "not hypothesis and not long"]
-    for ambient in ("meta", "float64", "inference", "func", "dispatch"):
-        command += ["--ambient", ambient]
+    command += ["-k", NOT_THESE, "-m", "not hypothesis and not long", "--ambient", ambient]
     done = subprocess.run(
         command, cwd=TESTS.parent.parent, capture_output=True, text=True, timeout=110, check=False
     )
