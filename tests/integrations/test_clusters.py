@@ -237,7 +237,7 @@ def test_a_lost_node_leaves_the_others_training(place: Path, jobs: list[Job]) ->
     port = free_port()
     head = [*TORCHRUN, "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
     head += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "e"]
-    fast = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+    fast = "last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=2"
     command = [*head, "--rdzv-conf", fast, "train.py", "runs/a", "120"]
     first = Job(place, [*command], **AGAIN)
     jobs.append(first)

@@ -27,6 +27,8 @@ from holdfast.errors import (
 )
 from holdfast.runs.fence import Fence
 from holdfast.saving import handle as handle_module
+from holdfast.saving import save as save_module
+from holdfast.stores.base import Store
 from holdfast.stores.local import LocalStore
 from holdfast.testing.faults import Fault, faulty
 
@@ -320,21 +322,27 @@ def test_a_failure_nobody_asked_for_is_raised_by_the_next_save(tmp_path: Path) -
     holdfast.save_async({"w": torch.ones(10)}, tmp_path / "b").result()
 
 
-def test_busy_waits_skips_or_fails(tmp_path: Path) -> None:
-    state = {"w": torch.ones(1000)}
-    with faulty(
-        Fault("link", nth=1, action="delay", argument=1000, persistent=True)
-    ):  # each commit
-        first = holdfast.save_async(state, tmp_path / "a")
-        skipped = holdfast.save_async(state, tmp_path / "b", busy="skip")
-        assert skipped.skipped and skipped.done() and not (tmp_path / "b").exists()
-        with pytest.raises(BusyError, match="still in flight on rank 0"):
-            skipped.result()
-        with pytest.raises(BusyError):
-            holdfast.save_async(state, tmp_path / "b", busy="fail")
-        second = holdfast.save_async(state, tmp_path / "c", busy="wait")
-        assert first.done() and not second.done()
-        assert second.result() == str(tmp_path / "c")
+def test_busy_waits_skips_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, commit = {"w": torch.ones(1000)}, save_module.commit
+    gates = {str(tmp_path / name): threading.Event() for name in "abc"}
+
+    def held(store: Store, *given: Any) -> None:
+        assert gates[store.location].wait(60)
+        commit(store, *given)
+
+    monkeypatch.setattr(save_module, "commit", held)
+    first = holdfast.save_async(state, tmp_path / "a")
+    skipped = holdfast.save_async(state, tmp_path / "b", busy="skip")
+    assert skipped.skipped and skipped.done() and not (tmp_path / "b").exists()
+    with pytest.raises(BusyError, match="still in flight on rank 0"):
+        skipped.result()
+    with pytest.raises(BusyError):
+        holdfast.save_async(state, tmp_path / "b", busy="fail")
+    threading.Timer(0.2, gates[str(tmp_path / "a")].set).start()
+    second = holdfast.save_async(state, tmp_path / "c", busy="wait")
+    assert first.done() and not second.done()
+    gates[str(tmp_path / "c")].set()
+    assert second.result() == str(tmp_path / "c")
     assert first.result() == str(tmp_path / "a")
 
 
