@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
   damage mutations process dcp-suite frameworks frameworks-native frameworks-short \
-  exports export-transformers \
+  exports export-transformers stores \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -105,6 +105,16 @@ frameworks-native: build/frameworks/.installed
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
 	build/frameworks/bin/python tests/integrations/frameworks/native.py trainer-lora accelerate-fsdp2
+
+# Stores of objects, each against a server of its own: 2 minutes. STORES=moto for some of them.
+STORES ?= moto seaweedfs
+stores: $(VENV)/.native build/stores/.installed
+	$(BIN)/python -m pytest tests/stores $(STORES:%=--store %)
+
+build/stores/.installed: $(VENV)/.system tests/stores/requirements.txt
+	$(PYTHON) -m venv build/stores
+	build/stores/bin/python -m pip install -q --disable-pip-version-check -r tests/stores/requirements.txt
+	@touch $@
 
 # Exports that are killed 200 times, and one of 10 GB with 512 MiB of memory. EXPORTS="--gb 1" for less.
 exports: $(VENV)/.native

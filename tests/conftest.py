@@ -25,6 +25,8 @@ MEMORY = Path("/dev/shm")  # where it exists, an fsync takes no time
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "call the public verbs under this setting; several times: under each"
     parser.addoption("--ambient", action="append", default=[], choices=AMBIENTS, help=text)
+    text = "run tests/stores against this server; several times: against each"
+    parser.addoption("--store", action="append", default=[], help=text)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -25,6 +25,7 @@ SLOW = (
 
 LONG = {
     "convert/test_memory.py": "gigabytes; no bit depends on it",
+    "stores/test_ranks.py": "processes that import torch; make stores",
     "process": "campaigns in processes of their own; unit/test_worker.py has what they found",
     "demo/test_demo.py": "torchrun starts five times",
     "integrations/test_clusters.py": "torchrun starts twelve times; the scripts change rarely",

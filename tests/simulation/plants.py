@@ -212,7 +212,7 @@ PLANTS: dict[str, Plant] = {
     "manifest retired without fsync": [(LocalStore, "sync_directory", _nothing)],
     "sweep ignores age": [(retire, "_is_older", lambda store, names, before_s: True)],
     "data of dead saves goes unbarred": [
-        (LocalStore, "bar", _nothing),
+        (LocalStore, "revoke", _nothing),
         (commits, "check_present", _nothing),
     ],
     "LATEST is not atomic": [

@@ -18,7 +18,7 @@ from typing import Any
 from crash.disk_model import Directory
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
-from holdfast.engine import commit, epochs, known, ledger, retire
+from holdfast.engine import epochs, known, ledger, retire
 from holdfast.group import barrier
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import directory as directory_module
@@ -92,10 +92,6 @@ def _is_directory(path: str) -> bool:
     return isinstance(SEAT.disk.node(path), Directory)
 
 
-def _names(path: str) -> list[str]:
-    return [name for name, _, _ in SEAT.disk.list_directory(path, "")]
-
-
 def _scan(path: str) -> Any:
     return nullcontext(
         SimpleNamespace(
@@ -105,6 +101,15 @@ def _scan(path: str) -> Any:
         )
         for name, kind, _ in SEAT.disk.list_directory(path, "")
     )
+
+
+def _above_with(store: local.LocalStore, name: str, beginning: bytes) -> str:
+    above = store.location
+    while "/" in above:
+        above = above.rpartition("/")[0]
+        if SEAT.disk.node(f"{above}/{name}") is not None:
+            return above or "/"
+    return ""
 
 
 def _free_bytes(store: object) -> int:
@@ -158,7 +163,6 @@ def _patches() -> list[tuple[Any, str, Any]]:
         lstat=lstat,
         stat=lstat,
         fspath=os.fspath,
-        listdir=_names,
         scandir=_scan,
         write=_write_note,
         getpid=lambda: 1,
@@ -206,7 +210,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (fence_module, "_description", lambda epoch: {"epoch": epoch}),
         (directory_module.Run, "tidy", _tidy_committed),
         (directory_module.Run, "note", lambda *line: None),  # for people
-        (commit, "_is_manifest", lambda path: SEAT.disk.node(path) is not None),
+        (local.LocalStore, "above_with", _above_with),
         (local.LocalStore, "free_bytes", _free_bytes),
         *payload.PATCHES,
     ]

@@ -362,7 +362,7 @@ def test_old_data_that_a_crash_left_is_swept_by_the_next_replace(
     path = new_path()
     replaced(path, 1)
     with monkeypatch.context() as patch, pytest.raises(Broken):
-        crash_before(patch, "bar")  # the first thing that is done about the old data
+        crash_before(patch, "revoke")  # the first thing that is done about the old data
         replaced(path, 2)
     assert held(path) == 2 and len(list((path / "data").iterdir())) == 2
     replaced(path, 3)
@@ -377,7 +377,7 @@ def test_old_data_that_a_crash_left_is_swept_by_the_run(
     with Checkpointer(run) as checkpointer:
         checkpointer.save(1, state(1))
         with monkeypatch.context() as patch, pytest.raises(Broken):
-            crash_before(patch, "bar")
+            crash_before(patch, "revoke")
             replaced(path, 2)
         assert len(list((path / "data").iterdir())) == 2
         checkpointer.save(2, state(2))
@@ -406,7 +406,7 @@ def test_a_mark_that_a_crash_left_keeps_no_delta_away_once_it_is_settled(
     run = new_path()
     holdfast.save(state(1), run / step_name(1), step=1)
     with monkeypatch.context() as patch, pytest.raises(Broken):
-        crash_before(patch, "bar")
+        crash_before(patch, "revoke")
         replaced(run / step_name(1), 2)
     retire_module.settle(LocalStore(run / step_name(1)))
     forget_bases()
@@ -570,7 +570,7 @@ def test_a_rebase_that_has_looked_cannot_undo_a_replace(
     assert held(run / step_name(2)) == 9 and names(run / step_name(2)) == ["MANIFEST", "1"]
 
 
-@pytest.mark.parametrize("what", ["bar", "rename"])
+@pytest.mark.parametrize("what", ["revoke", "rename"])
 def test_a_rebase_clears_what_a_replace_left_that_is_over(
     new_path: NewPath, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -652,7 +652,7 @@ def test_repair_does_not_take_the_mark_of_a_replace_for_the_manifest(
     path = new_path()
     replaced(path, 1)
     with monkeypatch.context() as patch, pytest.raises(Broken):
-        crash_before(patch, "bar")
+        crash_before(patch, "revoke")
         replaced(path, 2)
     (path / "MANIFEST").write_bytes((path / "MANIFEST").read_bytes()[:200])
     with pytest.raises(CorruptError, match="has data files of 2 saves"):

@@ -20,7 +20,7 @@ from ..engine.known import known_chain, remember
 from ..engine.pool import lease
 from ..engine.read_pipeline import read_parts
 from ..engine.retire import is_leaving
-from ..errors import CorruptError, NotCommittedError, VersionError
+from ..errors import CorruptError, NotCommittedError, OptionError, VersionError
 from ..format import spec
 from ..format.header import Header
 from ..format.links import TensorLoss
@@ -44,7 +44,15 @@ def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | N
     The one that this process saved last in the same directory; else the newest step before it.
     Steps are made from steps alone, and nothing else is: retention looks at no others.
     Run by the coordinator, which tells the others.
+
+    Raises:
+        OptionError: the store cannot hold chains.
     """
+    if not store.can_link:
+        raise OptionError(
+            f"{store.location}: a store of objects cannot hold chains of deltas. Choose a codec "
+            'without a base, such as "lossless"'
+        )
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
     # Not what this one replaces.
@@ -81,9 +89,10 @@ def step_before(store: "Store") -> str:
     """Return the location of the newest committed step before this one; empty: there is none."""
     run, name = os.path.split(store.location)
     step = step_of(name)
-    if step is None or not os.path.isdir(run):
+    if step is None or store.above().kind("") != "directory":
         return ""
-    found = [(known, other) for other in os.listdir(run) if (known := step_of(other)) is not None]
+    names = store.above().scan()
+    found = [(known, other) for other in names if (known := step_of(other)) is not None]
     for known, other in sorted(found, reverse=True):
         if known < step and store.sibling(other).exists(spec.MANIFEST_NAME):
             return os.path.join(run, other)

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 
 from ..engine.marker import without_marker
 from ..engine.newest import newest_in
-from ..errors import HoldfastError, NotCommittedError, OptionError, TrustError, shown
+from ..errors import (
+    HoldfastError,
+    NotCommittedError,
+    OptionError,
+    StoreError,
+    TrustError,
+    shown,
+)
 from ..format.names import DCP_METADATA_NAME, step_of
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
-from ..stores.url import absolute, open_store
+from ..stores.url import is_remote, located, open_store
 from .source import list_names
 
 if TYPE_CHECKING:
@@ -129,7 +136,7 @@ def open_source(
         CorruptError: it fails a check; a TrustError if ``trust`` is given, and it cannot be signed.
         StoreError: it cannot be read.
     """
-    place = absolute(path, expected="the path of a checkpoint")
+    place = located(path, expected="the path of a checkpoint")
     if kind is None or kind == OWN:
         place = _step_of_run(place)
     found = find_kind(place) if kind is None else _named(kind)
@@ -149,8 +156,8 @@ def _step_of_run(path: str) -> str:
     """Return the newest step of a run; of what is no run, the path as it is."""
     nothing = NotCommittedError(f"there is no committed step in {path}")
     try:
-        names = os.listdir(path)
-    except OSError:
+        names = [*open_store(path).scan()]
+    except StoreError:
         return path
     is_run = not any(kind.is_directory(frozenset(names)) for kind in KINDS)
     if not is_run or all(step_of(name) is None for name in names):
@@ -165,6 +172,8 @@ def find_kind(path: str) -> Kind:
         NotCommittedError: there is nothing.
         OptionError: it is of no kind.
     """
+    if is_remote(path):
+        return _named(OWN)
     if not os.path.isdir(path):
         if not os.path.lexists(path):
             raise NotCommittedError(f"there is nothing at {path}; expected {_all_kinds()}")
@@ -198,6 +207,6 @@ def is_foreign(path: "str | os.PathLike[str]", options: Options) -> bool:
     if options.trust is not None:
         return False
     try:
-        return find_kind(absolute(path)).name != OWN
+        return find_kind(located(path)).name != OWN
     except HoldfastError:
         return False

@@ -141,7 +141,7 @@ def _why_not_committed(store: Store) -> str:
 def _steps_beside(store: Store) -> str:
     """Name the steps of the run, for someone who asks for another one."""
     try:
-        names = [entry.name for entry in store.sibling(".").list()]
+        names = [entry.name for entry in store.above().list()]
     except StoreError:
         return ""
     steps = sorted(name for name in names if step_of(name) is not None)
@@ -157,7 +157,7 @@ def lost_manifest(store: Store) -> str | None:
     LATEST is moved after a commit; who retires the step that it names removes it first.
     """
     try:
-        latest = store.sibling(".").get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace")
+        latest = store.above().get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace")
         data = store.list(spec.DATA_DIRECTORY)
     except StoreError:
         return None

@@ -19,7 +19,6 @@ Invariants:
 
 import contextlib
 import errno
-import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -179,24 +178,26 @@ def check_absent(store: Store, *, with_dcp: bool = False) -> None:
         AlreadyCommittedError: there is one.
         OptionError: the directory holds something else, or is within a checkpoint.
     """
-    if above := _checkpoint_above(store.location):
-        raise OptionError(
-            f"{store.location} is within a committed checkpoint, {above}, and would damage it; "
-            "save beside it, or elsewhere"
-        )
-    if not store.exists("") and os.path.isdir(os.path.dirname(store.location)):
-        return
     try:
-        names = [entry.name for entry in store.list()]
+        above = store.above_with(spec.MANIFEST_NAME, spec.MANIFEST_MAGIC)
+        names = [entry.name for entry in store.list()] if store.exists("") else None
     except StoreError as error:
         if error.errno == errno.ENOENT:
-            return
+            return  # it went this moment
         if error.errno == errno.ENOTDIR:
             text = (
                 f"{store.location} is not a directory, or is within a file; save to a new directory"
             )
             raise StoreError(text) from error
         raise
+    if above:
+        raise OptionError(
+            f"{store.location} is within a committed checkpoint, {above}, and would damage it; "
+            "save beside it, or elsewhere"
+        )
+    if names is None:
+        return
+    store.reclaim(spec.MANIFEST_NAME)
     if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(
             f"{store.location} holds a committed checkpoint; save under another step or path, or "
@@ -332,25 +333,6 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
     except StoreError:
         return False
     return True
-
-
-def _checkpoint_above(location: str) -> str:
-    """Return the checkpoint that a directory is within; empty: none, or no path of this machine."""
-    above = location
-    while "/" in above:
-        above = above.rpartition("/")[0]
-        if _is_manifest(f"{above}/{spec.MANIFEST_NAME}"):
-            return above or "/"
-    return ""
-
-
-def _is_manifest(path: str) -> bool:
-    """Tell a MANIFEST of ours from files that others name so."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(len(spec.MANIFEST_MAGIC)) == spec.MANIFEST_MAGIC
-    except OSError:
-        return False
 
 
 def remove_files(store: Store, save_id: str, prefix: str = "") -> None:

@@ -38,7 +38,7 @@ def check_epoch(store: Store) -> None:
     Raises:
         FencedError: another job has the run.
     """
-    run, name = store.sibling(""), os.path.basename(store.location)
+    run, name = store.above(), os.path.basename(store.location)
     newest, mine = max(epochs_of(run), default=0), held.get(run.location)
     if newest == (mine or 0) or (mine is None and step_of(name) is None):
         return

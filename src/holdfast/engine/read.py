@@ -5,7 +5,6 @@ checksum and the zero gap before it have been checked in memory that nothing els
 """
 
 import errno
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -31,7 +30,7 @@ from ..format.manifest import Manifest, decode_manifest
 from ..format.names import dotted
 from ..format.signature import Statement
 from ..plan.reads import ChunkRead, ReadRun
-from ..stores.base import NOT_A_FILE, Store
+from ..stores.base import NOT_A_FILE, Store, words_of
 from .pool import Lease
 from .trust import digest
 
@@ -199,9 +198,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
     def _check_read(self, run: ReadRun, done: int, code: int) -> None:
         file = run.extent.file
         if code:
-            error = StoreError(
-                f"read {self._where(file)}[{run.extent.offset}:]: {os.strerror(code)}"
-            )
+            error = StoreError(f"read {self._where(file)}[{run.extent.offset}:]: {words_of(code)}")
             error.errno = code
             raise error
         # The last page of a file is read only as far as the file goes.
@@ -209,7 +206,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
             run.extent.offset + run.extent.size_bytes, int(self._manifest.payload_end[file])
         ):
             # A read behind the end does not say where that is.
-            end = min(run.extent.offset + done, os.fstat(self._descriptors[file]).st_size)
+            end = min(run.extent.offset + done, self._store.vfs.size(self._descriptors[file]))
             raise damaged(
                 self._store.location,
                 f"{self._where(file)} ends at byte {end}, within its data; the file was cut",

@@ -41,7 +41,7 @@ from ..format.rows import Planned, Written
 from ..format.table import content_digest
 from ..stores.base import NOT_A_FILE, Store
 from .check import read_manifest
-from .commit import Commit, check_absent, check_base
+from .commit import Commit, check_absent, check_base, commit
 from .epochs import check_epoch
 from .marker import without_marker
 from .retire import (
@@ -155,6 +155,9 @@ def commit_over(
         FencedError: another job has the run.
         StoreError: the disk failed, or another job has revoked what was prepared.
     """
+    if not store.can_link:
+        commit(store, header, planned, written, look)
+        return
     with Replacement(store, header.save_id, OVER) as made:
         made.prepare(header, planned, written)
         if not store.exists(spec.MANIFEST_NAME):
@@ -242,6 +245,11 @@ def check_replaceable(store: Store, *, with_dcp: bool = False) -> None:
             return
         except AlreadyCommittedError:
             pass  # it was committed this moment
+    if not store.can_link:
+        raise OptionError(
+            f"{store.location} holds a committed checkpoint, and a store of objects cannot replace "
+            "one in its place; save under another step or path"
+        )
     _check_ours(store)
     found = names_of_dcp(entry.name for entry in store.list())
     if found and not with_dcp and (found := without_marker(store, found)):
@@ -313,7 +321,7 @@ def needed_by(store: Store, *, revoke: bool) -> str:
         VersionError: a newer holdfast wrote one beside it.
     """
     name = os.path.basename(store.location)
-    for entry in store.sibling("").list():
+    for entry in store.above().list():
         is_alike = (step_of(entry.name) is None) == (step_of(name) is None)  # as `choose_base`
         if entry.kind != "directory" or entry.name == name or not is_alike:
             continue

@@ -52,7 +52,7 @@ def leaving(store: Store) -> Iterator[None]:
     """
     mark = f"{LEAVING_PREFIX}{os.urandom(8).hex()}"
     try:
-        if store.exists(spec.MANIFEST_NAME):
+        if store.can_link and store.exists(spec.MANIFEST_NAME):
             store.link(spec.MANIFEST_NAME, mark)
         yield
     finally:
@@ -125,7 +125,7 @@ def retire(store: Store) -> None:
     remove_marker(store)  # durably: programs take what has one for whole
     if store.exists(spec.SIGNATURE_NAME):  # of nothing, were it to outlive the manifest
         store.remove(spec.SIGNATURE_NAME)
-    store.remove(spec.MANIFEST_NAME)
+    store.withdraw(spec.MANIFEST_NAME)
     remove_marker(store)  # of a job that healed it meanwhile
     for save in _saves(store, store.list()):
         _remove_save(store, save)
@@ -167,6 +167,7 @@ def sweep(store: Store, before_s: float) -> None:
     sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
     settle(store)
     if is_dead:
+        store.unbar(spec.MANIFEST_NAME)
         for name in (spec.DATA_DIRECTORY, ""):
             with contextlib.suppress(StoreError):
                 store.remove_directory(name)
@@ -187,7 +188,7 @@ def sweep_pending(store: Store, prefix: str, before_s: float) -> None:
 def _remove_save(store: Store, save: str) -> bool:
     """Remove the data of a save that no manifest names; False: it was published meanwhile."""
     bar, below = f"{spec.PENDING_MANIFEST_PREFIX}{save}", f"{spec.DATA_DIRECTORY}/{save}"
-    store.bar(bar)
+    store.revoke(bar, spec.MANIFEST_NAME)
     for end in (OVER, AGAIN):
         store.remove(f"{bar}{end}")  # none is made from here on
     is_dead = _published(store) != save

@@ -6,7 +6,6 @@ before them are written. Knows memory, positions and the queue; not what the byt
 """
 
 import errno
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from ..errors import NoSpaceError, StoreError
 from ..format.spec import LARGE_ALIGN_BYTES
 from ..options import SLOT_BYTES
+from ..stores.base import words_of
 from .file_plan import Window
 from .pool import Lease
 
@@ -205,7 +205,7 @@ class FileStream:
             raise failures[0]
 
     def _error(self, offset: int, size: int, done: int, code: int) -> StoreError:
-        why = os.strerror(code) if code else "the disk took no more"
+        why = words_of(code) if code else "the disk took no more"
         kind = NoSpaceError if code in _FULL or not code else StoreError
         error = kind(f"write {self._where}[{offset}:+{size}]: {why} after {done} bytes")
         error.errno = code or errno.ENOSPC

@@ -25,8 +25,8 @@ EMPTY_LOST = "tensors without elements"
 
 def neighbours_of(store: Store) -> dict[str, Manifest]:
     """Read what stands beside a checkpoint, the nearest by name first, by its name."""
-    above, own = os.path.split(store.location)
-    names = sorted({own, *os.listdir(above)})
+    own = os.path.basename(store.location)
+    names = sorted({own, *store.above().scan()})
     place = names.index(own)
     near = [name for _, name in sorted((abs(n - place), name) for n, name in enumerate(names))]
     found: dict[str, Manifest] = {}

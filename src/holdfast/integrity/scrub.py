@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -167,7 +167,8 @@ def _scrub_step(run: Store, state: Pass, options: Options, pace: "_Pace", report
     name, started = state.todo[0], time.monotonic()
     known = len(state.damage)
     store = run.sibling(os.path.join(os.path.basename(run.location), name))
-    _forget_cached(store.location)
+    # Payloads are read past the page cache where the file system can; headers and footers are not.
+    store.forget_cached()
     try:
         store.exists("")  # a name that is no text is no path either
         checkpoint = Checkpoint(store.location, options)
@@ -274,26 +275,6 @@ def _is_committed(store: Store) -> bool:
         return store.exists(spec.MANIFEST_NAME) or find_lost_manifest(store) is not None
     except StoreError:
         return True  # for all that is known; opening it says why it cannot be read
-
-
-def _forget_cached(location: str) -> None:
-    """Have the kernel drop what it holds of the files, so that they are read from the disk.
-
-    Payloads are read past the page cache where the file system can; headers and footers are not.
-    """
-    for path in _files_below(location):
-        with contextlib.suppress(OSError):
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(path, flags)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
-
-
-def _files_below(location: str) -> Iterator[str]:
-    for directory, _, names in os.walk(location):
-        yield from (os.path.join(directory, name) for name in names)
 
 
 def _load(store: Store) -> Pass | None:

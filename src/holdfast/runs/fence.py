@@ -24,6 +24,7 @@ from ..engine.epochs import epoch_name, epochs_of
 from ..engine.retire import LEAVING_PREFIX, is_pending
 from ..errors import FencedError, StoreError
 from ..format.names import step_of
+from ..format.spec import MANIFEST_NAME
 from ..stores.base import Store, list_if_there
 
 logger = logging.getLogger("holdfast")
@@ -95,6 +96,9 @@ class Fence:
     def _revoke(self) -> None:
         """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""
         for step in self._steps():
+            if not self._store.can_link:  # what is pending is seen by nobody
+                self._store.revoke("", f"{step}/{MANIFEST_NAME}")
+                continue
             for entry in self._store.list(step):
                 # Nothing is published through a bar or a mark.
                 is_other = entry.kind == "directory" or entry.name.startswith(LEAVING_PREFIX)

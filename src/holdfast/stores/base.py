@@ -5,6 +5,7 @@ the bytes of files that are open, and a `Queue` moves many of them at a time.
 """
 
 import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,22 @@ Names = list[tuple[str, str]]  # each with the kind of what it names, as `Entry`
 
 # What the opening of a link, a directory, a socket, and of a pipe or device says.
 NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
+
+
+class Code(int):
+    """An errno that a queue hands back, with the words of the store."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str) -> "Code":
+        made = super().__new__(cls, number)
+        made.text = text
+        return made
+
+
+def words_of(code: int) -> str:
+    """Return what an errno of a queue means."""
+    return code.text if isinstance(code, Code) else os.strerror(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +118,13 @@ class Store(Protocol):
         """Where the root is, for people."""
 
     @property
+    def can_link(self) -> bool:
+        """Whether a file can get a second name, and what is prepared be taken away by others.
+
+        Replacing a checkpoint in its place, and chains of deltas, need that.
+        """
+
+    @property
     def vfs(self) -> DataFiles:
         """The seam through which data files are read and written."""
 
@@ -115,6 +139,12 @@ class Store(Protocol):
 
     def below(self, name: str) -> "Store":
         """Return the store of a directory in this root."""
+
+    def above_with(self, name: str, beginning: bytes) -> str:
+        """Return the nearest place above the root with a file of this name that begins so.
+
+        Empty: there is none, or none that can be read. An ENOTDIR: something above is a file.
+        """
 
     def exists(self, name: str) -> bool:
         """Return whether a file or directory of this name is there."""
@@ -168,11 +198,20 @@ class Store(Protocol):
     def claim(self, name: str, note: bytes) -> bool:
         """Create a file in one exclusive step; return False when it is there already."""
 
-    def bar(self, name: str) -> None:
-        """Keep everybody from giving a file this name, until the bar is removed.
+    def revoke(self, pending_name: str, name: str) -> None:
+        """Keep what is prepared, or will be, under one name from being published under the other.
 
-        Who did so has been before us; what had the name is removed.
+        Who did so has been before us. A directory may now have the name that is pending.
         """
+
+    def withdraw(self, name: str) -> None:
+        """Remove a published file; who is about to publish another in its place comes too late."""
+
+    def reclaim(self, name: str) -> None:
+        """Let this process publish under a name that it, or another, has revoked or withdrawn."""
+
+    def unbar(self, name: str) -> None:
+        """Let everybody publish under such a name: who was about to is dead."""
 
     def link(self, name: str, second: str) -> None:
         """Give a file a second name, which nothing has yet; it takes no room on a full disk."""
@@ -200,6 +239,9 @@ class Store(Protocol):
 
     def stamp(self, name: str) -> object:
         """Return what is another when a file is: where another one has taken its name, too."""
+
+    def forget_cached(self) -> None:
+        """Have what is read next of any file come from the disk, where that can be asked for."""
 
     def free_bytes(self) -> int | None:
         """Return what may still be written below the root; None where that is not known.

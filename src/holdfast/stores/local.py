@@ -10,17 +10,16 @@ import stat
 from collections.abc import Iterator
 from itertools import islice, starmap
 from operator import attrgetter
-from typing import NamedTuple
 
-from .._core import Pool, Queue, Vfs, probe
+from .._core import Vfs, probe
 from ..errors import StoreError, writable
 from .base import Entry, Names
 from .local_marks import append, bar, claim
+from .local_paths import GONE, forget_below, free_below
+from .local_queue import LocalQueue
 
 SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
 TICK_S = 10.0  # an entry that comes so much later changes its directory's time, on any file system
-
-_GONE = (errno.ENOENT, errno.ENOTDIR)
 
 _current_vfs = Vfs.posix()  # of new stores; `holdfast.testing` puts faulty and recording ones here
 
@@ -40,21 +39,10 @@ def use_vfs(vfs: Vfs) -> Iterator[Vfs]:
         _current_vfs, _changed_s = before
 
 
-class LocalQueue(NamedTuple):
-    """See `holdfast.stores.base.QueueKind`."""
-
-    vfs: Vfs
-    backend: str
-    depth: int
-    block_bytes: int
-
-    def make(self, pool: Pool) -> Queue:
-        """Make the queue."""
-        return Queue(self.vfs, self.backend, pool, self.depth, self.block_bytes)
-
-
 class LocalStore:
     """See `holdfast.stores.base.Store`."""
+
+    can_link = True
 
     def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
         self.location = os.path.abspath(os.fspath(root))
@@ -75,6 +63,21 @@ class LocalStore:
         """Return the store of a directory in this root."""
         return LocalStore(self._below + name, self.vfs)
 
+    def above_with(self, name: str, beginning: bytes) -> str:
+        """Return the nearest directory above with a file of this name that begins so."""
+        above = self.location
+        while "/" in above:
+            above = above.rpartition("/")[0]
+            try:
+                with open(f"{above}/{name}", "rb", buffering=0) as file:
+                    if file.read(len(beginning)) == beginning:
+                        return above or "/"
+            except NotADirectoryError as error:
+                raise self._failure("find", "", error) from error
+            except OSError:
+                pass  # there is none, or none for us
+        return ""
+
     def queue_kind(self, io: str, depth: int, block_bytes: int) -> LocalQueue:
         """Return how files here are read and written; ``io`` "auto": the fastest that works."""
         if io == "auto":
@@ -91,7 +94,7 @@ class LocalStore:
             os.lstat(self._path(name))
         except OSError as error:
             # "Cannot tell" must not read as "is not there": a commit would remove its own files.
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 return False
             raise self._failure("stat", name, error) from error
         return True
@@ -180,8 +183,7 @@ class LocalStore:
         """Link, sync the directory: the name appears durably, or not at all."""
         pending = self._path(pending_name)
         try:
-            made = self._link(pending, self._path(name))
-            if made:
+            if made := self._link(pending, self._path(name)):
                 self.vfs.sync_directory(pending.rpartition("/")[0] or "/")
             return made
         finally:
@@ -212,12 +214,18 @@ class LocalStore:
         self._make_directories(os.path.dirname(path))
         return claim(self.vfs, path, note)
 
-    def bar(self, name: str) -> None:
-        """Put a directory where a file may be, or may yet be made, by another.
+    def revoke(self, pending_name: str, name: str) -> None:
+        """Put a directory where a file may be, or may yet be made, by another."""
+        bar(self.vfs, self._path(pending_name))
 
-        Until it is removed nobody makes a file there, or links it: who did so has been before us.
-        """
-        bar(self.vfs, self._path(name))
+    def withdraw(self, name: str) -> None:
+        """Remove a file: what is pending is revoked by its own name."""
+        self.remove(name)
+
+    def reclaim(self, name: str) -> None:
+        """Do nothing: names that are pending are each of one save."""
+
+    unbar = reclaim
 
     def link(self, name: str, second: str) -> None:
         """Give a file a second name, which nothing has yet; it takes no room on a full disk."""
@@ -247,11 +255,11 @@ class LocalStore:
     def kind(self, name: str) -> str:
         """Return of what kind something is, as `Entry` says it; empty: it is not there."""
         try:
-            mode = os.lstat(self._path(name)).st_mode
-        except OSError as error:
-            if error.errno in _GONE:
+            mode = self._stat(name).st_mode
+        except StoreError as error:
+            if error.errno in GONE:
                 return ""
-            raise self._failure("stat", name, error) from error
+            raise
         return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
 
     def remove(self, name: str) -> None:
@@ -259,7 +267,7 @@ class LocalStore:
         try:
             self.vfs.unlink(self._path(name))
         except StoreError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
 
     def remove_directory(self, name: str = "") -> bool:
@@ -267,7 +275,7 @@ class LocalStore:
         try:
             self.vfs.remove_directory(self._path(name))
         except StoreError as error:
-            return error.errno in _GONE
+            return error.errno in GONE
         return True
 
     def sync_directory(self, name: str = "") -> None:
@@ -276,46 +284,24 @@ class LocalStore:
 
     def modified_s(self, name: str) -> float:
         """Return when something was last modified: seconds since 1970, by its server's clock."""
-        try:
-            return os.lstat(self._path(name)).st_mtime
-        except OSError as error:
-            raise self._failure("stat", name, error) from error
+        return self._stat(name).st_mtime
 
     def stamp(self, name: str) -> object:
         """Return what is another when a file is: where another one has taken its name, too."""
-        try:
-            found = os.lstat(self._path(name))
-        except OSError as error:
-            raise self._failure("stat", name, error) from error
+        found = self._stat(name)
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def append(self, name: str, data: bytes) -> None:
         """Add lines to a file in one call, unsynced; the rest of a torn line stands alone."""
         append(self._path(name), data)
 
-    def free_bytes(self) -> int | None:
-        """Return what may still be written below the root; None where that is not known.
+    def forget_cached(self) -> None:
+        """Have the kernel drop what it holds of the files, so that they are read from the disk."""
+        forget_below(self.location)
 
-        Raises a StoreError where nothing may: for what lies there, rights, or a read-only mount.
-        """
-        place = self.location
-        while not os.path.lexists(place) and place != os.path.dirname(place):
-            place = os.path.dirname(place)
-        try:
-            system = os.statvfs(place)
-        except OSError as error:
-            raise self._failure("write below", "", error) from error
-        reason = 0
-        if not os.path.isdir(place):
-            reason = errno.ENOTDIR
-        elif not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
-            reason = errno.EROFS if system.f_flag & os.ST_RDONLY else errno.EACCES
-        if reason:
-            cause = OSError(reason, f"{place}: {os.strerror(reason)}")
-            raise self._failure("write below", "", cause)
-        # Blocks that are kept back may be written by root; what a quota leaves is not told.
-        blocks = system.f_bfree if os.geteuid() == 0 else system.f_bavail
-        return blocks * system.f_frsize if system.f_blocks else None
+    def free_bytes(self) -> int | None:
+        """Return what may still be written below the root; None where that is not known."""
+        return free_below(self.location)
 
     def _path(self, name: str) -> str:
         """Return where a name is.
@@ -329,6 +315,12 @@ class LocalStore:
             error.errno = errno.EILSEQ
             raise error
         return path
+
+    def _stat(self, name: str) -> os.stat_result:
+        try:
+            return os.lstat(self._path(name))
+        except OSError as error:
+            raise self._failure("stat", name, error) from error
 
     def _failure(self, what: str, name: str, cause: OSError) -> StoreError:
         error = StoreError(f"{what} {self._path(name)}: {cause.strerror}")
@@ -364,12 +356,6 @@ class LocalStore:
                 self._made.add(directory.rpartition("/")[0] or "/")
 
 
-def _kind_of(entry: "os.DirEntry[str]") -> str:
-    if entry.is_file(follow_symlinks=False):
-        return "file"
-    return "directory" if entry.is_dir(follow_symlinks=False) else "other"
-
-
 def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
     """Yield directories above one, of its file system, with a young entry that is not synced."""
     here = None
@@ -378,7 +364,7 @@ def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
         try:
             here, above = here or os.stat(path), os.stat(parent)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, *_GONE):
+            if error.errno not in (errno.EACCES, errno.EPERM, *GONE):
                 raise  # it may be young
             return  # what cannot be reached by its path was not made by it either
         if above.st_dev != here.st_dev:
@@ -386,6 +372,12 @@ def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
         if now_s - above.st_ctime < SETTLED_S and _changed_s.get(parent) != above.st_ctime:
             yield parent, above.st_ctime
         path, here = parent, above
+
+
+def _kind_of(entry: "os.DirEntry[str]") -> str:
+    if entry.is_file(follow_symlinks=False):
+        return "file"
+    return "directory" if entry.is_dir(follow_symlinks=False) else "other"
 
 
 def _nearby(directory: str) -> str:

@@ -6,8 +6,11 @@ import re
 from ..errors import OptionError, StoreError, shown
 from .base import Store
 from .local import LocalStore
+from .objects import ObjectStore
+from .objects_client import SCHEMES
 
 SCHEME = "holdfast://"  # of a checkpoint's directory, where DCP's calls name one
+REMOTE = tuple(f"{scheme}://" for scheme in SCHEMES)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -21,7 +24,30 @@ def open_store(path: "str | os.PathLike[str]", named: str = "path") -> Store:
         OptionError: a URL of a scheme there is no store for, or no path at all.
         StoreError: it is relative, and the working directory was deleted.
     """
+    if isinstance(path, str) and path.startswith(REMOTE):
+        return ObjectStore(path, named)
     return LocalStore(absolute(path, named))
+
+
+def located(
+    path: "str | os.PathLike[str]", named: str = "path", expected: str = "the path of a directory"
+) -> str:
+    """Return where a path or URL is, as `Store.location` tells it.
+
+    Args:
+        named, expected: as for `absolute`.
+
+    Raises:
+        OptionError, StoreError: as `open_store`.
+    """
+    if is_remote(path):
+        return open_store(path, named).location
+    return absolute(path, named, expected)
+
+
+def is_remote(path: object) -> bool:
+    """Return whether this is the URL of a store of objects, of whatever form."""
+    return isinstance(path, str) and path.startswith(REMOTE)
 
 
 def absolute(
