@@ -1,12 +1,13 @@
 """Export and import beside a cold `cp` with fsync of the same bytes, and what others do instead.
 
 Every contender reads from the disk (caches dropped) and ends durable. All run once a round, in
-another order each time; figures are medians, and ratios those of one round. The state is a model of
-bf16 tensors. `cp` copies the very bytes that its rival reads: a checkpoint before exports, a file
-before imports.
+another order each time; figures are medians, and ratios those of one round. The state is a Llama in
+bf16; transformers takes part where it is installed. `cp` copies the very bytes that its rival
+reads: a checkpoint before exports, a file before imports.
 """
 
 import argparse
+import contextlib
 import json
 import random
 import shlex
@@ -58,30 +59,53 @@ def main() -> None:
     print(report(result))
 
 
-def _state(size_bytes: int) -> dict[str, torch.Tensor]:
-    """A model of layers of 32 million parameters, in bf16."""
+def _config(size_bytes: int) -> dict[str, Any]:
+    """A Llama of so many bytes in bf16, with layers of 45 million parameters; as `config.json`."""
+    hidden, inner, words = 2048, 5632, 8192
+    layer_bytes = 2 * (hidden * (2 * hidden + 2 * hidden // 4 + 3 * inner) + 2 * hidden)
+    layers = max(1, (size_bytes - 4 * words * hidden) // layer_bytes)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    config |= {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": words}
+    return config | {"tie_word_embeddings": False}
+
+
+def _state(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The parameters of that Llama, by their names."""
     torch.manual_seed(0)
-    shapes = {"q": (2048, 2048), "k": (512, 2048), "v": (512, 2048), "o": (2048, 2048)}
-    shapes |= {"up": (5632, 2048), "down": (2048, 5632), "norm": (2048,)}
-    layer = sum(2 * torch.Size(shape).numel() for shape in shapes.values())
-    return {
-        f"layers.{number}.{name}.weight": torch.randn(shape).bfloat16()
-        for number in range(max(1, size_bytes // layer))
+    hidden, inner, words = (
+        config[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    shapes: dict[str, tuple[int, ...]] = {"self_attn.k_proj": (hidden // 4, hidden)}
+    shapes |= {"self_attn.v_proj": (hidden // 4, hidden), "mlp.down_proj": (hidden, inner)}
+    shapes |= {f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"}
+    shapes |= {f"mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+    shapes |= {f"{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    every = {
+        f"model.layers.{number}.{name}": shape
+        for number in range(config["num_hidden_layers"])
         for name, shape in shapes.items()
     }
+    every |= {"model.embed_tokens": (words, hidden), "lm_head": (words, hidden)}
+    every["model.norm"] = (hidden,)
+    return {f"{name}.weight": torch.randn(shape).bfloat16() for name, shape in every.items()}
 
 
 def _prepare(scratch: Path, size_bytes: int) -> dict[str, Any]:
     """Save the state in every form that is read."""
-    state = _state(size_bytes)
+    config = _config(size_bytes)
+    state, model = _state(config), scratch / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
     holdfast.save(state, scratch / "own")
-    safetensors.torch.save_file(state, scratch / MODEL, metadata={"format": "pt"})
+    safetensors.torch.save_file(state, model / MODEL, metadata={"format": "pt"})
     dcp.save(state, checkpoint_id=str(scratch / "dcp"), no_dist=True)
     durable.sync_all(scratch)
     stored = sum(tensor.nbytes for tensor in state.values())
     return {
         "own": scratch / "own",
-        "file": scratch / MODEL,
+        "file": model / MODEL,
+        "model": model,
         "dcp": scratch / "dcp",
         "bytes": stored,
     }
@@ -90,6 +114,9 @@ def _prepare(scratch: Path, size_bytes: int) -> dict[str, Any]:
 def _contenders(sources: dict[str, Any]) -> Contenders:
     """Say who is measured; each returns when what it makes is durable."""
     own, file, theirs = sources["own"], sources["file"], sources["dcp"]
+    transformers = None
+    with contextlib.suppress(ImportError):
+        import transformers  # type: ignore[no-redef]
 
     def copy(source: Path) -> Callable[[Path], object]:
         def run(target: Path) -> None:
@@ -98,8 +125,12 @@ def _contenders(sources: dict[str, Any]) -> Contenders:
 
         return run
 
+    def of_transformers(target: Path) -> None:
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(sources["model"])
+        loaded.save_pretrained(target)
+        durable.sync_all(target)
+
     def in_memory(target: Path) -> None:
-        """What `save_pretrained` does with a model that has been loaded."""
         state = safetensors.torch.load_file(file)
         safetensors.torch.save_file(state, target, metadata={"format": "pt"})
         durable.sync_all(target)
@@ -111,7 +142,7 @@ def _contenders(sources: dict[str, Any]) -> Contenders:
     def with_suffix(suffix: str) -> Callable[[Path], object]:
         return lambda target: holdfast.export_checkpoint(own, f"{target}{suffix}")
 
-    return {
+    contenders: Contenders = {
         "cp of the checkpoint": copy(own),
         "holdfast, export to safetensors": with_suffix(".safetensors"),
         "holdfast, export to torch.save": with_suffix(".pt"),
@@ -120,6 +151,9 @@ def _contenders(sources: dict[str, Any]) -> Contenders:
         "safetensors, load and save": in_memory,
         "DCP, dcp_to_torch_save": of_dcp,
     }
+    if transformers is not None:
+        contenders["transformers, from_pretrained and save_pretrained"] = of_transformers
+    return contenders
 
 
 def _run(
@@ -149,6 +183,7 @@ BESIDE = {
     "holdfast, import of safetensors": "cp of the file",
     "safetensors, load and save": "cp of the file",
     "DCP, dcp_to_torch_save": "cp of the checkpoint",
+    "transformers, from_pretrained and save_pretrained": "cp of the file",
 }
 
 
