@@ -27,6 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ambient", action="append", default=[], choices=AMBIENTS, help=text)
     text = "run tests/stores against this server; several times: against each"
     parser.addoption("--store", action="append", default=[], help=text)
+    text = "run the tests of tests/stores with servers that are to be refused"
+    parser.addoption("--refused", action="store_true", help=text)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

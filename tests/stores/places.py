@@ -14,7 +14,7 @@ from stores import servers
 
 Place = Callable[[], str]  # of a new, empty place
 HERE = ("local", "memory")
-KINDS = (*HERE, *servers.SERVERS)
+KINDS = (*HERE, *servers.SERVERS.keys() - servers.REFUSED)
 _numbers = itertools.count()
 
 

@@ -61,6 +61,30 @@ def _s3_bucket(port: int) -> None:
     subprocess.run(command, check=True, env=os.environ | KEYS)
 
 
+AZURE_KEY = (  # of every emulator, as its documentation says
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+
+
+def _azure(port: int) -> dict[str, str]:
+    return {
+        "AZURE_STORAGE_USE_EMULATOR": "true",
+        "AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1",
+        "AZURE_ALLOW_HTTP": "true",
+        "AZURITE_BLOB_STORAGE_URL": f"http://127.0.0.1:{port}",
+    }
+
+
+def _azure_container(port: int) -> None:
+    program = (
+        "import sys; from azure.storage.blob import BlobServiceClient as Client; "
+        "Client(sys.argv[1], credential=sys.argv[2], api_version='2023-11-03')"
+        f".create_container('{BUCKET}')"
+    )
+    url = f"http://127.0.0.1:{port}/devstoreaccount1"
+    subprocess.run([str(BIN / "python"), "-c", program, url, AZURE_KEY], check=True)
+
+
 SERVERS = {
     "moto": Server(
         f"s3://{BUCKET}",
@@ -78,7 +102,27 @@ SERVERS = {
         _s3,
         _s3_bucket,
     ),
+    "azurite": Server(
+        f"az://{BUCKET}",
+        lambda port, root: [
+            *[str(BIN.parent / "node_modules" / ".bin" / "azurite-blob"), "--silent"],
+            *["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", root],
+        ],
+        _azure,
+        _azure_container,
+    ),
+    # It has no conditional writes, so holdfast refuses it.
+    "rclone": Server(
+        f"s3://{BUCKET}",
+        lambda port, root: [
+            *[str(BIN / "rclone"), "serve", "s3", root, "--addr", f"127.0.0.1:{port}"],
+            *["--auth-key", ",".join(KEYS.values())],
+        ],
+        _s3,
+        _s3_bucket,
+    ),
 }
+REFUSED = ("rclone",)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import StoreError
 from .base import Entry, Names
-from .objects_client import api, client, errors_of, split_url
+from .objects_client import api, check_conditions, client, errors_of, split_url
 from .objects_files import FILES, Files, ObjectQueueKind, Opened, Upload
 
 BAR_MAGIC = b"holdfast bars this name\n"
@@ -127,7 +127,12 @@ class ObjectStore:
         self._prepared[pending_name] = data
 
     def publish(self, pending_name: str, name: str) -> bool:
-        """Put the object if nothing has its name, or a bar of this process."""
+        """Put the object if nothing has its name, or a bar of this process.
+
+        Raises:
+            OptionError: the store does not keep to conditions.
+        """
+        check_conditions(self._client, self._base, f"{self._key('')}.probe".strip("/"))
         data = self._prepared.pop(pending_name)
         bar = _bars.pop(self._where(name), None)
         return self._put(name, data, "create" if bar is None else {"e_tag": bar})

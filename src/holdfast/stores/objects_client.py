@@ -8,6 +8,7 @@ import errno
 import importlib
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ _CREDENTIALS = "set those of the store in the environment, such as AWS_ACCESS_KE
 _FULL = ("QuotaExceeded", "InsufficientStorage", "507 ", "EntityTooLarge")
 
 _clients: dict[tuple[str, str], Any] = {}
+_checked: list[Any] = []  # those that keep to conditions
 
 
 def split_url(url: str, named: str = "path") -> tuple[str, str, str]:
@@ -84,9 +86,36 @@ def client(scheme: str, bucket: str) -> Any:
     return _clients.setdefault((scheme, bucket), made)
 
 
+def check_conditions(client: Any, base: str, key: str) -> None:
+    """Check, once for a client, that a store makes no object where there is one: P2 rests on that.
+
+    Raises:
+        OptionError: it does.
+        StoreError: that cannot be found out.
+    """
+    if client in _checked:
+        return
+    key = f"{key}-{secrets.token_hex(8)}"
+    with errors_of("write", f"{base}/{key}"):
+        api().put(client, key, b"1", mode="create", use_multipart=False)
+        try:
+            api().put(client, key, b"2", mode="create", use_multipart=False)
+        except api().exceptions.AlreadyExistsError:
+            _checked.append(client)
+        with contextlib.suppress(Exception):  # it may not delete; one small object is left
+            api().delete(client, key)
+    if client not in _checked:
+        raise OptionError(
+            f"{base} overwrites an object that is to be made only if there is none "
+            "(If-None-Match). Two jobs could both commit there. Use a store that supports "
+            "conditional writes"
+        )
+
+
 def forget_clients() -> None:
     """In a forked child, where the threads of the clients are not."""
     _clients.clear()
+    _checked.clear()
 
 
 os.register_at_fork(after_in_child=forget_clients)
