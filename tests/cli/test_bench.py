@@ -228,7 +228,7 @@ def test_a_place_that_is_none(place: Path, holdfast_command: Command) -> None:
     check_refused(holdfast_command("bench", place / "x"), "/x does not exist")
     (place / "file").touch()
     check_refused(holdfast_command("bench", place / "file"), "/file is not a directory")
-    check_refused(holdfast_command("bench", "s3://bucket/x"), "no store for s3://")
+    check_refused(holdfast_command("bench", "s3://bucket/x"), "takes no URL")
 
 
 @pytest.mark.parametrize(("free_gb", "memory_gb"), [(2.9, 2.0), (3.0, 1.9)])

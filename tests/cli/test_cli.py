@@ -77,7 +77,7 @@ def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
         (["convert", "x"], "required: TARGET"),
         (["convert", "x", "y"], "holds neither MANIFEST nor .metadata"),
         (["explode"], "invalid choice: 'explode'"),
-        (["inspect", "s3://bucket/x"], "no store for s3://"),
+        (["inspect", "ftp://bucket/x"], "There is no store for ftp://"),
         (["inspect", ""], "expected the path of a directory"),
     ],
 )
@@ -177,7 +177,7 @@ def test_main_reads_the_arguments_of_the_process(
     [
         (["inspect", "nowhere"], "NotCommittedError"),
         (["verify", "nowhere"], "NotCommittedError"),
-        (["scrub", "s3://bucket/x"], "OptionError"),
+        (["scrub", "ftp://bucket/x"], "OptionError"),
         (["repair", "nowhere"], "NotCommittedError"),
         (["diff", "nowhere", "nowhere"], "NotCommittedError"),
         (["rebase"], "OptionError"),

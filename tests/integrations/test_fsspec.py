@@ -241,7 +241,7 @@ def test_writing_is_refused(run: Path, fs: Any) -> None:
 
 
 def test_bad_paths_are_errors(run: Path, fs: Any) -> None:
-    for path, text in {"holdfast://": "path is ''", "s3://a": "no store for s3", 7: "is 7"}.items():
+    for path, text in {"holdfast://": "path is ''", "s3://a": "takes no URL", 7: "is 7"}.items():
         with pytest.raises(OptionError, match=text):
             fs.isfile(path)
     with pytest.raises(OptionError, match="is a directory"):

@@ -184,5 +184,5 @@ def test_a_url_that_names_no_place_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://b/a", "hdfs://b/a", "S3://b/a"])
 def test_a_scheme_without_a_store_is_refused(url: str) -> None:
-    with pytest.raises(OptionError, match="no store for"):
+    with pytest.raises(OptionError, match="There is no store for"):
         open_store(url)

@@ -17,7 +17,7 @@ import torch
 from .. import __version__
 from ..errors import OptionError, StoreError
 from ..options import Options
-from ..stores.url import open_store
+from ..stores.url import absolute
 from .bench_contenders import (
     BACKENDS,
     BLOCK_BYTES,
@@ -79,7 +79,7 @@ def bench(path: str | os.PathLike[str], *, gib: float, rounds: int) -> Document:
 
 
 def _directory(path: str | os.PathLike[str]) -> Path:
-    directory = Path(open_store(path).location)
+    directory = Path(absolute(path))
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise OptionError(f"{directory} {what}; expected a directory on the disk to measure")
