@@ -97,7 +97,7 @@ SERVERS = {
         lambda port, root: [
             *[str(BIN / "weed"), "server", f"-dir={root}", "-ip=127.0.0.1", "-s3", "-filer"],
             *[f"-s3.port={port}", f"-master.port={port + 1}", f"-volume.port={port + 2}"],
-            *[f"-filer.port={port + 3}", "-master.volumeSizeLimitMB=256"],
+            *[f"-filer.port={port + 3}", "-master.volumeSizeLimitMB=256", "-volume.max=40"],
         ],
         _s3,
         _s3_bucket,

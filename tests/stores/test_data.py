@@ -110,3 +110,21 @@ def test_what_goes_while_it_is_read_is_told(store: Store, pool: Pool) -> None:
     with pytest.raises(StoreError, match=r"read .*data/a"):
         store.vfs.read(descriptor, 10, 0)
     store.vfs.close(descriptor)
+
+
+def test_memory_is_free_as_soon_as_a_write_is_handed_back(store: Store, pool: Pool) -> None:
+    """A client may hold the memory that it is given until it has sent it."""
+    queue, parts = queue_of(store, pool), 80
+    memory = pool.memory().cast("B")[:SLOT]
+    descriptor = store.create("data/a", direct=queue.direct)
+    for part in range(parts):
+        memory[:] = bytes([part]) * SLOT
+        queue.submit_write(descriptor, pool.address(0), SLOT, part * SLOT, part)
+        assert landed(queue) == {part: (SLOT, 0)}
+    store.vfs.truncate(descriptor, parts * SLOT)
+    store.vfs.sync(descriptor)
+    store.vfs.close(descriptor)
+    descriptor = store.open("data/a", direct=False)
+    for part in range(parts):
+        assert store.vfs.read(descriptor, SLOT, part * SLOT) == bytes([part]) * SLOT, part
+    store.vfs.close(descriptor)

@@ -87,7 +87,7 @@ class Upload:
                     max_concurrency=PARTS_IN_FLIGHT,
                 )
                 self._writer.__enter__()
-            self._writer.write(data)
+            self._writer.write(bytes(data))  # it keeps what it is given until it has sent it
         self._sent += len(data)
 
 
