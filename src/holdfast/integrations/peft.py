@@ -60,7 +60,8 @@ def base_of(model: nn.Module) -> dict[str, str]:
         sums = all_sum(ranks, sums)
     digest = hashlib.blake2b(digest_size=16)
     for (name, value), total in zip(named.items(), sums, strict=True):
-        digest.update(f"{name} {[*value.shape]} {total % SUM_LIMIT}\n".encode())
+        shape = getattr(value, "ds_shape", value.shape)  # ZeRO-3 leaves an empty tensor
+        digest.update(f"{name} {[*shape]} {total % SUM_LIMIT}\n".encode())
     config = getattr(unwrap(model), "config", None)
     return {"name": str(getattr(config, "_name_or_path", "")), "digest": digest.hexdigest()}
 
@@ -103,6 +104,11 @@ def _sum_of(value: torch.Tensor, rank: int) -> int:
             at == 0 for at, how in zip(place, value.placements, strict=True) if how.is_replicate()
         )
         return _bits(value.to_local()) if is_first else 0
+    if hasattr(value, "ds_tensor"):  # of ZeRO-3: this rank's run, whose end may be padding
+        held: Any = value
+        size = held.ds_tensor.numel()
+        start = size * torch.distributed.get_rank(held.ds_process_group)
+        return _bits(held.ds_tensor.view(-1)[: max(0, held.ds_numel - start)])
     return _bits(value) if rank == 0 else 0
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.data_state import DataState
 from ..data.random_state import RandomState
-from ..errors import OptionError
+from ..errors import MismatchError, OptionError
 from ..loading.load import load
 from ..state.value import Value
 from ..stores.url import SCHEME, absolute
@@ -76,8 +76,9 @@ class HoldfastManager(CheckpointManager):  # type: ignore[misc]
             self._saves.wait()
             self._save_last_step(curr_step)
             return True
-        state = mark(NAME, VERSION)
-        if last_step and self.last_save_model_only:
+        is_model_only = last_step and self.last_save_model_only
+        state = mark(NAME, VERSION, **({"model_only": True} if is_model_only else {}))
+        if is_model_only:
             state[MODEL] = {
                 k: self._exported(v) for k, v in self.states[MODEL].state_dict().items()
             }
@@ -106,7 +107,7 @@ class HoldfastManager(CheckpointManager):  # type: ignore[misc]
         if from_hf or not is_committed(place):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        check_mark(place, NAME)
+        found = check_mark(place, NAME)
         others = {
             name: held
             for name, held in self.states.items()
@@ -114,6 +115,12 @@ class HoldfastManager(CheckpointManager):  # type: ignore[misc]
         }
         is_whole = len(others) == sum(held is not None for held in self.states.values()) - 1
         into = {MARK: Value(), MODEL: self.states[MODEL], **others}
+        if others and found.get("model_only"):
+            raise MismatchError(
+                f"{place} holds the weights alone, as last_save_model_only asks for; a run cannot "
+                "be resumed from it. Give load_step= of an earlier step; or begin a run with these "
+                f"weights: initial_load_path={place!r}, and another folder"
+            )
         if is_whole:
             into[RANDOM] = Value()
         load(place, into, partial=not is_whole)

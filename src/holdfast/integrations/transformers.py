@@ -22,6 +22,7 @@ from ..group.base import COORDINATOR
 from ..group.phase import find_group
 from ..loading.load import load
 from .adapter import Hook, is_committed, known_version, marked, module
+from .deepspeed import trainer as over_deepspeed
 from .directories import Directories, Saving
 from .optimizers import named_optimizer
 from .peft import adapter_of, base_of, check_base, is_adapted
@@ -100,6 +101,7 @@ def _methods(trainer: Any) -> dict[str, _Stock]:
     """Return what replaces the methods of a class, each made from that one."""
     makers = {
         "train": _training,
+        "_prepare_for_training": _preparing,
         "_save_checkpoint": _saving,
         "_load_from_checkpoint": _loading_model,
         "_load_optimizer_and_scheduler": _loading,
@@ -143,14 +145,12 @@ def _check(trainer: Any) -> None:
     """Refuse what would save something else than the log says.
 
     Raises:
-        OptionError: an option that cannot be combined with holdfast.
+        ImportError: DeepSpeed is to be used, and is not installed.
+        OptionError: an option that cannot be combined with holdfast, or a version of DeepSpeed.
     """
     args = trainer.args
     if trainer.is_deepspeed_enabled:
-        raise OptionError(
-            "this Trainer uses DeepSpeed, whose engine saves by itself. Use "
-            "transformers.Trainer, and see the page of holdfast on DeepSpeed"
-        )
+        over_deepspeed.check()
     if args.push_to_hub and getattr(args.hub_strategy, "value", args.hub_strategy) != "end":
         raise OptionError(
             f"hub_strategy is {args.hub_strategy}: it uploads the model files of each checkpoint, "
@@ -189,6 +189,19 @@ def _finding(stock: _Stock) -> _Stock:
     return get_last_checkpoint
 
 
+def _preparing(stock: _Stock) -> _Stock:
+    @functools.wraps(stock)
+    def _prepare_for_training(self: Any, max_steps: Any, loader: Any, checkpoint: Any) -> Any:
+        # With DeepSpeed, what follows would look for files of its engine, and for nothing else.
+        is_ours = self.is_deepspeed_enabled and checkpoint is not None and is_committed(checkpoint)
+        found = stock(self, max_steps, loader, None if is_ours else checkpoint)
+        if is_ours:
+            _load(self, checkpoint)
+        return found
+
+    return _prepare_for_training
+
+
 def _saving(stock: _Stock) -> _Stock:
     @functools.wraps(stock)
     def _save_checkpoint(self: Any, model: Any, trial: Any = None) -> None:
@@ -201,19 +214,20 @@ def _saving(stock: _Stock) -> _Stock:
             best = os.path.join(root, f"checkpoint-{state.best_global_step}")
             if best == path or is_committed(best):
                 state.best_model_checkpoint = best
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = over_deepspeed.mark_of(self)
         if is_adapted(self.model):
             self._holdfast_base = self._holdfast_base or base_of(self.model)
             more["base"] = self._holdfast_base
-        directories.save(
-            _state_of(self) | ({} if args.save_only_model else {"random": RandomState()}),
-            path,
-            step=state.global_step,
-            files=_files_of(self),
-            limit=args.save_total_limit,
-            spare=state.best_model_checkpoint,
-            **more,
-        )
+        with over_deepspeed.saving(self):
+            directories.save(
+                _state_of(self) | ({} if args.save_only_model else {"random": RandomState()}),
+                path,
+                step=state.global_step,
+                files=_files_of(self),
+                limit=args.save_total_limit,
+                spare=state.best_model_checkpoint,
+                **more,
+            )
         if not self.is_in_train:  # by hand: there is no later call that waits
             directories.wait()
 
@@ -222,6 +236,9 @@ def _saving(stock: _Stock) -> _Stock:
 
 def _state_of(trainer: Any) -> dict[str, Any]:
     """Return all that a Trainer resumes, but for its random generators."""
+    if trainer.is_deepspeed_enabled:
+        found = over_deepspeed.state_of(trainer)
+        return {"model": found["model"]} if trainer.args.save_only_model else found
     model = trainer.model
     state: dict[str, Any] = {"model": adapter_of(model) if is_adapted(model) else model}
     if trainer.args.save_only_model:
@@ -281,15 +298,24 @@ def _loading(stock: _Stock) -> _Stock:
         if checkpoint is None or not is_committed(checkpoint):
             stock(self, checkpoint)
             return
-        into = _state_of(self)
-        _load(self.model, checkpoint, into)
+        _load(self, checkpoint)
 
     return _load_optimizer_and_scheduler
 
 
-def _load(model: nn.Module, path: str, into: dict[str, Any]) -> None:
+def _load(trainer: Any, path: str, *, model_only: bool = False) -> None:
+    model: nn.Module = trainer.model
+    known = marked(path)
     if is_adapted(model):
-        check_base(model, marked(path), path)
+        check_base(model, known, path)
+    if not model_only:
+        over_deepspeed.check_mark(trainer, known, path)
+    if trainer.is_deepspeed_enabled:
+        over_deepspeed.fill(trainer, path, model_only=model_only)
+        return
+    into = _state_of(trainer)
+    if model_only:
+        into = {"model": into["model"]}
     load(path, into=into, include=tuple(into))
 
 
@@ -314,8 +340,7 @@ def _loading_best(stock: _Stock) -> _Stock:
             else:
                 stock(self)
             return
-        model = self.model
-        _load(model, best, {"model": adapter_of(model) if is_adapted(model) else model})
+        _load(self, best, model_only=True)
         _keep_best(self)
 
     return _load_best_model

@@ -112,6 +112,21 @@ PROGRAMS = {
     "trainer-lora": Program(
         *(("transformers", "peft"), "LoRA with FSDP2", *TRAINER, "fsdp-lora", "class"), kills=(2,)
     ),
+    "trainer-zero2": Program(
+        (*HF, "deepspeed"), "DeepSpeed ZeRO-2, `HoldfastTrainer`", *TRAINER, "zero2", "class"
+    ),
+    "trainer-zero3": Program(
+        (*HF, "deepspeed"),
+        'DeepSpeed ZeRO-3 in bf16, with its own optimizer and schedule, `install("transformers")`',
+        *(*TRAINER, "zero3-bf16-own", "install"),
+        kills=(2,),
+    ),
+    "trainer-zero-lora": Program(
+        ("transformers", "peft", "deepspeed"),
+        "LoRA with DeepSpeed ZeRO-3",
+        *(*TRAINER, "zero3-lora", "class"),
+        kills=(2,),
+    ),
     "trainer-moves": Program(
         *(HF, "FSDP2, on another number of ranks", *TRAINER, "fsdp-exact", "install"),
         kills=(),

@@ -1,4 +1,4 @@
-"""A Trainer of transformers: DDP or FSDP2, or adapters of PEFT; by itself or with holdfast.
+"""A Trainer of transformers: DDP, FSDP2 or DeepSpeed, or adapters; by itself or with holdfast.
 
 ``trainer_program.py SETTINGS``: `native.Start` as JSON.
 """
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from cpu import shard_on_cpu
+from cpu import drive_on_cpu, shard_on_cpu
 from results import finish_whole, say_step
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -77,6 +77,21 @@ def model_of(kind: str) -> Any:
     return model
 
 
+def engine_of(kind: str) -> dict[str, Any]:
+    """Return DeepSpeed's configuration: optimizer and schedule are its own, or transformers'."""
+    found: dict[str, Any] = {"zero_optimization": {"stage": int(kind.removeprefix("zero")[0])}}
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    found |= dict.fromkeys((*sizes, "gradient_clipping"), "auto")
+    found["zero_force_ds_cpu_optimizer"] = False  # which is compiled first
+    if "bf16" in kind:
+        found["bf16"] = {"enabled": True}
+    if "own" in kind:
+        found["optimizer"] = {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}
+        given = ("warmup_max_lr", "warmup_num_steps", "total_num_steps")
+        found["scheduler"] = {"type": "WarmupDecayLR", "params": dict.fromkeys(given, "auto")}
+    return found
+
+
 def main(settings: dict[str, Any]) -> None:
     """Train, as the settings say."""
     kind, ours, ranks = settings["kind"], settings["ours"], settings["ranks"]
@@ -88,6 +103,12 @@ def main(settings: dict[str, Any]) -> None:
             "state_dict_type": "SHARDED_STATE_DICT",
         },
     }
+    if kind.startswith("zero"):
+        drive_on_cpu()
+        given: dict[str, Any] = {"deepspeed": engine_of(kind), "bf16": "bf16" in kind}
+    else:
+        given = {"use_cpu": True, "ddp_backend": "gloo" if ranks > 1 else None}
+        given |= sharded if "fsdp" in kind and ranks > 1 else {}
     arguments = TrainingArguments(
         settings["root"],
         max_steps=STEPS,
@@ -95,12 +116,10 @@ def main(settings: dict[str, Any]) -> None:
         save_total_limit=2,
         learning_rate=1e-2,
         per_device_train_batch_size=BATCH // ranks,
-        use_cpu=True,
         report_to=[],
         logging_steps=1,
         disable_tqdm=True,
-        ddp_backend="gloo" if ranks > 1 else None,
-        **(sharded if "fsdp" in kind and ranks > 1 else {}),
+        **given,
     )
     arguments.device  # noqa: B018  makes accelerate's state, which `shard_on_cpu` changes
     if "fsdp" in kind and ranks > 1:
@@ -128,7 +147,12 @@ def main(settings: dict[str, Any]) -> None:
         model=model_of(kind), args=arguments, train_dataset=Samples(), callbacks=callbacks
     )
     trainer.train(resume_from_checkpoint=settings["resume"] or None)
-    finish_whole(settings["result"], losses, trainer.model, [trainer.optimizer])
+    held: Any = trainer.optimizer
+    if kind.startswith("zero"):
+        from deepspeed_native import Held
+
+        held = Held(trainer.deepspeed)
+    finish_whole(settings["result"], losses, trainer.model, [held])
 
 
 if __name__ == "__main__":

@@ -1,44 +1,33 @@
 """DeepSpeed: an engine's `save_checkpoint` and `load_checkpoint`, in one commit for all ranks.
 
 Float master weights and the optimizer's state are saved by the names of the model's parameters,
-whatever ZeRO stage and number of ranks hold them, so that any other loads them. Which rank holds
-what is known by `zero`, not here.
+whatever ZeRO stage and number of ranks hold them, so that any other loads them. What that is, is
+known by `content`, not here.
 """
 
-import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from ...codecs.base import Codec
-from ...data.random_state import RandomState
 from ...errors import HoldfastError, OptionError, shown
 from ...group.base import COORDINATOR
 from ...group.phase import Phase, find_group
-from ...loading.checkpoint import Checkpoint
-from ...loading.load import load
 from ...options import Options, options_of
 from ...runs.retention import Keep
 from ...saving.handle import SaveHandle
 from ...saving.save import save
-from ...state.tensors import TORCH_DTYPES
-from ...state.value import Value
-from ..adapter import MARK, Hook, check_mark, known_version, mark
+from ..adapter import Hook, check_mark, known_version, mark
 from ..adapter import module as module_of
 from ..begin import begin
-from . import zero
+from . import content, zero
 from .tags import NAME, conclude, find, logging_of
-
-if TYPE_CHECKING:
-    from ...group.base import Group
 
 logger = logging.getLogger("holdfast")
 
 OLDEST, NEWEST_TESTED = "0.19.8", "0.19.8"
-_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
-_STATE = "optimizer.state."
 
 
 class Checkpoints:
@@ -76,8 +65,9 @@ class Checkpoints:
         tag = f"global_step{engine.global_steps}" if tag is None else str(tag)
         place, ranks = os.path.join(os.path.abspath(save_dir), tag), find_group(None, writing=True)
         failure = self._failure()
-        with _partitioned(engine):
-            state = self._state(engine, dict(client_state or {}), exclude_frozen_parameters)
+        with content.partitioned(engine):
+            state = content.state_of(engine, frozen=not exclude_frozen_parameters)
+            state["client_state"] = dict(client_state or {})
             state |= mark(NAME, self.version, latest=bool(save_latest))
             step, codec, options = engine.global_steps, self._codec, self._options
             if self._stage == "sync":
@@ -146,60 +136,11 @@ class Checkpoints:
             skipped = [] if load_optimizer_states else ["optimizer"]
             skipped += [] if load_lr_scheduler_states else ["engine.lr_scheduler"]
             chosen = {"exclude": tuple(skipped)}
-        with _partitioned(engine):
-            client = self._fill(engine, found["path"], chosen, load_module_strict, ranks)
-        return found["path"], client
-
-    def _state(
-        self, engine: Any, client_state: dict[str, Any], exclude_frozen: bool
-    ) -> dict[str, Any]:
-        """Return what is saved of an engine."""
-        zero.check_engine(engine)
-        pieces, inner = zero.pieces_of(engine), zero.inner_of(engine)
-        given = [piece for piece in pieces if not piece.is_copy]
-        model: dict[str, Any] = {piece.name: piece.of(piece.flat) for piece in given}
-        if not exclude_frozen:
-            model |= zero.others_of(engine, pieces)
-        model |= {name: model[first] for name, first in zero.ties_of(engine) if first in model}
-        state: dict[str, Any] = {"model": model | zero.buffers_of(engine)}
-        if inner is not None:
-            state["optimizer"] = {
-                "state": {piece.name: zero.moments_of(piece, inner) for piece in given},
-                "param_groups": {piece.name: zero.options_of(piece) for piece in given},
-            }
-        state["engine"] = {name: getattr(engine, name) for name in _COUNTERS} | _parts(engine)
-        if (scaler := _scaler(engine)) is not None:
-            state["engine"]["scaler"] = _numbers(scaler)
-        state["client_state"] = client_state
-        state["random"] = RandomState()
-        return state
-
-    def _fill(
-        self, engine: Any, path: str, chosen: dict[str, Any], strict: bool, ranks: "Group"
-    ) -> dict[str, Any]:
-        """Fill an engine from a checkpoint; return the client's state."""
-        zero.check_engine(engine)
-        check_mark(path, NAME)
-        pieces, inner = zero.pieces_of(engine), zero.inner_of(engine)
-        if inner is None and "exclude" in chosen:
-            chosen = {"exclude": (*chosen["exclude"], "optimizer")}
-        saved = Checkpoint(path, self._options, **chosen)
-        state = _target(engine, pieces, inner, saved)
-        # Each engine has the dtypes of its configuration.
-        load(path, state, strict=strict, cast=True, options=self._options, **chosen)
-        with Phase(ranks):
-            if found := state.get("optimizer", {}).get("state"):
-                zero.put_numbers(pieces, inner, found)
-                zero.put_options(pieces, state["optimizer"]["param_groups"])
-        zero.spread(engine)
-        counted: dict[str, Any] = state.get("engine", {})
-        for name in _COUNTERS:
-            setattr(engine, name, counted.get(name, getattr(engine, name)))
-        if (scaler := _scaler(engine)) is not None and (numbers := counted.get("scaler")):
-            for name in _numbers(scaler).keys() & numbers.keys():
-                setattr(scaler, name, numbers[name])
-        client: dict[str, Any] = state.get("client_state", {})
-        return client
+        check_mark(found["path"], NAME)
+        state = content.fill(
+            engine, found["path"], strict=load_module_strict, options=self._options, **chosen
+        )
+        return found["path"], state.get("client_state", {})
 
     def _failure(self) -> HoldfastError | None:
         """Return what the save before has failed with, once."""
@@ -207,75 +148,6 @@ class Checkpoints:
             return None
         failure, self._handle = self._handle.exception(), None
         return failure if isinstance(failure, HoldfastError) else None
-
-
-def _target(engine: Any, pieces: list[zero.Piece], inner: Any, saved: Checkpoint) -> dict[str, Any]:
-    """Return the state that a checkpoint fills."""
-    values, names = saved.objects(), saved.names()
-    model: dict[str, Any] = {piece.name: piece.of(piece.flat) for piece in pieces}
-    model |= zero.others_of(engine, pieces)
-    model |= {name: model[first] for name, first in zero.ties_of(engine)}
-    state: dict[str, Any] = {"model": model | zero.buffers_of(engine)}
-    if "engine.global_steps" not in values:  # the weights alone were asked for
-        return state
-    moments: dict[str, dict[str, Any]] = {}
-    for name in names:
-        if name.startswith(_STATE):
-            parameter, _, key = name[len(_STATE) :].rpartition(".")
-            moments.setdefault(parameter, {})[key] = saved.info(name)
-    if any(name.startswith("optimizer.param_groups.") for name in values):
-        state["optimizer"] = {"state": {}, "param_groups": {}}
-        for piece in pieces:
-            found = moments.get(piece.name, {})
-            shapes = {key: info.shape for key, info in found.items()}
-            dtypes = {key: TORCH_DTYPES[info.dtype] for key, info in found.items()}
-            target = zero.targets_of(piece, inner, shapes, dtypes)
-            state["optimizer"]["state"][piece.name] = target
-            state["optimizer"]["param_groups"][piece.name] = Value()
-    state["engine"] = dict.fromkeys(_COUNTERS, 0)
-    parts = _parts(engine) | {"scaler": Value()}
-    below = {name.split(".")[1] for name in [*values, *names] if name.startswith("engine.")}
-    state["engine"] |= {name: parts.get(name, Value()) for name in below.difference(_COUNTERS)}
-    state |= {"client_state": Value(), "random": RandomState(), MARK: Value()}
-    return state
-
-
-def _parts(engine: Any) -> dict[str, Any]:
-    """Return what DeepSpeed saves beside the weights, as objects with ``state_dict()``."""
-    found = {"lr_scheduler": engine.lr_scheduler}
-    if engine.training_dataloader is not None and engine.curriculum_learning_enabled():
-        found["data_sampler"] = engine.training_dataloader.data_sampler
-    if engine.random_ltd_enabled():
-        found["random_ltd"] = engine.random_ltd_scheduler
-    found["grad_scaler"] = getattr(engine.optimizer, "torch_autocast_gradscaler", None)
-    return {name: part for name, part in found.items() if part is not None}
-
-
-def _scaler(engine: Any) -> Any:
-    """Return what holds a loss scale that changes, as fp16 has it; or None."""
-    optimizer = engine.optimizer
-    found = getattr(optimizer, "loss_scaler", None) or getattr(optimizer, "loss_scale_config", None)
-    changes = getattr(found, "dynamic", getattr(found, "dynamic_loss_scale", False))
-    return found if changes else None
-
-
-def _numbers(scaler: Any) -> dict[str, Any]:
-    kept = (int, float, type(None))
-    return {name: value for name, value in vars(scaler).items() if isinstance(value, kept)}
-
-
-@contextlib.contextmanager
-def _partitioned(engine: Any) -> Iterator[None]:
-    """Keep ZeRO-3's parameters partitioned meanwhile; wait for copies of ZeRO's offload."""
-    optimizer = engine.optimizer
-    getattr(optimizer, "_wait_for_offload_copies", lambda: None)()
-    if engine._optimizer_has_ckpt_event_prologue():
-        optimizer.checkpoint_event_prologue()
-    try:
-        yield
-    finally:
-        if engine._optimizer_has_ckpt_event_epilogue():
-            optimizer.checkpoint_event_epilogue()
 
 
 def attach(
