@@ -91,12 +91,14 @@ FRAMEWORKS ?=
 frameworks: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py $(FRAMEWORKS)
 
-# The integrations of frameworks: cases in one process, the code of their pages, and programs that are
+# The integrations of frameworks: cases, a process for each framework, the code of their pages, and programs that are
 # killed and moved to other numbers of ranks.
 CASES = $(wildcard tests/integrations/frameworks/cases_*.py)
 frameworks-native: build/frameworks/.installed
 	build/frameworks/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation megatron-core==0.16.1
-	build/frameworks/bin/python -m pytest --noconftest -p no:cacheprovider $(CASES)
+	for cases in $(CASES); do \
+	  build/frameworks/bin/python -m pytest --noconftest -p no:cacheprovider $$cases || exit 1; \
+	done
 	build/frameworks/bin/python tests/integrations/frameworks/snippets.py
 	build/frameworks/bin/python tests/integrations/frameworks/native.py
 	build/frameworks/bin/python tests/integrations/frameworks/loops.py

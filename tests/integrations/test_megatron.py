@@ -1,6 +1,7 @@
 """What `holdfast.integrations.megatron` knows without Megatron-Core."""
 
 import enum
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 
 import holdfast
 from holdfast.errors import CorruptError, MismatchError, OptionError, StateError
-from holdfast.integrations import megatron
+from holdfast.integrations import megatron, megatron_load
 from holdfast.integrations.adapter import install
 from holdfast.options import DEFAULTS
 from holdfast.state.shard import Shard, Shards
@@ -62,6 +63,14 @@ class Object:
         return f"{self.key}/shard_0_1"
 
 
+@dataclass
+class Config:
+    """As its CheckpointingConfig."""
+
+    sharded_backend: str
+    sharded_backend_version: int
+
+
 def leaves(tree: Any) -> Iterator[Any]:
     for value in tree.values() if isinstance(tree, dict) else tree:
         if isinstance(value, (dict, list)):
@@ -85,7 +94,9 @@ def _megatron(monkeypatch: pytest.MonkeyPatch) -> None:
     mapping.is_main_replica = lambda number: number == 0
     utils: Any = ModuleType(f"{package}.dict_utils")
     utils.nested_values, utils.dict_list_map_inplace = leaves, put_leaves
-    for module in (mapping, utils):
+    core: Any = ModuleType(f"{package}.core")
+    core.CheckpointingConfig = Config
+    for module in (mapping, utils, core):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -132,20 +143,20 @@ def test_a_state_comes_back_in_another_cut(new_path: NewPath) -> None:
         "w": Tensor("w", column, (2, 3, 4), (1, 0, 2), prepend_axis_num=1),
         "rng": Object("rng", None),
     }
-    found = megatron._load(target, str(path))
+    found = megatron_load.load_state(target, str(path / "holdfast"))
     assert torch.equal(column, whole[1, :, 2:]) and found["w"] is column
     assert torch.equal(found["rng"]["a"], torch.ones(2))
-    assert holdfast.open(path).objects()["common.value.args"] == Namespace(lr=0.1)
+    assert holdfast.open(path / "holdfast").objects()["common.value.args"] == Namespace(lr=0.1)
 
 
 def test_padding_that_differs_is_left_alone(new_path: NewPath) -> None:
     writer().save({"e": Tensor("e", torch.ones(6, 2), (6, 2), (0, 0))}, str(path := new_path()))
     rows = torch.zeros(4, 2)
     target = {"e": Tensor("e", rows, (8, 2), (4, 0), allow_shape_mismatch=True)}
-    megatron._load(target, str(path))
+    megatron_load.load_state(target, str(path / "holdfast"))
     assert rows.sum(1).tolist() == [2, 2, 0, 0]
     with pytest.raises(MismatchError, match=r"tensors\.e"):
-        megatron._load({"e": Tensor("e", rows, (8, 2), (4, 0))}, str(path))
+        megatron_load.load_state({"e": Tensor("e", rows, (8, 2), (4, 0))}, str(path / "holdfast"))
 
 
 def test_what_is_no_plain_value_is_stored_only_on_request(new_path: NewPath) -> None:
@@ -155,15 +166,17 @@ def test_what_is_no_plain_value_is_stored_only_on_request(new_path: NewPath) -> 
     writer(pickles=True).save(sharded, str(path := new_path()))
     target = {"o": Object("o", None)}
     with pytest.raises(CorruptError, match=r"cannot be unpickled.*add_safe_globals"):
-        megatron._load(target, str(path))
+        megatron_load.load_state(target, str(path / "holdfast"))
     with torch.serialization.safe_globals([Kind, getattr]):
-        assert megatron._load(target, str(path)) == {"o": {"k": Kind.LEARNED}}
+        assert megatron_load.load_state(target, str(path / "holdfast")) == {
+            "o": {"k": Kind.LEARNED}
+        }
 
 
 def test_a_checkpoint_of_another_framework_is_refused(new_path: NewPath) -> None:
     holdfast.save({"w": torch.ones(2)}, path := new_path())
     with pytest.raises(MismatchError, match="was saved by a program without a framework"):
-        megatron._load({}, str(path))
+        megatron_load.load_state({}, str(path))
 
 
 def test_a_background_save_is_waited_for_and_not_longer_than_its_process(tmp_path: Path) -> None:
@@ -174,3 +187,31 @@ def test_a_background_save_is_waited_for_and_not_longer_than_its_process(tmp_pat
     ended.wait()
     megatron._wait_until_gone(str(flag), ended.pid)
     assert not flag.exists()
+
+
+def test_metadata_is_written_in_one_step_and_only_where_it_differs(tmp_path: Path) -> None:
+    megatron.mark_whole(str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_bytes())["sharded_backend"] == "holdfast"
+    first = file.stat().st_ino
+    megatron.mark_whole(str(tmp_path))
+    assert file.stat().st_ino == first
+    file.write_bytes(b"")  # as a kill leaves what Megatron writes
+    megatron.mark_whole(str(tmp_path))
+    assert json.loads(file.read_bytes())["sharded_backend_version"] == 1
+    assert [*tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize("is_flexible", [False, True])
+def test_leaves_that_share_memory_are_all_filled(new_path: NewPath, is_flexible: bool) -> None:
+    whole = torch.arange(12.0).reshape(6, 2)
+    flat = Tensor("master", whole.view(-1), (12,), (0,))
+    weight = Tensor("w", whole, (6, 2), (0, 0))
+    writer().save({"a": flat, "b": weight}, str(path := new_path()))
+    given = torch.nn.Parameter(torch.zeros(6, 2))
+    target = {
+        "a": Tensor("master", given.detach().view(-1)[2:], (12,), (2,)),
+        "b": Tensor("w", given, (6, 2), (0, 0), allow_shape_mismatch=is_flexible),
+    }
+    megatron_load.load_state(target, str(path / "holdfast"))
+    assert torch.equal(given, whole)
