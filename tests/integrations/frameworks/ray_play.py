@@ -25,7 +25,7 @@ sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []
 
 from integrations.frameworks import engines, play  # noqa: E402
 
-LIMIT_S, POLL_S, TOLERANCE = 240, 0.001, 1e-5
+LIMIT_S, POLL_S, TOLERANCE = 480, 0.001, 1e-5
 KEPT = 2  # as the program's Keep says
 TWO = (2, "")  # as `engines` has layouts: two workers
 
