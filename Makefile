@@ -91,11 +91,11 @@ FRAMEWORKS ?=
 frameworks: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py $(FRAMEWORKS)
 
-# The integrations of frameworks: cases, a process for each framework, the code of their pages, and programs that are
+# The integrations of frameworks: cases, the code of their pages, and programs that are
 # killed and moved to other numbers of ranks.
 CASES = $(wildcard tests/integrations/frameworks/cases_*.py)
 frameworks-native: build/frameworks/.installed
-	build/frameworks/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation megatron-core==0.16.1
+	build/frameworks/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation megatron-core==0.16.1 "ray[train]==2.60.0"
 	for cases in $(CASES); do \
 	  build/frameworks/bin/python -m pytest --noconftest -p no:cacheprovider $$cases || exit 1; \
 	done
@@ -103,6 +103,7 @@ frameworks-native: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/native.py
 	build/frameworks/bin/python tests/integrations/frameworks/loops.py
 	build/frameworks/bin/python tests/integrations/frameworks/engines.py
+	build/frameworks/bin/python tests/integrations/frameworks/ray_play.py
 
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning

@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Program:
         how: of the program: how holdfast saves.
         tolerance: of losses in other layouts, relative: sums have another order there.
         kept: how many checkpoints are left; 0: nothing deletes any.
+        whole: the file that ends the framework's own checkpoint of a step. Then the framework alone
+            is killed too, and resumes from the same steps in the same layouts: the same bits.
     """
 
     script: str
@@ -53,6 +56,14 @@ class Program:
     how: str = "sync"
     tolerance: float = 1e-5
     kept: int = 2
+    whole: str = ""
+
+
+WHOLE = "iter_{:07d}/metadata.json"  # of Megatron
+
+
+def _megatron(exact: Layout, **given: Any) -> Program:
+    return Program("megatron_native.py", exact, kept=0, whole=WHOLE, **given)
 
 
 PROGRAMS = {
@@ -71,14 +82,11 @@ PROGRAMS = {
         (2, "zero1-pipe"),
         moves=((2, "zero1-pipe"), (1, "zero1-pipe"), (3, "zero0-pipe")),
     ),
-    "megatron": Program(
-        "megatron_native.py",
-        (2, "tp2"),
-        moves=((2, "tp2"), (1, "tp1"), (2, "pp2")),
-        fills=True,
-        kept=0,
+    "megatron": _megatron((2, "tp2-drop"), moves=((4, "tp2"), (1, "tp1"), (2, "pp2")), fills=True),
+    "megatron-eager": _megatron((2, "tp1-bf16-drop-full"), how="eager", fills=True),
+    "megatron-moe": _megatron(
+        (2, "ep2-moe-drop-buckets"), moves=((2, "ep2-moe"), (4, "ep4-moe"), (4, "pp2-ep2-moe"))
     ),
-    "megatron-eager": Program("megatron_native.py", (2, "pp2"), how="eager", kept=0),
 }
 
 
@@ -103,6 +111,11 @@ class Team(play.Ranks):
                     start_new_session=True,
                 )
             self.processes.append(process)
+
+    def first_step(self) -> int:
+        """Return the step that rank 0 has begun with."""
+        lines = self.logs[0].read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("step "))
 
 
 def saves_in(root: Path) -> Iterator[tuple[Path, str]]:
@@ -167,42 +180,60 @@ class Play:
     def bits(self) -> list[str]:
         """Kill in two saves, resume, and compare every bit with the stock run."""
         layout, root = self.program.exact, self.folder("bits")
-        stock = self.stock(layout)
-        for at in (3, 2):
-            with self.team(root, layout, self.program.how) as team:
-                print(f"    killed in the save of {kill_in_save(team, root, at)}", flush=True)
-        self.to_the_end(root, layout)
-        found = []
-        for rank, (one, other) in enumerate(
-            zip(results(stock, layout), results(root, layout), strict=True)
-        ):
-            if one["digest"] != other["digest"]:
-                found.append(f"rank {rank} ends with other parameters or moments")
-            wrong = [s for s, loss in other["losses"].items() if one["losses"][s] != loss]
-            if wrong:
-                found.append(f"rank {rank} has other losses in the steps {', '.join(wrong)}")
-        return found + begun_late(root, layout) + faults_of_files(root, self.program.kept)
+        starts = self.killed(root, [layout] * 3)
+        found = differences(self.stock(layout), root, layout)
+        return found + self.beside("bits-stock", starts, root) + self.left(root, layout)
 
-    def to_the_end(self, root: Path, layout: Layout) -> None:
-        """Run with holdfast, to the end."""
-        with self.team(root, layout, self.program.how) as team:
+    def killed(self, root: Path, layouts: Sequence[Layout]) -> list[tuple[Layout, int]]:
+        """Run with holdfast: killed in a save in each layout but the last, which runs to its end.
+
+        Returns:
+            (layout, first step) of each start.
+        """
+        starts = []
+        for at, layout in zip((3, 2, 0), layouts, strict=True):
+            with self.team(root, layout, self.program.how) as team:
+                if at:
+                    print(f"    {layout}: killed in {kill_in_save(team, root, at)}", flush=True)
+                else:
+                    team.wait()
+            starts.append((layout, team.first_step()))
+        return starts
+
+    def beside(self, name: str, starts: Sequence[tuple[Layout, int]], ours: Path) -> list[str]:
+        """Resume with the framework alone from the same steps, and compare every bit."""
+        if not self.program.whole:
+            return []
+        root = self.folder(name)
+        for (layout, _), (_, first) in pairwise(starts):
+            whole = root / self.program.whole.format(first - 1)
+            with self.team(root, layout, "") as team:
+                team.wait(lambda: is_filled(whole))  # noqa: B023 (it is called at once)
+            for later in (p for p in root.iterdir() if p.name > whole.parent.name):
+                shutil.rmtree(later)
+        layout, first = starts[-1]
+        with self.team(root, layout, "") as team:
             team.wait()
+        assert team.first_step() == first, "both resume from the same step"
+        found = [f"{fault}: the framework alone" for fault in differences(root, ours, layout)]
+        return found + ["the framework was not alone"] * bool([*root.rglob("MANIFEST")])
+
+    def left(self, root: Path, layout: Layout) -> list[str]:
+        """Say if the last start has resumed nothing, and what is wrong with what is left."""
+        return begun_late(root, layout) + faults_of_files(root, self.program.kept)
 
     def moved(self) -> list[str]:
         """Go on in one layout after the other; compare the losses of each with the stock run."""
-        *killed, last = self.program.moves
         root, stock = self.folder("moves"), self.stock(self.program.moves[0])
-        for at, layout in zip((3, 2), killed, strict=True):
-            with self.team(root, layout, self.program.how) as team:
-                print(f"    {layout}: killed in {kill_in_save(team, root, at)}", flush=True)
-        self.to_the_end(root, last)
+        starts = self.killed(root, self.program.moves)
+        last, _ = starts[-1]
         one = results(stock, self.program.moves[0])[0]["losses"]
         found = []
         for step, text in results(root, last)[0]["losses"].items():
             here, there = float.fromhex(text), float.fromhex(one[step])
             if abs(here - there) > self.program.tolerance * abs(there):
                 found.append(f"step {step} has the loss {here}; expected {there}")
-        return found + begun_late(root, last) + faults_of_files(root, self.program.kept)
+        return found + self.beside("moves-stock", starts, root) + self.left(root, last)
 
     def full_disk(self) -> list[str]:
         """Fill the disk for some steps: training goes on, an older step stays, a later is saved."""
@@ -228,6 +259,24 @@ class Play:
             if one["digest"] != other["digest"] or one["losses"] != other["losses"]:
                 faults.append("training went on otherwise")
         return faults
+
+
+def is_filled(path: Path) -> bool:
+    """Return whether a file is there, and has been written."""
+    return path.exists() and path.stat().st_size > 0
+
+
+def differences(stock: Path, root: Path, layout: Layout) -> list[str]:
+    """Compare the ends of two runs, and the losses of the steps that the second one took last."""
+    found = []
+    pairs = zip(results(stock, layout), results(root, layout), strict=True)
+    for rank, (one, other) in enumerate(pairs):
+        if one["digest"] != other["digest"]:
+            found.append(f"rank {rank} ends with other parameters or moments")
+        wrong = [step for step, loss in other["losses"].items() if one["losses"][step] != loss]
+        if wrong:
+            found.append(f"rank {rank} has other losses in the steps {', '.join(wrong)}")
+    return found
 
 
 def results(root: Path, layout: Layout) -> list[dict[str, Any]]:

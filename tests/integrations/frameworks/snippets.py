@@ -67,11 +67,16 @@ torch.distributed.init_process_group(
     "gloo", init_method="tcp://127.0.0.1:29534", rank=0, world_size=1
 )
 """
+RAY = """
+import ray
+ray.init(num_cpus=3, include_dashboard=False)
+"""
 BEFORE = {
     "transformers": TRAINER,
     "accelerate": ACCELERATE,
     "deepspeed": DEEPSPEED,
     "megatron": MEGATRON,
+    "ray": RAY,
 }  # what a page takes for granted, by its name
 
 
