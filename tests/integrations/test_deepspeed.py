@@ -40,8 +40,10 @@ def test_without_deepspeed_the_extra_is_named() -> None:
 
 
 def test_another_version_of_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: "0.18.2")
-    with pytest.raises(OptionError, match=r"deepspeed 0\.18\.2 is installed; .* 0\.19\.8"):
+    monkeypatch.setattr(metadata, "version", lambda _: "0.17.6")
+    with pytest.raises(
+        OptionError, match=r"deepspeed 0\.17\.6 is installed; .* 0\.18\.0 to 0\.19\.8"
+    ):
         attach(object())
 
 

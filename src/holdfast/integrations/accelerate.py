@@ -25,7 +25,7 @@ from .optimizers import named_optimizer
 logger = logging.getLogger("holdfast")
 
 NAME = "accelerate"
-OLDEST, NEWEST_TESTED = "1.15.0", "1.15.0"
+OLDEST, NEWEST_TESTED = "1.7.0", "1.15.0"
 PATTERN = r"checkpoint_(\d+)"
 LOADERS = "dataloaders"  # of a state: those of each rank
 WHAT = "save_state makes one commit"

@@ -13,7 +13,7 @@ from ..loading.load import load
 from ..loading.opening import open as open_checkpoint
 from ..state.value import Value
 from .adapter import MARK, check_mark, is_committed, mark
-from .lightning import NAME, VERSION, Path, announce, refuse
+from .lightning import NAME, VERSION, Path, announce, asked, refuse
 from .saves import Saves
 
 from lightning.fabric import strategies  # type: ignore[import-not-found] # isort: skip
@@ -65,7 +65,7 @@ class _HoldfastStrategy:
         path, is_ours = self.broadcast(told)
         if not is_ours:
             stock = super().load_checkpoint  # type: ignore[misc]
-            found: dict[str, Any] = stock(path, state, strict=strict, weights_only=weights_only)
+            found: dict[str, Any] = stock(path, state, strict=strict, **asked(weights_only))
             return found
         check_mark(path, NAME)
         if isinstance(state, (nn.Module, Optimizer)):

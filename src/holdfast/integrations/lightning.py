@@ -18,7 +18,7 @@ from .adapter import MARK, Hook, check_mark, is_committed, known_version, mark
 from .saves import Saves
 
 NAME = "lightning"
-VERSION = known_version(NAME, "2.6.0", "2.6.6")
+VERSION = known_version(NAME, "2.5.0", "2.6.6")
 
 from lightning.fabric.plugins.io import TorchCheckpointIO  # type: ignore[import-not-found] # noqa
 from lightning.pytorch import Callback  # type: ignore[import-not-found] # noqa: E402
@@ -81,7 +81,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         self._saves.wait()
         if not is_committed(path):
             more = {} if map_location is None else {"map_location": map_location}
-            found: dict[str, Any] = super().load_checkpoint(path, weights_only=weights_only, **more)
+            found: dict[str, Any] = super().load_checkpoint(path, **more, **asked(weights_only))
             return found
         check_mark(path, NAME)
         state = open_checkpoint(path).state(exclude=MARK)
@@ -201,7 +201,7 @@ class _HoldfastStrategy:
         path, self._is_in_place = self.broadcast(told)
         if not self._is_in_place:
             stock = super().load_checkpoint  # type: ignore[misc]
-            found: dict[str, Any] = stock(path, weights_only=weights_only)
+            found: dict[str, Any] = stock(path, **asked(weights_only))
             return found
         check_mark(path, NAME)
         into: dict[str, Any] = {MARK: Value(), MODEL: self.model, REST: Value()}
@@ -313,6 +313,11 @@ class HoldfastModelParallelStrategy(_HoldfastStrategy, _ModelParallel):  # type:
     Example:
         ``Trainer(strategy=HoldfastModelParallelStrategy(data_parallel_size=2))``
     """
+
+
+def asked(weights_only: bool | None) -> dict[str, bool]:
+    """Return an argument that Lightning has since 2.6, where it is given."""
+    return {} if weights_only is None else {"weights_only": weights_only}
 
 
 def is_stateful(value: Any) -> bool:

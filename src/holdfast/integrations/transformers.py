@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 NAME = "transformers"
-OLDEST, NEWEST_TESTED = "5.23.0", "5.23.0"
+OLDEST, NEWEST_TESTED = "5.3.0", "5.24.0"
 PATTERN = r"checkpoint-(\d+)"
 STATE = "trainer_state.json"
 WHAT = "each checkpoint of the Trainer is one commit"
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    known_version("accelerate", "1.15.0", "1.15.0", NAME)
+    known_version("accelerate", "1.7.0", "1.15.0", NAME)
     return known_version(NAME, OLDEST, NEWEST_TESTED)
 
 

@@ -27,7 +27,7 @@ from .tags import NAME, conclude, find, logging_of
 
 logger = logging.getLogger("holdfast")
 
-OLDEST, NEWEST_TESTED = "0.19.8", "0.19.8"
+OLDEST, NEWEST_TESTED = "0.18.0", "0.19.8"
 
 
 class Checkpoints:

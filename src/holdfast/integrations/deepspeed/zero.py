@@ -155,7 +155,7 @@ def _of_stage_3(optimizer: Any) -> Iterator[_Found]:
         options = optimizer.sub_group_to_group_id[number]
         for param in group:
             size = param.partition_numel()
-            start = size * optimizer._get_param_partition_rank(param)
+            start = size * torch.distributed.get_rank(param.ds_process_group)
             count = max(0, min(size, param.ds_numel - start))
             yield options, param, tuple(param.ds_shape), start, flat, at, count
             at += size
