@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = (
-    "holdfast",
+    "holdfast-checkpoint",
     "torch",
     "numpy",
     "safetensors",
@@ -16,6 +16,10 @@ PACKAGES = (
     "bytecheckpoint",
     "orbax-checkpoint",
     "tensorstore",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "torchtitan",
 )
 
 
