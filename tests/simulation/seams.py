@@ -104,7 +104,7 @@ def _scan(path: str) -> Any:
 
 
 def _above_with(store: local.LocalStore, name: str, beginning: bytes) -> str:
-    above = store.location
+    SEAT.scheduler.step("above_with", above := store.location)
     while "/" in above:
         above = above.rpartition("/")[0]
         if SEAT.disk.node(f"{above}/{name}") is not None:
