@@ -136,6 +136,31 @@ def lightning(turns: Turns, how: str, layers: int) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), RATE)
 
+    keep = ModelCheckpoint(turns.root, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    runner = pl.Trainer(
+        **given,
+        max_steps=-1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[_each_third(turns), keep],
+    )
+    stock = runner.save_checkpoint
+    saving = runner.strategy.checkpoint_io if how.endswith("-io") else runner.strategy
+    saves = saving._saves if stage else None
+
+    def save_checkpoint(path: str, *given: Any, **more: Any) -> None:
+        with turns.call(saves.wait if saves else Path(path)):
+            stock(path, *given, **more)
+
+    runner.save_checkpoint = save_checkpoint
+    runner.fit(Net(), DataLoader(Samples()))
+
+
+def _each_third(turns: Turns) -> Any:
+    """Return a callback of Lightning: each turn is three batches, and is saved in the second."""
+    import lightning.pytorch as pl
+
     class Asked(pl.Callback):
         """ModelCheckpoint saves after every third batch: those are the second of each turn."""
 
@@ -151,25 +176,7 @@ def lightning(turns: Turns, how: str, layers: int) -> None:
             if self.name == STEPS[2] and trainer.global_step > 1:
                 turns.finish()
 
-    keep = ModelCheckpoint(turns.root, filename="{step}", every_n_train_steps=3, save_top_k=-1)
-    runner = pl.Trainer(
-        **given,
-        max_steps=-1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Asked(), keep],
-    )
-    stock = runner.save_checkpoint
-    saving = runner.strategy.checkpoint_io if how.endswith("-io") else runner.strategy
-    saves = saving._saves if stage else None
-
-    def save_checkpoint(path: str, *given: Any, **more: Any) -> None:
-        with turns.call(saves.wait if saves else Path(path)):
-            stock(path, *given, **more)
-
-    runner.save_checkpoint = save_checkpoint
-    runner.fit(Net(), DataLoader(Samples()))
+    return Asked()
 
 
 def torchtitan(turns: Turns, how: str, layers: int) -> None:

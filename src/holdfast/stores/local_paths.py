@@ -1,4 +1,4 @@
-"""What the paths of this machine tell: kinds, ages, file systems, caches. Changes nothing."""
+"""What a disk has: room below a place, and files in the kernel's cache. Changes no file."""
 
 import contextlib
 import errno

@@ -148,17 +148,11 @@ class ObjectStore:
                 return
         raise self._contended("replace", name)
 
-    def rename(self, pending_name: str, name: str) -> None:
-        """Put the object in place of what has its name."""
-        self.replace(pending_name, name)
+    rename = replace
 
     def claim(self, name: str, note: bytes) -> bool:
         """Put an object if nothing has its name."""
         return self._put(name, note, "create") or self._is_ours(name, note)
-
-    def bar(self, name: str) -> None:
-        """Keep everybody from giving an object this name; what has it is removed."""
-        self._bar(name, lambda found: True)
 
     def revoke(self, pending_name: str, name: str) -> None:
         """Keep who has prepared something from giving it its name; who did so was before us."""
@@ -181,10 +175,8 @@ class ObjectStore:
             _bars.pop(self._where(name), None)
 
     def link(self, name: str, second: str) -> None:
-        """Put a small object a second time."""
-        data = self.get(name, BAR_BYTES * 2**20)
-        if not self._put(second, data, "create"):
-            raise _error(errno.EEXIST, f"copy to {self._where(second)}: it is there")
+        """Refuse: there are no second names."""
+        raise _error(errno.EOPNOTSUPP, f"link {self._where(name)}: objects have one name")
 
     def append(self, name: str, data: bytes) -> None:
         """Put an object again with more at its end; of two who do, none is lost."""

@@ -68,9 +68,9 @@ def absolute(
     if not isinstance(name, str) or not name or "\0" in name:
         raise OptionError(f"{named} is {shown(path)}; expected {expected}")
     if match := _SCHEME.match(name):
-        why = "This call takes no URL" if is_remote(name) else "There is no store for"
-        scheme = "" if is_remote(name) else f" {match[1]:.20}://"
-        raise OptionError(f"{named} {shown(name)} is a URL; expected {expected}. {why}{scheme}")
+        scheme = f"There is no store for {match[1]:.20}://"
+        why = "This call takes no URL" if is_remote(name) else scheme
+        raise OptionError(f"{named} {shown(name)} is a URL; expected {expected}. {why}")
     expanded = _with_home(name, named) if name.startswith("~") else name
     try:
         found = os.path.abspath(expanded)

@@ -29,6 +29,7 @@ TESTS = HERE.parents[1]
 sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []
 
 from integrations.frameworks import play  # noqa: E402
+from integrations.frameworks.results import unlike  # noqa: E402
 
 Layout = tuple[int, str]  # number of ranks, and what the program is told of the layout
 
@@ -267,16 +268,8 @@ def is_filled(path: Path) -> bool:
 
 
 def differences(stock: Path, root: Path, layout: Layout) -> list[str]:
-    """Compare the ends of two runs, and the losses of the steps that the second one took last."""
-    found = []
-    pairs = zip(results(stock, layout), results(root, layout), strict=True)
-    for rank, (one, other) in enumerate(pairs):
-        if one["digest"] != other["digest"]:
-            found.append(f"rank {rank} ends with other parameters or moments")
-        wrong = [step for step, loss in other["losses"].items() if one["losses"][step] != loss]
-        if wrong:
-            found.append(f"rank {rank} has other losses in the steps {', '.join(wrong)}")
-    return found
+    """Compare the ends of two runs, as `unlike` does."""
+    return unlike(results(stock, layout), results(root, layout))
 
 
 def results(root: Path, layout: Layout) -> list[dict[str, Any]]:

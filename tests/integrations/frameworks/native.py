@@ -29,6 +29,7 @@ TESTS = HERE.parents[1]
 sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []
 
 from integrations.frameworks.play import pinned  # noqa: E402
+from integrations.frameworks.results import unlike  # noqa: E402
 from integrations.page import Page  # noqa: E402
 
 LIMIT_S, POLL_S = 150, 0.0005
@@ -245,15 +246,8 @@ def result_of(start: Start) -> list[dict[str, Any]]:
 
 
 def differences(stock: Start, ours: Start) -> list[str]:
-    """Compare a run that was killed and resumed with one that was not, bit for bit."""
-    found = []
-    for rank, (one, other) in enumerate(zip(result_of(stock), result_of(ours), strict=True)):
-        if one["digest"] != other["digest"]:
-            found.append(f"rank {rank} ends with other parameters or moments")
-        wrong = [step for step, loss in other["losses"].items() if one["losses"][step] != loss]
-        if wrong:
-            found.append(f"rank {rank} has other losses in the steps {', '.join(wrong)}")
-    return found
+    """Compare a run that was killed and resumed with one that was not, as `unlike` does."""
+    return unlike(result_of(stock), result_of(ours))
 
 
 def resumed(start: Start) -> list[str]:

@@ -63,3 +63,15 @@ def finish_whole(
     if os.environ["RANK"] == "0":
         cpu = {name: value.detach().cpu().clone() for name, value in whole.items()}
         torch.save(cpu, f"{result}.weights")
+
+
+def unlike(stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[str]:
+    """Say where the ends of two runs differ, or losses of steps that the second one took last."""
+    found = []
+    for rank, (one, other) in enumerate(zip(stock, ours, strict=True)):
+        if one["digest"] != other["digest"]:
+            found.append(f"rank {rank} ends with other parameters or moments")
+        wrong = [step for step, loss in other["losses"].items() if one["losses"][step] != loss]
+        if wrong:
+            found.append(f"rank {rank} has other losses in the steps {', '.join(wrong)}")
+    return found
