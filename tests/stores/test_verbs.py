@@ -1,6 +1,8 @@
 """holdfast's verbs on each store: what works, what is refused, what a lost writer leaves."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -280,3 +282,26 @@ def test_who_lets_a_checkpoint_go_leaves_its_name_to_nobody(
     monkeypatch.setattr(retire, "_remove_save", late)
     retire.retire(open_store(path))
     assert not open_store(path).list()
+
+
+FORKED = """
+import os, torch, holdfast
+
+holdfast.save({"w": torch.ones(10)}, "memory://x/a")
+opened = holdfast.open("memory://x/a")
+if (child := os.fork()) == 0:
+    for use in (lambda: holdfast.save({"n": 2}, "memory://x/b"), opened.state):
+        try:
+            use()
+        except holdfast.errors.OptionError as error:
+            assert "'spawn'" in str(error)
+        else:
+            os._exit(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+holdfast.save({"n": 3}, "memory://x/c")
+"""
+
+
+def test_a_forked_child_is_told_instead_of_waiting_for_ever() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import NoSpaceError, OptionError, StoreError, shown
+from ..errors import HoldfastError, NoSpaceError, OptionError, StoreError, shown
 from ..version import needs
 
 SCHEMES = {"memory": "s3", "s3": "s3", "az": "az", "gs": "gs"}  # → the extra to install
@@ -37,6 +37,7 @@ _CREDENTIALS = "set those of the store in the environment, such as AWS_ACCESS_KE
 _FULL = ("QuotaExceeded", "InsufficientStorage", "507 ", "EntityTooLarge")
 
 _clients: dict[tuple[str, str], Any] = {}
+_is_forked = False  # from a process whose client had threads
 _checked: list[Any] = []  # those that keep to conditions
 
 
@@ -59,7 +60,16 @@ def split_url(url: str, named: str = "path") -> tuple[str, str, str]:
 
 
 def api() -> Any:
-    """Return the package obstore, which takes a moment to import."""
+    """Return the package obstore, which takes a moment to import.
+
+    Raises:
+        OptionError: this is a forked child of a process that has used it.
+    """
+    if _is_forked:
+        raise OptionError(
+            "this process was forked from one that uses a store of objects, whose client has "
+            "threads that are not here. Start it with the method 'spawn' or 'forkserver'"
+        )
     import obstore
 
     return obstore
@@ -113,12 +123,17 @@ def check_conditions(client: Any, base: str, key: str) -> None:
 
 
 def forget_clients() -> None:
-    """In a forked child, where the threads of the clients are not."""
+    """Let the next call read the settings again."""
     _clients.clear()
     _checked.clear()
 
 
-os.register_at_fork(after_in_child=forget_clients)
+def _in_child() -> None:
+    global _is_forked
+    _is_forked = bool(_clients)  # obstore would wait for its threads without an end
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 @contextlib.contextmanager
@@ -126,7 +141,7 @@ def errors_of(what: str, where: str) -> Iterator[None]:
     """Raise a `StoreError` for an error of obstore, with what was done to what."""
     try:
         yield
-    except StoreError:
+    except HoldfastError:
         raise
     except Exception as error:
         raise failure(what, where, error) from error
