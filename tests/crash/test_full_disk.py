@@ -220,6 +220,9 @@ def test_a_read_only_disk_can_be_loaded_from_and_says_so_to_a_save(small_disk: P
         with pytest.raises(StoreError, match="remount it writable") as caught:
             holdfast.save(make_state(2), small_disk / "newer", options=options)
         assert caught.value.errno == errno.EROFS
+        with pytest.raises(StoreError, match="remount it writable") as caught:
+            holdfast.save(make_state(2), small_disk / "older", replace=True, options=options)
+        assert caught.value.errno == errno.EROFS
         assert load_number(small_disk / "older", options) == 1
     with pytest.raises(NotCommittedError):
         load_number(small_disk / "newer")
