@@ -199,19 +199,20 @@ class Store(Protocol):
         """Create a file in one exclusive step; return False when it is there already."""
 
     def revoke(self, pending_name: str, name: str) -> None:
-        """Keep what is prepared, or will be, under one name from being published under the other.
+        """Keep a file that is prepared under one name from being published under the other.
 
-        Who did so has been before us. A directory may now have the name that is pending.
+        It may also be prepared later. One that is published already stays. A directory may now
+        have the name that is pending.
         """
 
     def withdraw(self, name: str) -> None:
-        """Remove a published file; who is about to publish another in its place comes too late."""
+        """Remove a published file; another writer that is about to publish there comes too late."""
 
     def reclaim(self, name: str) -> None:
         """Let this process publish under a name that it, or another, has revoked or withdrawn."""
 
     def unbar(self, name: str) -> None:
-        """Let everybody publish under such a name: who was about to is dead."""
+        """Let everybody publish under such a name: the dead writers are gone for sure."""
 
     def link(self, name: str, second: str) -> None:
         """Give a file a second name, which nothing has yet; it takes no room on a full disk."""

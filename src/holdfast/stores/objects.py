@@ -7,9 +7,9 @@ Invariants:
   1. What is published appears by one conditional PUT: if nothing has the name, or in place of a bar
      that this process made, told by its ETag. So of many writers one wins, without a clock.
   2. A bar is an object of its own content. Nobody sees it: its name reads as one that nothing has.
-     Who was about to publish under it fails; who bars it again has it alone.
-  3. What `prepare` is given stays in memory until it is published: others cannot take it away. Who
-     keeps a dead writer from publishing bars the name that it would give (`revoke`).
+     A writer that was about to publish there fails. The newest bar is its maker's alone.
+  3. Bytes given to `prepare` stay in memory until they are published: others cannot take them
+     away. To keep a dead writer from publishing, `revoke` bars the name that it would give.
 Knows names and bytes; the client is obstore's.
 """
 
@@ -155,7 +155,7 @@ class ObjectStore:
         return self._put(name, note, "create") or self._is_ours(name, note)
 
     def revoke(self, pending_name: str, name: str) -> None:
-        """Keep who has prepared something from giving it its name; who did so was before us."""
+        """Bar a name, unless an object has it: that one was published before us."""
         self._bar(name, lambda found: found is None or self._is_bar(name, found))
 
     def reclaim(self, name: str) -> None:
@@ -164,7 +164,7 @@ class ObjectStore:
             self._bar(name, lambda found: found is not None and self._is_bar(name, found))
 
     def withdraw(self, name: str) -> None:
-        """Remove a published object, and bar its name: who is about to publish comes too late."""
+        """Put a bar in place of a published object: other writers come too late."""
         self._bar(name, lambda found: found is not None)
 
     def unbar(self, name: str) -> None:
