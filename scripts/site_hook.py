@@ -28,7 +28,7 @@ ADDED = {"SECURITY.md": "project/security.md", "CHANGELOG.md": "project/changelo
 }
 SOURCES = {page: source for source, page in ADDED.items()}
 LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[#)])")
-HELP = re.compile(r"^<!-- help: ([\w ]*) -->$", re.MULTILINE)
+HELP = re.compile(r"^<!-- help: ([\w -]*) -->$", re.MULTILINE)
 LOADED = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*(?:src|href)=["']?https?:[^>]*>""")
 HELP_COLUMNS = 78  # as wide as a phone on its side shows
 

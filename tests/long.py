@@ -26,7 +26,11 @@ SLOW = (
 LONG = {
     "convert/test_memory.py": "gigabytes; no bit depends on it",
     "stores/test_ranks.py": "processes that import torch; make stores",
+    "stores/test_chaos.py": "jobs of several processes; make stores",
     "process": "campaigns in processes of their own; unit/test_worker.py has what they found",
+    "reports/test_many_steps.py::test_each_verb_answers_in_bounded_time_and_memory": (
+        "processes and thousands of directories; the others there count what is asked for"
+    ),
     "demo/test_demo.py": "torchrun starts five times",
     "integrations/test_clusters.py": "torchrun starts twelve times; the scripts change rarely",
     "integrations/test_dcp_examples.py::test_the_fsdp_example_trains_resumes_and_loads_on_another"
@@ -54,6 +58,7 @@ LONG = {
     "crash/test_kill.py": "hundreds of processes; test_crash_states.py has every state they leave",
     "crash/test_chaos.py": "jobs of several processes; make chaos",
     "crash/test_block_states.py": "real file systems on block devices; make crash-blocks",
+    "crash/test_nfs.py": "boots User-Mode Linux for each version of NFS; make nfs",
     "crash/test_race.py": "sixteen processes; unit/test_commit.py has two that race",
     "simulation/test_simulation.py::test_a_planted_fault_is_noticed": (
         "thousands of worlds for some; crash/test_planted_faults.py plants faults in crash states"

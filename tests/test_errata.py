@@ -62,7 +62,7 @@ def test_make_test_runs_nearly_all_of_them() -> None:
 
 
 # What was found, and is looked for by `make test-all` alone.
-ERRATA_OF_TEST_ALL = {"tests/process/test_interrupts.py"}
+ERRATA_OF_TEST_ALL = {"tests/process/test_interrupts.py", "tests/crash/test_nfs.py"}
 
 
 @pytest.mark.parametrize("name", [*LONG, *SLOW])

@@ -1,11 +1,14 @@
 """The examples: numbered from 01, short, and run as they stand."""
 
 import ast
+import json
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import holdfast
@@ -101,3 +104,26 @@ def test_a_run_rolls_back_leaves_out_the_bad_data_and_is_evaluated(tmp_path: Pat
         assert checkpoint.objects()["data.skipped"] == [[240, 328]]
     (told,) = run(tmp_path, "07_evaluate.py", "run")
     assert float(re.fullmatch(r"step 60: loss ([\d.]+)", told)[1]) < 10  # type: ignore
+
+
+def test_a_webhook_is_told_of_alerts_without_names(tmp_path: Path) -> None:
+    bodies: list[bytes] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *given: object) -> None:
+            """Nothing on the standard error."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/hook"
+        (told,) = run(tmp_path, "09_webhook.py", url, "secret")
+        server.shutdown()
+    assert told == "steps [10, 20, 30] are there"
+    (alert,) = map(json.loads, bodies)
+    assert (alert["kind"], alert["rule"], alert["step"]) == ("alert", "stall", 10)
+    assert b"secret" not in bodies[0]

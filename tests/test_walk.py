@@ -22,23 +22,23 @@ try:
 finally:
     sys.path.remove(str(ROOT / "benchmarks"))
 
-# What each walk is today: rooms, calls, re-entries, depth; with up to five calls and three
-# re-entries more than mostly, as threads take turns. Bounds only fall: a change that makes a walk
+# What each walk is today: rooms, calls, re-entries, depth. Threads that take turns make some calls
+# more, so the best of a few attempts is held to it. Bounds only fall: a change that makes a walk
 # straighter lowers its row, here and in docs/walk.md, and none raises one.
 BOUNDS = {
-    "save": walk.Walk(24, 177, 57, 8),
-    "load": walk.Walk(23, 181, 62, 7),
-    "lossless save": walk.Walk(31, 258, 79, 9),
-    "lazy save": walk.Walk(29, 259, 95, 8),
-    "delta link": walk.Walk(36, 320, 97, 9),
-    "lossless save of a layer": walk.Walk(40, 416, 108, 9),
-    "lazy save of a layer": walk.Walk(41, 490, 151, 8),
-    "delta link of a layer": walk.Walk(45, 493, 137, 9),
-    "load of a chain of 3": walk.Walk(42, 1576, 643, 9),
+    "save": walk.Walk(24, 167, 55, 7),
+    "load": walk.Walk(23, 170, 58, 6),
+    "lossless save": walk.Walk(31, 247, 76, 8),
+    "lazy save": walk.Walk(29, 250, 93, 8),
+    "delta link": walk.Walk(36, 306, 97, 8),
+    "lossless save of a layer": walk.Walk(40, 402, 106, 8),
+    "lazy save of a layer": walk.Walk(41, 475, 149, 8),
+    "delta link of a layer": walk.Walk(45, 476, 134, 8),
+    "load of a chain of 3": walk.Walk(42, 1562, 639, 8),
 }
 # Calls for one more plain tensor; they only fall too.
 EACH_FURTHER = {"save": 0, "load": 0, "eager save": 0, "lazy save": 0}
-ATTEMPTS = 4  # on a busy machine a thread that waits may look once more than it has to
+ATTEMPTS = 25  # on a busy machine a thread that waits may look once more than it has to
 
 
 def faults(counted: walk.Counter, bound: walk.Walk) -> list[str]:
@@ -108,7 +108,7 @@ class CallsBack:
 
 
 def test_a_walk_that_turns_back_overruns_the_bound(scratch: Path) -> None:
-    path, names = scratch / "a", iter("bcdefghijk")
+    path, names = scratch / "a", map(str, range(10**6))
     holdfast.save({"w": torch.ones(8, 8)}, path)
 
     def save() -> None:

@@ -1,11 +1,13 @@
 #include "holdfast/checksum.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "hash/cpu.h"
 #include "hash/checksum_variants.h"
 
 namespace holdfast {
@@ -191,6 +193,26 @@ TEST(the_processor_is_seen_as_the_compiler_s_library_sees_it) {
   const bool avx2 = __builtin_cpu_supports("avx2");
   CHECK(instruction_set() == std::string(avx512 ? "AVX-512" : avx2 ? "AVX2" : "baseline"));
   CHECK(checksum_kernels().size() == std::size_t{1} + avx2 + avx512);
+}
+#endif
+
+#ifdef __x86_64__
+TEST(the_environment_names_the_widest_instructions_and_adds_none) {
+  const Cpu cpu = detect_cpu();
+  const auto check = [&cpu](const char* widest, bool avx2, bool avx512) {
+    ::setenv("HOLDFAST_CPU", widest, 1);
+    const Cpu found = detect_cpu();
+    CHECK_EQ(found.avx2, avx2 && cpu.avx2);
+    CHECK_EQ(found.avx512, avx512 && cpu.avx512);
+    CHECK_EQ(std::string(instruction_set()), found.avx512  ? "AVX-512"
+                                             : found.avx2 ? "AVX2"
+                                                          : "baseline");
+  };
+  check("baseline", false, false);
+  check("avx2", true, false);
+  check("avx512", true, true);
+  check("", true, true);
+  ::unsetenv("HOLDFAST_CPU");
 }
 #endif
 

@@ -1,23 +1,18 @@
 #include "holdfast/copy.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <random>
 #include <vector>
 
 #include "check.h"
+#include "child.h"
 
 namespace holdfast {
 namespace {
@@ -72,38 +67,6 @@ bool copied(std::byte* target, const std::byte* source, std::size_t size, std::s
   auto missing = copy_if_there({&piece, 1}, threads);
   CHECK(missing.ok());
   return missing.value() == 1;
-}
-
-// Runs `body` in a child of fork(); returns how it ended.
-template <class Body>
-int status_of(Body body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    body();
-    ::_exit(check::failures == 0 ? 0 : 1);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  return status;
-}
-
-template <class Body>
-void in_child(Body body) {
-  const int status = status_of(body);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
-
-// What a container does: from now on the call fails in this process.
-void forbid(unsigned call, unsigned error) {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{std::size(filter), filter};
-  CHECK_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-  CHECK_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
 void copies_what_is_there() {
@@ -185,6 +148,15 @@ TEST(where_nothing_else_can_be_done_the_error_is_told) {
   });
 }
 
+TEST(where_no_thread_can_be_started_the_caller_copies_everything) {
+  in_child([] {
+    forbid_threads();
+    copies_every_piece_and_nothing_else(5);
+    copies_what_is_there();
+    tells_of_what_is_not();
+  });
+}
+
 TEST(no_handler_of_signals_is_touched_and_a_fault_ends_the_process_at_once) {
   const int status = status_of([] {
     struct sigaction handlers[2] = {};
@@ -192,7 +164,7 @@ TEST(no_handler_of_signals_is_touched_and_a_fault_ends_the_process_at_once) {
     ::sigaction(SIGSEGV, nullptr, &handlers[0]);
     tells_of_what_is_not();
     ::sigaction(SIGSEGV, nullptr, &handlers[1]);
-    if (handlers[0].sa_handler != handlers[1].sa_handler || check::failures > 0) ::_exit(1);
+    if (handlers[0].sa_handler != handlers[1].sa_handler || check::failures > 0) leave(1);
     std::byte* gone = map(4096);
     ::munmap(gone, 4096);
     *const_cast<volatile std::byte*>(gone) = std::byte{1};

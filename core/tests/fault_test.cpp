@@ -253,6 +253,35 @@ TEST(rules_fire_for_every_operation_by_name_and_number) {
   CHECK_EQ(vfs->calls()["unlink"], 2u);
 }
 
+TEST(a_lie_about_an_open_file_is_an_empty_one_and_about_a_read_zeros) {
+  const TemporaryDirectory directory;
+  write_file(directory / "file", "text");
+  const auto vfs = Vfs::faulty({{"open", 1, true, "lie", 0}, {"read", 2, false, "lie", 0}}, nullptr)
+                       .value();
+  const int fd = vfs->open(directory / "file", false).value();
+  char bytes[5] = "text";
+  CHECK_EQ(vfs->read(fd, bytes, 4, 0).value(), 0u);
+  CHECK_EQ(vfs->read(fd, bytes, 4, 0).value(), 4u);
+  CHECK_EQ(std::string(bytes, 4), std::string(4, '\0'));
+  CHECK(vfs->close(fd).ok());
+}
+
+TEST(a_torn_call_that_transfers_nothing_just_fails) {
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::faulty({{"sync", 1, false, "torn", 4096},
+                                {"truncate", 1, false, "short", 1},
+                                {"rename", 1, false, "torn", 4096}},
+                               nullptr)
+                       .value();
+  const int fd = vfs->create(directory / "a", false).value();
+  CHECK_EQ(vfs->sync(fd).error(), EIO);
+  CHECK(vfs->truncate(fd, 5000).ok());
+  CHECK_EQ(vfs->size(fd).value(), 5000u);
+  CHECK_EQ(vfs->rename(directory / "a", directory / "b").error(), EIO);
+  CHECK(std::filesystem::exists(directory / "a"));
+  CHECK(vfs->close(fd).ok());
+}
+
 TEST(a_star_counts_every_operation) {
   const TemporaryDirectory directory;
   const auto vfs = Vfs::faulty({{"*", 3, true, "fail", EIO}}, nullptr).value();
@@ -311,9 +340,8 @@ TEST(kill_and_kill_after_end_the_process_before_and_after_the_write) {
 
 TEST(rules_that_cannot_be_are_refused_with_what_there_is) {
   const auto refused = [](const FaultRule& rule, const char* part) {
-    const Status status = Vfs::faulty({rule}, nullptr).status();
-    CHECK(status.kind() == Status::Kind::kArgument);
-    CHECK(status.text().find(part) != std::string::npos);
+    const Status said = Vfs::faulty({rule}, nullptr).status();
+    CHECK(said.kind() == Status::Kind::kArgument && said.text().find(part) != std::string::npos);
   };
   refused({"wriet", 1, false, "fail", EIO}, "write");
   refused({"write", 1, false, "explode", 0}, "kill_after");

@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "check.h"
+#include "child.h"
 #include "files.h"
 #include "holdfast/queue.h"
 
@@ -36,11 +37,51 @@ TEST(probe_falls_back_when_a_backend_fails) {
   CHECK(Vfs::recording()->trace().empty());
 }
 
+TEST(probe_falls_back_where_no_ring_can_be_made) {
+  const TemporaryDirectory directory;
+  in_child([&] {
+    forbid(SYS_io_uring_setup, EPERM);
+    CHECK(probe(directory.path(), Vfs::recording()).value() != "io_uring");
+  });
+}
+
+// As some NFS, FUSE and overlay file systems.
+TEST(probe_makes_a_named_file_where_none_can_be_without) {
+  const TemporaryDirectory directory;
+  const auto best = probe(directory.path(), Vfs::recording()).value();
+  const auto forbid_unnamed = [](unsigned error) {
+    forbid_where(SYS_openat, 2, O_TMPFILE & ~O_DIRECTORY, error);
+  };
+  for (const unsigned error : {EOPNOTSUPP, EISDIR, ENOENT}) {
+    in_child([&] {
+      forbid_unnamed(error);
+      CHECK_EQ(probe(directory.path(), Vfs::recording()).value(), best);
+      CHECK(std::filesystem::is_empty(directory.path()));
+    });
+  }
+  in_child([&] {
+    forbid_unnamed(EACCES);
+    CHECK_EQ(probe(directory.path(), Vfs::recording()).status().error(), EACCES);
+  });
+}
+
+TEST(probe_of_a_directory_where_nothing_may_be_made_says_why) {
+  const TemporaryDirectory directory;
+  in_child([&] {
+    forbid_where(SYS_openat, 2, O_TMPFILE & ~O_DIRECTORY, EOPNOTSUPP);
+    forbid_where(SYS_openat, 2, O_CREAT, EROFS);
+    const Status status = probe(directory.path(), Vfs::recording()).status();
+    if (CHECK_EQ(status.error(), EROFS)) CHECK(status.text().find("probe") != std::string::npos);
+  });
+}
+
 TEST(holdfast_io_names_a_backend_or_is_refused) {
   ::setenv("HOLDFAST_IO", "buffered", 1);
   CHECK_EQ(probe("/nonexistent", nullptr).value(), "buffered");
   ::setenv("HOLDFAST_IO", "floppy", 1);
   CHECK(probe(".", nullptr).status().kind() == Status::Kind::kArgument);
+  ::setenv("HOLDFAST_IO", "", 1);
+  CHECK(probe(".", nullptr).ok());
   ::unsetenv("HOLDFAST_IO");
 }
 

@@ -2,12 +2,12 @@
 #include "holdfast/queue.h"
 
 #include <sys/resource.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <map>
 
 #include "check.h"
+#include "child.h"
 #include "files.h"
 
 namespace holdfast {
@@ -230,6 +230,8 @@ TEST(a_bad_request_or_option_is_an_argument_error) {
   using Kind = Status::Kind;
   CHECK(Queue::create(vfs, pool, {"odd", 1, 4096}).status().kind() == Kind::kArgument);
   CHECK(Queue::create(vfs, pool, {"direct", 0, 4096}).status().kind() == Kind::kArgument);
+  CHECK(Queue::create(vfs, pool, {"direct", 1025, 4096}).status().kind() == Kind::kArgument);
+  CHECK(Queue::create(vfs, pool, {"direct", 1, 0}).status().kind() == Kind::kArgument);
   CHECK(Queue::create(vfs, pool, {"direct", 1, 5000}).status().kind() == Kind::kArgument);
   CHECK(Queue::create(vfs, pool, {"direct", 1, 2u << 30}).status().kind() == Kind::kArgument);
   auto queue = make_queue(vfs, pool, "direct", 1, 4096);
@@ -291,16 +293,47 @@ TEST(a_child_of_fork_can_destroy_the_queue_it_inherited) {
   for (const char* backend : kBackends) {
     auto queue = make_queue(Vfs::posix(), pool, backend, 4, 4096);
     if (queue == nullptr) continue;
-    const pid_t child = ::fork();
-    if (child == 0) {
+    in_child([&] {
       queue->close();
       queue.reset();
-      ::_exit(0);
-    }
-    int status = -1;
-    CHECK_EQ(::waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
+    });
   }
+}
+
+TEST(a_queue_without_a_thread_or_a_ring_is_an_error_that_says_so) {
+  const auto pool = Pool::create(4096, 1).value();
+  const auto fails = [&](const char* backend, int error, const char* part) {
+    const Status status = Queue::create(Vfs::posix(), pool, {backend, 2, 4096}).status();
+    CHECK_EQ(status.error(), error);
+    CHECK(status.text().find(part) != std::string::npos);
+  };
+  in_child([&] {
+    forbid_threads();
+    for (const char* backend : kBackends) fails(backend, EAGAIN, "start a thread");
+  });
+  in_child([&] {
+    forbid(SYS_eventfd2, EMFILE);
+    fails("io_uring", EMFILE, "make an eventfd");
+  });
+  // EINVAL: as of a kernel that knows none of the flags, and then not even none.
+  for (const int error : {EPERM, ENOSYS, EINVAL}) {
+    in_child([&] {
+      forbid(SYS_io_uring_setup, static_cast<unsigned>(error));
+      fails("io_uring", error, "make an io_uring");
+    });
+  }
+}
+
+// Writes and reads through a ring whose buffers could not be registered.
+TEST(a_ring_works_where_no_memory_is_registered) {
+  const TemporaryDirectory directory;
+  if (make_queue(Vfs::posix(), Pool::create(4096, 1).value(), "io_uring", 1, 4096) == nullptr) {
+    return check::skip("no io_uring");
+  }
+  in_child([&] {
+    forbid(SYS_io_uring_register, ENOMEM);
+    CHECK(!written(directory / "file", "io_uring", 3, 64 << 10, random_pieces(1)).empty());
+  });
 }
 
 }  // namespace holdfast

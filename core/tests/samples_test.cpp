@@ -62,6 +62,15 @@ TEST(elements_in_any_strides_are_read_in_their_order) {
   }
 }
 
+TEST(few_elements_in_any_strides_are_all_read) {
+  const std::vector<std::byte> source = random_bytes(64);
+  const std::vector<std::byte> turned = {source[0], source[32], source[1], source[33]};
+  const std::vector<std::int64_t> shape = {2, 2}, strides = {1, 32};
+  const Strided elements{source.data(), 1, shape, strides};
+  CHECK_EQ(hash_spread(elements, 1), hash_of(turned, 1));
+  CHECK_EQ(hash_spread(elements, 1), hash_spread(elements, 2));  // no samples: no seed
+}
+
 TEST(of_few_bytes_each_counts) {
   std::vector<std::byte> bytes = random_bytes(4096);
   const std::uint64_t before = hash_of(bytes, 3);

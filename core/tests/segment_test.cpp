@@ -156,6 +156,35 @@ TEST(what_does_not_shrink_is_copied_to_where_it_may_start) {
   CHECK_EQ(made.payloads[5].offset % kLargeAlignBytes, 0U);
 }
 
+// Its payload is the digest, and it becomes the next base all the same.
+TEST(what_is_equal_to_its_base_is_its_digest) {
+  const Words words = normal(5000, 3), others = normal(5000, 4), few = normal(4, 5);
+  const Hash128 same = xxh3_128(words.data(), 4 * words.size());
+  const Hash128 same_of_few = xxh3_128(few.data(), 4 * few.size());
+  for (const bool is_staged : {false, true}) {
+    SegmentItem items[] = {floats(words), floats(others), floats(few)};
+    std::vector<std::vector<std::uint8_t>> bases;
+    const Hash128* digests[] = {&same, &same, &same_of_few};
+    for (std::size_t i = 0; i < 3; ++i) {
+      items[i].is_staged = is_staged;
+      items[i].seed = i;
+      items[i].base_digest = digests[i];
+      bases.emplace_back(items[i].elements.size_bytes());
+      items[i].next_base = bases.back().data();
+    }
+    const Made made = encoded(items);
+    CHECK(made.payloads[0].mode == Mode::kUnchanged);
+    CHECK_EQ(made.payloads[0].size_bytes, same.size());
+    CHECK(std::memcmp(made.payload(0).data(), same.data(), same.size()) == 0);
+    CHECK_EQ(made.payloads[0].checksum, xxh3_64(same.data(), same.size(), 0));
+    CHECK(made.payloads[1].mode != Mode::kUnchanged);
+    CHECK(made.payloads[2].mode != Mode::kUnchanged);  // it is no longer than a digest
+    for (std::size_t i = 0; i < 3; ++i) {
+      CHECK(std::memcmp(bases[i].data(), items[i].data, bases[i].size()) == 0);
+    }
+  }
+}
+
 TEST(a_relative_that_is_gone_is_done_without) {
   Parameters given(4000);
   // The second weight by the first master: the second one has taken its memory.

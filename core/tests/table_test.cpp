@@ -2,6 +2,7 @@
 #include "holdfast/table.h"
 
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "check.h"
@@ -82,6 +83,68 @@ TEST(a_table_of_nothing_is_accepted) {
   CHECK(derived.tensor_first == (Numbers{0, 0, 0}));
 }
 
+// Tensor 1 in chunks of 30000 elements: two full ones, and the rest.
+Columns with_many_chunks() {
+  Columns c;
+  c.file_chunks[0] = 4;
+  c.shard_chunks[1] = 3;
+  c.chunk_elements[1] = 30000;
+  c.chunk_size_mode = {40, 30000, 30000, 10000, 20};
+  c.chunk_offset = {1, 2, 2 + 469, 2 + 2 * 469, 1};
+  return c;
+}
+
+TEST(all_chunks_of_a_shard_but_the_last_are_full) {
+  Derived derived;
+  CHECK(derive(with_many_chunks(), derived));
+  CHECK(derived.shard_first_row == (Numbers{0, 1, 4}));
+  CHECK(derived.chunk_bytes == (Numbers{40, 30000, 30000, 10000, 20}));
+  CHECK(derived.gap_start == (Numbers{64, 104, 128 + 30000, 128 + 469 * 64 + 30000, 64}));
+  const std::vector<std::function<void(Columns&)>> breaks = {
+      [](Columns& c) { c.chunk_size_mode[1] = 29999; },
+      [](Columns& c) { c.chunk_size_mode[2] = 29999; },
+      [](Columns& c) { c.chunk_size_mode[3] = 9999; },
+      [](Columns& c) { c.chunk_elements[1] = 29999; },
+      [](Columns& c) { c.chunk_elements[1] = 70000; },
+      [](Columns& c) { c.shard_chunks[1] = 2; },
+      [](Columns& c) { c.shard_chunks[1] = 4; },
+      [](Columns& c) {  // a chunk that no shard has
+        c.chunk_offset.push_back(2);
+        c.chunk_size_mode.push_back(20);
+        c.file_chunks[1] = 2;
+      },
+  };
+  for (const auto& change : breaks) {
+    Columns columns = with_many_chunks();
+    change(columns);
+    CHECK(!derive(columns, derived));
+  }
+}
+
+// Products of them wrap around to what would be right.
+TEST(numbers_whose_product_no_integer_holds_are_refused) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 62;
+  constexpr std::int64_t kSeventh = 5270498306774157606;  // of 10 + 2 ** 65
+  const std::vector<std::function<void(Columns&)>> breaks = {
+      [](Columns& c) {  // elements of the first shard: 10, as they were
+        c.shape = {7, kSeventh, 70000};
+        c.shard_box[2] = 7;
+        c.shard_box[3] = kSeventh;
+      },
+      [](Columns& c) {  // bytes of a full chunk
+        c.chunk_elements[0] = kHuge;
+        c.item_bytes[0] = 4;
+      },
+      [](Columns& c) { c.shard_box[0] = std::numeric_limits<std::int64_t>::max(); },
+  };
+  for (const auto& change : breaks) {
+    Columns columns;
+    change(columns);
+    Derived derived;
+    CHECK(!derive(columns, derived));
+  }
+}
+
 TEST(each_broken_rule_is_refused) {
   const std::vector<std::function<void(Columns&)>> breaks = {
       [](Columns& c) { c.file_bytes[1] = (std::uint64_t{1} << 38) + 1; },
@@ -111,6 +174,8 @@ TEST(each_broken_rule_is_refused) {
       [](Columns& c) { c.chunk_offset[1] = 128; },  // a gap of a page and more
       [](Columns& c) { c.chunk_offset[2] = 2; c.file_bytes[1] = 84; },
       [](Columns& c) { c.item_bytes[0] = 0; },
+      [](Columns& c) { c.chunk_elements[1] = 0; },
+      [](Columns& c) { c.shape.push_back(1); },
       [](Columns& c) { c.chunk_elements[0] = 9; },  // then the first shard has two chunks
       [](Columns& c) { c.shape.pop_back(); },
       [](Columns& c) { c.world_size = 1; },

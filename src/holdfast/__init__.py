@@ -1,4 +1,7 @@
-"""Checkpoints that hold fast: saved at the speed of the disk, loaded on any layout, never torn."""
+"""Checkpoints for training large models, never half-written and never silently wrong.
+
+They are written at the speed of the disk, and load on any number of ranks.
+"""
 
 import os
 import sys
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from .data.random_state import RandomState
     from .engine.ledger import Progress
     from .faults.damage import Damage, Lost
+    from .integrity.copying import Copied, copy_checkpoint
     from .integrity.repair import Repair, repair
     from .integrity.scrub import Pass, scrub
     from .integrity.sign import sign, signer
@@ -31,20 +35,29 @@ if TYPE_CHECKING:
     from .loading.opening import open as open
     from .loading.report import LoadReport
     from .options import Options
+    from .runs.alerts import Alert, Alerts
+    from .runs.check_run import check_run
     from .runs.checkpointer import Checkpointer
+    from .runs.events import Event, redacted
+    from .runs.prune import Pruned, prune
     from .runs.retention import Keep
     from .saving.handle import SaveHandle
     from .saving.save import save, save_async
     from .state.shard import Shard
     from .state.value import Value
+    from .store_settings import StoreSettings
 
 # Without `open`: `from holdfast import *` shadows no builtin.
 __all__ = [
+    "Alert",
+    "Alerts",
     "Checkpoint",
     "Checkpointer",
     "Conversion",
+    "Copied",
     "Damage",
     "DataState",
+    "Event",
     "Keep",
     "LoadReport",
     "Loss",
@@ -52,24 +65,30 @@ __all__ = [
     "Options",
     "Pass",
     "Progress",
+    "Pruned",
     "RandomState",
     "Repair",
     "SaveHandle",
     "Shard",
+    "StoreSettings",
     "TensorInfo",
     "Trial",
     "Trials",
     "Value",
     "Verified",
     "__version__",
+    "check_run",
     "codecs",
+    "copy_checkpoint",
     "errors",
     "export_checkpoint",
     "import_checkpoint",
     "load",
     "load_model",
+    "prune",
     "rebase",
     "recompress",
+    "redacted",
     "repair",
     "save",
     "save_async",
@@ -81,10 +100,14 @@ __all__ = [
 ]
 
 _HOME = {
+    "Alert": "runs.alerts",
+    "Alerts": "runs.alerts",
     "Checkpoint": "loading.checkpoint",
     "Checkpointer": "runs.checkpointer",
     "Conversion": "convert.export",
+    "Copied": "integrity.copying",
     "Damage": "faults.damage",
+    "Event": "runs.events",
     "DataState": "data.data_state",
     "Keep": "runs.retention",
     "LoadReport": "loading.report",
@@ -92,23 +115,29 @@ _HOME = {
     "Lost": "faults.damage",
     "Options": "options",
     "Pass": "integrity.scrub",
+    "Pruned": "runs.prune",
     "Progress": "engine.ledger",
     "RandomState": "data.random_state",
     "Repair": "integrity.repair",
     "SaveHandle": "saving.handle",
     "Shard": "state.shard",
+    "StoreSettings": "store_settings",
     "TensorInfo": "loading.names",
     "Trial": "chains.trial",
     "Trials": "chains.trial",
     "Value": "state.value",
     "Verified": "integrity.verify",
+    "check_run": "runs.check_run",
     "codecs": "codecs",
+    "copy_checkpoint": "integrity.copying",
     "errors": "errors",
     "export_checkpoint": "convert.export",
     "import_checkpoint": "convert.importing",
     "load": "loading.load",
     "load_model": "loading.model",
     "open": "loading.opening",
+    "prune": "runs.prune",
+    "redacted": "runs.events",
     "rebase": "chains.recompress",
     "recompress": "chains.recompress",
     "repair": "integrity.repair",

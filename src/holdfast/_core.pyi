@@ -242,7 +242,7 @@ class Vfs:
 
     def sync_directory(self, path: str) -> None: ...
     def link(self, source: str, target: str) -> None:
-        """Hard link; fails with EEXIST when ``target`` exists."""
+        """Hard link; fails with EEXIST when ``target`` is another file."""
 
     def rename(self, source: str, target: str) -> None: ...
     def unlink(self, path: str) -> None: ...
@@ -278,6 +278,10 @@ class Queue:
     def pending(self) -> int:
         """Requests submitted and not yet handed back by `wait`."""
 
+    @property
+    def fetch(self) -> None:
+        """See `holdfast.stores.base.Queue`."""
+
     def submit_write(
         self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
     ) -> None:
@@ -303,6 +307,9 @@ class Queue:
 
     def close(self) -> None:
         """Finish what was submitted, end the threads. Idempotent; `wait` still hands back."""
+
+def look_anew(path: str) -> None:
+    """Have what is looked for in the directory of ``path`` next come from the server (NFS)."""
 
 def probe(directory: str, vfs: Vfs | None = None) -> str:
     """The fastest backend that works in ``directory``: an unnamed file is written and read back.

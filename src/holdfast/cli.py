@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any
 
-from .errors import CorruptError, HoldfastError, OptionError
+from .errors import CorruptError, HoldfastError, NotCommittedError, OptionError, StoreError
 from .version import __version__, needs
 
 # Verbs import their module when they run: `inspect` and `verify` start without torch.
@@ -21,26 +21,22 @@ INTERRUPTED = 128 + 2  # as shells report SIGINT
 PIPE_CLOSED = 128 + 13  # as shells report SIGPIPE
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises what argparse prints over several lines and exits with."""
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; see '{self.prog} --help'")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
     Args:
         arguments: without the program's name; default: those of the process.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed, such as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  as long as the process
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _run(given)
         sys.stdout.flush()
         return code
     except HoldfastError as error:
-        return _report(error, as_json="--json" in given)
+        return _report(error, as_json="--json" in given, given=given[1:])
     except ImportError as error:
         if error.name != "torch":
             raise
@@ -54,13 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
-def _report(error: HoldfastError, *, as_json: bool) -> int:
+def _report(error: HoldfastError, *, as_json: bool, given: Sequence[str] = ()) -> int:
     """Say what failed; for machines on the standard output too, where every verb answers them."""
-    from .tools.text import printable, write, write_json
+    from .tools.text import fit, printable, screen_size, write, write_json
 
     if as_json:
         write_json({"error": {"type": type(error).__name__, "message": str(error)}})
-    write(sys.stderr, f"holdfast: {printable(str(error))}\n")
+    meant = ""
+    if isinstance(error, (NotCommittedError, StoreError)):
+        from .tools.guess import guess_path
+
+        meant = guess_path(given, str(error))
+    line = f"holdfast: {printable(str(error) + ('.' + meant if meant else ''))}"
+    lines = fit([line], screen_size()[0]) if sys.stderr.isatty() else [line]
+    write(sys.stderr, "".join(f"{line}\n" for line in lines))
     return BAD if isinstance(error, CorruptError) else USAGE
 
 
@@ -69,7 +72,9 @@ def _run(arguments: list[str]) -> int:
         from .tools.demo import main as demo
 
         return demo(arguments[1:])
-    parser = _make_parser()
+    from .tools.parser import make_parser
+
+    parser = make_parser()
     try:
         chosen = parser.parse_args(arguments)
     except SystemExit as stop:  # after --help and --version
@@ -80,182 +85,24 @@ def _run(arguments: list[str]) -> int:
     if chosen.verb is None:
         parser.print_help()
         return USAGE
-    verbs = {"inspect": _inspect, "ls": _inspect, "verify": _verify, "diff": _diff}
+    _check_places(chosen)
+    verbs = {"inspect": _inspect, "ls": _ls, "verify": _verify, "diff": _diff}
+    verbs |= {"watch": _watch, "check-run": _check_run, "prune": _prune}
+    verbs |= {"completion": _completion}
     verbs |= {"sign": _sign, "convert": _convert, "recompress": _recompress, "rebase": _rebase}
     verbs |= {"repair": _repair, "scrub": _scrub, "bench": _bench}
-    verbs |= {"export": _export, "import": _import}
+    verbs |= {"report": _report_run, "export": _export, "import": _import, "copy": _copy}
     return verbs[chosen.verb](chosen)
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="holdfast",
-        description="Inspect, verify, repair, compare and convert checkpoints; benchmark a disk.",
-        epilog="Example: holdfast verify runs/a. "
-        "Exit codes: 0 good or the same, 1 bad or different, 2 wrong usage.",
-    )
-    parser.add_argument("--version", action="store_true", help="print the version, and exit")
-    parser.add_argument(
-        "--verbose", action="store_true", help="with --version: the machine too, for bug reports"
-    )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    _add_inspect(verbs, "inspect", "show the contents of a checkpoint or a run")
-    _add_inspect(verbs, "ls", "show the same as inspect")
-    verify = _add(verbs, "verify", "check every byte of a checkpoint or a run", "runs/a --deep")
-    verify.add_argument("path", metavar="PATH", help=_EITHER)
-    verify.add_argument(
-        "--deep", action="store_true", help="also decode everything, with the bases of deltas"
-    )
-    verify.add_argument(
-        "--strict", action="store_true", help="files that holdfast did not write are bad"
-    )
-    _add_signing(verbs, verify)
-    _add_care(verbs)
-    example = "runs/a/step-00000100 runs/a/step-00000200"
-    diff = _add(verbs, "diff", "compare two checkpoints, element by element", example)
-    diff.add_argument("a", metavar="A", help=_ONE)
-    diff.add_argument("b", metavar="B", help="directory of another checkpoint")
-    diff.add_argument("--all", action="store_true", help="show all differences")
-    _add_export(verbs)
-    _add_import(verbs)
-    what = "convert a checkpoint of PyTorch DCP to holdfast, or back"
-    convert = _add(verbs, "convert", what, "dcp/step-100 runs/a/step-00000100")
-    convert.add_argument("source", metavar="SOURCE", help=f"{_ONE}, of either kind")
-    convert.add_argument("target", metavar="TARGET", help="new directory for the other kind")
-    convert.add_argument(
-        "--pickled", action="store_true", help="keep DCP's values that are not JSON-like as pickles"
-    )
-    _add_codecs(verbs)
-    _add_bench(verbs)
-    demo = "train a small model, kill it, and resume it from its checkpoints"
-    verbs.add_parser("demo", help=demo, add_help=False)
-    for verb in verbs.choices.values():
-        if verb.add_help:
-            verb.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
-
-
-_ONE, _EITHER = "directory of a checkpoint", "directory of a checkpoint or a run"
-_Verbs: TypeAlias = "argparse._SubParsersAction[_Parser]"
-
-
-def _add(verbs: _Verbs, name: str, what: str, example: str) -> _Parser:
-    """Add a verb, whose help shows an example."""
-    description = f"{what[0].upper()}{what[1:]}."
-    epilog = f"Example: holdfast {name} {example}"
-    return verbs.add_parser(name, help=what, description=description, epilog=epilog)
-
-
-def _add_inspect(verbs: _Verbs, name: str, what: str) -> None:
-    inspect = _add(verbs, name, what, "runs/a --all")
-    inspect.add_argument("path", metavar="PATH", help=_EITHER)
-    inspect.add_argument(
-        "--all", action="store_true", help="show all names; with --json all boxes too"
-    )
-
-
-def _add_export(verbs: _Verbs) -> None:
-    what = "write the tensors of a checkpoint as safetensors, or in another format"
-    example = "runs/a/step-00000100 llama --include model --strip model. --with config-dir"
-    export = _add(verbs, "export", what, example)
-    export.add_argument("source", metavar="CHECKPOINT", help=_ONE)
-    export.add_argument(
-        "target", metavar="TARGET", help="new *.safetensors, *.pt, *.npz or directory"
-    )
-    export.add_argument("--to", metavar="FORMAT", help="default: by the suffix; or dcp")
-    export.add_argument("--from", dest="kind", metavar="KIND", help="default: as recognised")
-    for name, what in (("include", 'only these: "model", "*.weight"'), ("exclude", "not these")):
-        export.add_argument(
-            f"--{name}", metavar="NAMES", action="append", help=f"{what}; repeatable"
-        )
-    export.add_argument("--strip", metavar="PREFIX", help="take this off the names that have it")
-    export.add_argument(
-        "--rename", metavar="REGEX=TO", action="append", help="replace in names; repeatable"
-    )
-    export.add_argument("--dtype", help="convert floating-point tensors: bf16, f16, f32, …")
-    export.add_argument(
-        "--allow-overflow", action="store_true", help="with --dtype: let large numbers be infinite"
-    )
-    export.add_argument("--shard-size", metavar="SIZE", help="largest file; default: 50GB")
-    export.add_argument(
-        "--with", dest="files_from", metavar="DIR", help="copy config.json, tokenizer, … from DIR"
-    )
-
-
-def _add_import(verbs: _Verbs) -> None:
-    what = "write a checkpoint of another format as one of holdfast"
-    importing = _add(verbs, "import", what, "model.safetensors runs/a/first --under model")
-    importing.add_argument("source", metavar="SOURCE", help="file or directory; DCP too")
-    importing.add_argument("target", metavar="CHECKPOINT", help="new directory")
-    importing.add_argument("--from", dest="kind", metavar="KIND", help="default: as recognised")
-    importing.add_argument("--under", metavar="KEY", default="", help="put everything under a key")
-    importing.add_argument("--pickled", action="store_true", help="as for convert")
-
-
-def _add_codecs(verbs: _Verbs) -> None:
-    what = "write a checkpoint or a run again under another codec"
-    recompress = _add(verbs, "recompress", what, "runs/a runs/small --codec delta")
-    recompress.add_argument("source", metavar="SOURCE", help=_EITHER)
-    recompress.add_argument("target", metavar="TARGET", help="new directory")
-    recompress.add_argument(
-        "--codec",
-        default="lossless",
-        help="lossless (the default), raw, delta, delta:replay, excp, compact, or compact:tiny, "
-        "compact:small, compact:balanced, compact:high",
-    )
-    what = "turn a delta checkpoint into a full one, in place"
-    rebase = _add(verbs, "rebase", what, "runs/small/step-00000200")
-    rebase.add_argument("path", metavar="PATH", help=_ONE)
-
-
-def _add_care(verbs: _Verbs) -> None:
-    what = "verify a run slowly, from the disk; continue if interrupted"
-    scrub = _add(verbs, "scrub", what, "runs/a --mb-per-s 50")
-    scrub.add_argument("path", metavar="RUN", help="directory of a run")
-    scrub.add_argument(
-        "--mb-per-s",
-        type=float,
-        default=50.0,
-        help="read at most so many MB per second; 0: no limit; default: 50",
-    )
-    what = "show which tensors of a damaged checkpoint or run are whole, and save them"
-    repair = _add(verbs, "repair", what, "runs/a/step-00000100 --to runs/saved")
-    repair.add_argument("path", metavar="PATH", help=_EITHER)
-    do = repair.add_mutually_exclusive_group()
-    do.add_argument("--write", action="store_true", help="rebuild a lost or damaged MANIFEST")
-    do.add_argument("--to", metavar="NEW", help="write all whole tensors to the directory NEW")
-
-
-def _add_signing(verbs: _Verbs, verify: _Parser) -> None:
-    verify.add_argument(
-        "--signature", action="store_true", help="check its SIGNATURE too; unsigned is bad"
-    )
-    verify.add_argument(
-        "--public-key",
-        metavar="KEY",
-        action="append",
-        help="with --signature: accept only signatures of this key; may be repeated",
-    )
-    what, example = "sign every byte of a checkpoint", "runs/a/step-00000100 --key key.pem"
-    sign = _add(verbs, "sign", what, example)
-    sign.add_argument("path", metavar="PATH", help=_ONE)
-    sign.add_argument(
-        "--key", required=True, metavar="KEY", help="file of an Ed25519 private key, PEM or OpenSSH"
-    )
-
-
-def _add_bench(verbs: _Verbs) -> None:
-    what = "find the fastest options for a disk; or try all codecs on a checkpoint"
-    bench = _add(verbs, "bench", what, "/mnt/nvme")
-    bench.add_argument("path", metavar="DIR", help="directory on the disk; its files are deleted")
-    bench.add_argument(
-        "--codecs", action="store_true", help="DIR is a checkpoint: try all codecs on it"
-    )
-    bench.add_argument(
-        "base", metavar="BASE", nargs="?", help="with --codecs: checkpoint to use as the base"
-    )
-    bench.add_argument("--gib", type=float, default=1.0, help="GiB of elements; default: 1")
-    bench.add_argument("--rounds", type=int, default=3, help="default: 3; more on a busy disk")
+def _check_places(chosen: argparse.Namespace) -> None:
+    """Check that no argument is a store of this process, which ends with it."""
+    for value in vars(chosen).values():
+        if isinstance(value, str) and value.startswith("memory://"):
+            raise OptionError(
+                f"{value}: a memory:// is of one process, and this command would see or leave "
+                "nothing there. Use it from Python"
+            )
 
 
 def _write_version(*, verbose: bool) -> None:
@@ -284,8 +131,78 @@ def _inspect(chosen: argparse.Namespace) -> int:
     from .tools import inspect
 
     document = inspect.inspect(chosen.path, everything=chosen.all)
+    if chosen.html is not None:
+        from .report.pages import write_inspected
+
+        _say_written(write_inspected(chosen.path, chosen.html))
     _write(chosen, document, partial(inspect.render, everything=chosen.all))
     return inspect.exit_code(document)
+
+
+def _say_written(path: str) -> None:
+    """Say where a page is; on the standard error, as the standard output has the answer."""
+    from .tools.text import printable, write
+
+    write(sys.stderr, f"wrote {printable(path)}\n")
+
+
+def _ls(chosen: argparse.Namespace) -> int:
+    from .tools import ls
+
+    document = ls.ls(chosen.path, everything=chosen.all)
+    if document is None:
+        return _inspect(argparse.Namespace(**vars(chosen), html=None))
+    _write(chosen, document, ls.render)
+    return GOOD
+
+
+def _watch(chosen: argparse.Namespace) -> int:
+    from .tools import watch
+    from .tools.watch_screen import show
+
+    show(partial(watch.look, chosen.path), once=chosen.once)
+    return GOOD
+
+
+def _check_run(chosen: argparse.Namespace) -> int:
+    from .tools import check_run
+
+    names = ("stall_s", "durable_min", "straggler", "disk_saves", "behind_min")
+    found = {name: getattr(chosen, name) for name in names}
+    limits = {name: value for name, value in found.items() if value is not None}
+    document = check_run.check_run(chosen.path, **limits)
+    _write(chosen, document, check_run.render)
+    return GOOD if document["ok"] else BAD
+
+
+def _prune(chosen: argparse.Namespace) -> int:
+    from .tools import prune
+
+    document = prune.prune(chosen.path, chosen.keep, delete=chosen.delete)
+    _write(chosen, document, prune.render)
+    return GOOD
+
+
+def _completion(chosen: argparse.Namespace) -> int:
+    from .tools.parser import make_parser
+    from .tools.text import write_lines
+
+    try:
+        import shtab  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError as error:
+        raise OptionError(needs("shtab", "completion", "holdfast completion")) from error
+    write_lines([shtab.complete(make_parser(), chosen.shell)])
+    return GOOD
+
+
+def _report_run(chosen: argparse.Namespace) -> int:
+    from .report import verb
+
+    document = verb.report(
+        chosen.path, output=chosen.output, trace=chosen.trace, as_json=chosen.json
+    )
+    _write(chosen, document, verb.render)
+    return verb.exit_code(document)
 
 
 def _verify(chosen: argparse.Namespace) -> int:
@@ -329,10 +246,21 @@ def _diff(chosen: argparse.Namespace) -> int:
     from .tools import diff
 
     try:
-        document = diff.diff(chosen.a, chosen.b)
+        document = diff.diff(
+            chosen.a,
+            chosen.b,
+            include=chosen.include or (),
+            exclude=chosen.exclude or (),
+            tolerance=chosen.tolerance,
+            with_angle=chosen.html is not None,
+        )
     except CorruptError as error:
         _report(error, as_json=chosen.json)
         return USAGE  # 1 would say that they differ, which is unknown
+    if chosen.html is not None:
+        from .report.pages import write_difference
+
+        _say_written(write_difference(document, chosen.html))
     _write(chosen, document, partial(diff.render, everything=chosen.all))
     return GOOD if document["same"] else BAD
 
@@ -357,6 +285,14 @@ def _import(chosen: argparse.Namespace) -> int:
 
     _write(chosen, importing.import_(**_arguments(chosen)), importing.render)
     return GOOD
+
+
+def _copy(chosen: argparse.Namespace) -> int:
+    from .tools import copy
+
+    document = copy.copy_all(chosen.source, chosen.target)
+    _write(chosen, document, copy.render)
+    return BAD if document["damaged"] else GOOD
 
 
 def _arguments(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -391,6 +327,12 @@ def _bench(chosen: argparse.Namespace) -> int:
             f"bench takes one directory, found {chosen.base} too. To compare two checkpoints, use "
             "--codecs CHECKPOINT BASE"
         )
+    from .tools import bench_store
+
+    if bench_store.measures(chosen.path):
+        given = {"gib": chosen.gib, "rounds": chosen.rounds, "limit_s": chosen.seconds}
+        _write(chosen, bench_store.bench_store(chosen.path, **given), bench_store.render)
+        return GOOD
     from .tools.bench import bench
     from .tools.bench_report import render
 

@@ -26,7 +26,8 @@ _ADVICE = {
     errno.EROFS: "remount it writable or choose another directory",
     errno.EACCES: "give this user access or choose another directory",
     errno.EIO: "check the disk and the kernel log",
-    errno.ESTALE: "mount the file system again",
+    errno.ESTALE: "another machine removed it while it was open, or the file system has to be "
+    "mounted again",
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .brief import brief
 from .errors import OptionError, shown
+from .store_settings import StoreSettings
 
 Keys = str | os.PathLike[str] | tuple[str | os.PathLike[str], ...]
 
@@ -34,7 +35,10 @@ class Options:
             accept only checkpoints signed by one of these keys (SECURITY.md). None: unsigned
             checkpoints are accepted too.
         deadline_s: seconds until a background save that is not committed fails on all ranks; the
-            smallest value of any rank counts.
+            smallest value of any rank counts. In an object store, no request of a save takes
+            longer either.
+        store: settings of a bucket, or a tuple of these for several: `StoreSettings`. None: the
+            environment has them.
 
     Raises:
         OptionError: an invalid option.
@@ -52,6 +56,7 @@ class Options:
     writers: str | int = "rank"
     trust: Keys | None = None
     deadline_s: float = 1800.0
+    store: StoreSettings | tuple[StoreSettings, ...] | None = None
 
     __repr__ = brief
 
@@ -79,13 +84,18 @@ class Options:
             raise OptionError(f"deadline_s is {shown(limit)}; expected a number of seconds above 0")
         if self.trust is not None:
             _check_keys(self.trust)
+        if not all(isinstance(settings, StoreSettings) for settings in _settings_of(self)):
+            raise OptionError(
+                "store is no holdfast.StoreSettings, nor a tuple of these; expected one, such as "
+                'StoreSettings("s3://bucket", region="eu-west-1")'
+            )
 
 
 def options_of(given: Options | None) -> Options:
-    """Return the options that a verb was given, or `DEFAULTS`.
+    """Return the options that a verb was given, or `DEFAULTS`; use their settings of stores.
 
     Raises:
-        OptionError: it was given something else.
+        OptionError: it was given something else, or settings that cannot hold.
     """
     if given is None:
         return DEFAULTS
@@ -93,7 +103,15 @@ def options_of(given: Options | None) -> Options:
         raise OptionError(
             f'options is {shown(given)}; expected a holdfast.Options, such as Options(io="direct")'
         )
+    for settings in _settings_of(given):
+        settings.use()
     return given
+
+
+def _settings_of(options: Options) -> tuple[StoreSettings, ...]:
+    if isinstance(options.store, tuple):
+        return options.store
+    return () if options.store is None else (options.store,)
 
 
 def _check_keys(trust: Keys) -> None:

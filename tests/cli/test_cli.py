@@ -54,10 +54,71 @@ def test_alone_it_prints_help(holdfast_command: Command) -> None:
     answer = holdfast_command()
     assert answer.code == 2 and answer.out.startswith("usage: holdfast ")
     for verb in ("inspect", "ls", "verify", "diff", "convert", "bench", "demo"):
-        assert re.search(rf"^ +{verb}  ", answer.out, re.MULTILINE)
+        assert re.search(rf"^[a-z ]{{7}}  {verb}  ", answer.out, re.MULTILINE)
 
 
-def test_ls_is_inspect(path: Path, holdfast_command: Command) -> None:
+def test_the_help_of_each_verb_is_one_screen_with_an_example(holdfast_command: Command) -> None:
+    verbs = re.findall(r"^[a-z ]{7}  ([a-z-]+)  ", holdfast_command().out, re.MULTILINE)
+    assert sorted(verbs) == sorted(v for v in verb_names() if v != "report" or v in verbs)
+    for arguments in ([], *([verb] for verb in verbs if verb != "demo")):
+        lines = run_narrow(*arguments, "--help").splitlines()
+        assert len(lines) <= 24 and max(map(len, lines)) <= 80, arguments
+        assert not arguments or f"Example: holdfast {arguments[0]} " in "\n".join(lines)
+
+
+def verb_names() -> list[str]:
+    from holdfast.tools.parser import make_parser
+
+    return [name for a in make_parser()._actions for name in a.choices or ()]
+
+
+def run_narrow(*arguments: str) -> str:
+    """Run the command on a screen of 80 columns and 24 lines."""
+    environment = os.environ | {"COLUMNS": "80", "LINES": "24"}
+    done = start_python("-m", "holdfast", *arguments, capture_output=True, env=environment)
+    return str(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["inspct"], "'inspect'"),
+        (["verify", "x", "--depe"], "'--deep'"),
+        (["inspect", "{above}/stp-7"], "{above}/step-7"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_likely_one(
+    tmp_path: Path, holdfast_command: Command, arguments: list[str], meant: str
+) -> None:
+    (tmp_path / "step-7").mkdir()
+    answer = holdfast_command(*(word.format(above=tmp_path) for word in arguments))
+    assert f"Did you mean {meant.format(above=tmp_path)}?" in answer.err and answer.code == 2
+
+
+def test_a_completion_script_knows_the_verbs(holdfast_command: Command) -> None:
+    answer = holdfast_command("completion", "bash")
+    assert answer.code == 0 and "check-run" in answer.out and "--durable-min" in answer.out
+    check_usage_error(holdfast_command("completion", "fish"), "invalid choice: 'fish'")
+
+
+def test_colours_are_for_terminals_alone_and_not_with_no_color(path: Path) -> None:
+    import pty
+
+    def shown(**environment: str) -> str:
+        here, there = pty.openpty()
+        known = os.environ | {"TERM": "xterm", "NO_COLOR": ""} | environment
+        start_python("-m", "holdfast", "verify", path, stdout=there, env=known)
+        os.close(there)
+        try:
+            return os.read(here, 65536).decode()
+        finally:
+            os.close(here)
+
+    assert "\x1b[" in shown()
+    assert "\x1b[" not in shown(NO_COLOR="1") and "\x1b[" not in shown(TERM="dumb")
+
+
+def test_ls_of_a_checkpoint_is_inspect(path: Path, holdfast_command: Command) -> None:
     assert holdfast_command("ls", path, "--json") == holdfast_command("inspect", path, "--json")
 
 
@@ -76,6 +137,7 @@ def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
         (["diff", "x"], "required: B"),
         (["convert", "x"], "required: TARGET"),
         (["convert", "x", "y"], "holds neither MANIFEST nor .metadata"),
+        (["convert", "/etc/passwd", "y"], "Run 'holdfast import /etc/passwd y'"),
         (["explode"], "invalid choice: 'explode'"),
         (["inspect", "ftp://bucket/x"], "There is no store for ftp://"),
         (["inspect", ""], "expected the path of a directory"),

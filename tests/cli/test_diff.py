@@ -49,6 +49,41 @@ def pair(new_path: NewPath) -> tuple[Path, Path]:
     return save(new_path(), a, step=10), save(new_path(), b, step=20)
 
 
+def test_include_and_exclude_choose_what_is_compared(
+    pair: tuple[Path, Path], holdfast_command: Command
+) -> None:
+    answer = holdfast_command("diff", *pair, "--include", "model", "--exclude", "*.w", "--json")
+    document = answer.document
+    assert (document["only_in_a"], document["only_in_b"]) == (["model.old"], ["model.new"])
+    assert [entry["name"] for entry in document["tensors"]] == ["model.same"]
+    assert (document["changed"], document["objects"]) == ([], [])
+    assert holdfast_command("diff", *pair, "--include", "model.same").code == 0
+    answer = holdfast_command("diff", *pair, "--include", "nothing")
+    assert answer.code == 2 and "has nothing that 'nothing' means" in answer.err
+
+
+def test_a_tolerance_lets_tensors_differ_that_much(
+    pair: tuple[Path, Path], holdfast_command: Command
+) -> None:
+    compared = ("diff", *pair, "--include", "model.w")
+    assert holdfast_command(*compared).code == 1
+    assert holdfast_command(*compared, "--tolerance", "0.4").code == 1
+    answer = holdfast_command(*compared, "--tolerance", "0.5")
+    assert answer.code == 0 and "the same: 1 tensor and 0 objects" in answer.out
+    (found,) = holdfast_command(*compared, "--tolerance", "0.5", "--json").document["tensors"]
+    assert (found["same"], found["differing"], found["max_abs"]) == (True, 2, 0.5)
+    assert holdfast_command(*compared, "--tolerance", "-1").code == 2
+    assert holdfast_command(*compared, "--tolerance", "nan").code == 2
+
+
+def test_no_tolerance_makes_a_nan_the_same_as_a_number(
+    new_path: NewPath, holdfast_command: Command
+) -> None:
+    a = save(new_path(), {"w": torch.tensor([1.0, 2.0])})
+    b = save(new_path(), {"w": torch.tensor([1.0, float("nan")])})
+    assert holdfast_command("diff", a, b, "--tolerance", "1e9").code == 1
+
+
 def test_json_says_what_differs(pair: tuple[Path, Path], holdfast_command: Command) -> None:
     answer = holdfast_command("diff", *pair, "--json")
     document = answer.document
@@ -76,10 +111,12 @@ def test_json_says_what_differs(pair: tuple[Path, Path], holdfast_command: Comma
         {
             **{"name": "model.w", "dtype": "f32", "shape": [3, 4], "elements": 12},
             **{"differing": 2, "not_finite": 0, "max_abs": 0.5, "mean_abs": 0.0625},
+            "same": False,
         },
         {
             **{"name": "model.same", "dtype": "f32", "shape": [5], "elements": 5},
             **{"differing": 0, "not_finite": 0, "max_abs": 0.0, "mean_abs": 0.0},
+            "same": True,
         },
     ]
     assert document["objects"] == [{"name": "step", "a": 10, "b": 20}]

@@ -191,12 +191,17 @@ def test_a_link_shows_that_what_was_rebuilt_is_its_base(
         "step-00000002": "damaged",
     }
     assert document["newest_good"] == str(root / "step-00000000")
+    with pytest.raises(CorruptError, match=f"no MANIFEST.*Run 'holdfast repair {base}'"):
+        tensors(link)
+    first = f"first run 'holdfast repair {base} --write': without it 1 other step cannot be read. "
+    assert first in holdfast_command("repair", root).out
     answer = holdfast_command("repair", base, "--write", "--json")
     assert answer.code == 0
     told = answer.document["checkpoints"][0]["not_recovered"]
     assert not any("elements" in what or "order" in what for what in told)  # the digest says so
     assert content_digest(holdfast.open(base)._manifest.table) == digest
     assert tensors(link) == before and holdfast_command("verify", "--deep", root).code == 0
+    assert "first run" not in holdfast_command("repair", root).out
 
 
 def test_a_damaged_manifest_is_replaced_and_kept(

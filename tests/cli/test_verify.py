@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import holdfast
 
@@ -72,6 +73,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
                 "error": None,
             }
         ],
+        "unchecked": [],
     }
 
 
@@ -154,7 +156,7 @@ def test_a_run_is_verified_step_by_step(new_path: NewPath, holdfast_command: Com
     answer = holdfast_command("verify", root)
     lines = answer.out.splitlines()
     words = [line.split()[0] for line in lines[:-1] if not line.startswith(" ")]
-    assert (answer.code, words) == (1, ["good", "BAD", "good"])
+    assert (answer.code, words) == (1, ["good", "BAD", "good", "not"])
     document = holdfast_command("verify", root, "--json").document
     assert not document["good"]
     assert [(c["step"], c["good"]) for c in document["checkpoints"]] == [
@@ -190,6 +192,29 @@ def test_a_run_without_a_committed_step_is_no_checkpoint(
     assert answer.err.startswith("holdfast: ") and "none of them committed" in answer.err
 
 
+def test_steps_that_are_not_checked_are_named(new_path: NewPath, holdfast_command: Command) -> None:
+    root = new_path()
+    for step in (1, 2, 3):
+        save(root / f"step-{step}", step)
+    (root / "step-1" / "MANIFEST").unlink()
+    (root / "step-2" / "MANIFEST").unlink()
+    dcp.save({"w": torch.ones(5)}, checkpoint_id=root / "step-4", no_dist=True)
+    answer = holdfast_command("verify", root)
+    assert answer.code == 0
+    good, *others = answer.out.splitlines()
+    assert good.startswith(f"good {root}/step-3: ")
+    assert others == [
+        "not checked: 2 steps without MANIFEST, which a save is writing or has left: "
+        "step-1, step-2",
+        "not checked: 1 step that PyTorch DCP wrote: step-4",
+    ]
+    assert holdfast_command("verify", root, "--json").document["unchecked"] == [
+        {"name": "step-1", "why": "no MANIFEST"},
+        {"name": "step-2", "why": "no MANIFEST"},
+        {"name": "step-4", "why": "dcp"},
+    ]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take its rights away")
 def test_a_checkpoint_that_may_only_be_read_is_verified(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint")
@@ -202,7 +227,7 @@ def test_a_checkpoint_that_may_only_be_read_is_verified(tmp_path: Path) -> None:
 def test_a_step_that_latest_names_has_lost_its_manifest(
     new_path: NewPath, holdfast_command: Command, verb: str
 ) -> None:
-    """Other steps without MANIFEST may be saves under way, and nothing is said of them."""
+    """Other steps without MANIFEST may be saves under way: they are no damage."""
     root = new_path()
     with holdfast.Checkpointer(root) as checkpointer:
         for step in (1, 2, 3):

@@ -113,7 +113,7 @@ def test_a_box_of_a_tensor_is_loaded(file: Path) -> None:
 
 def test_what_does_not_fit_is_said_and_nothing_is_loaded(file: Path) -> None:
     into = {"a.weight": torch.zeros(30, 20), "c": torch.zeros(1)}
-    with pytest.raises(MismatchError, match="1 are missing in the checkpoint: c"):
+    with pytest.raises(MismatchError, match="1 is missing in the checkpoint: c"):
         holdfast.load(file, into=into)
     assert not into["a.weight"].any()
     assert holdfast.load(file, into=into, strict=False).missing == ("c",)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,11 +224,22 @@ class Custom:
         ({"a": {"b": Custom()}, "w": torch.ones(1)}, r"a\.b \(.*test_torch_file\.Custom\)"),
         ({"f": os.system}, r"f \(posix\.system\)"),
         ({"l": [1, {"x": Custom()}]}, r"l \(.*Custom\)"),
+        ({"args": Namespace(lr=0.1, f=print)}, r"args\.f \(builtins\.print\)"),
+        ({"args": Namespace(w=torch.ones(1))}, r"args\.w \(a tensor\)"),
         ({"s": torch.eye(2).to_sparse()}, r"s \(torch\._utils\._rebuild_sparse_tensor\)"),
         ({"c": torch.ones(1, dtype=torch.complex64).conj()}, r"c \(torch.*_rebuild_tensor_v2\)"),
         ({"m": torch.nn.Linear(2, 2)}, r"m \(torch\.nn\.modules\.linear\.Linear\)"),
     ],
-    ids=["object", "function", "object in a list", "sparse", "conjugated", "module"],
+    ids=[
+        "object",
+        "function",
+        "object in a list",
+        "in a namespace",
+        "tensor",
+        "sparse",
+        "conjugated",
+        "module",
+    ],
 )
 def test_what_is_no_plain_data_is_refused_by_name(
     new_path: NewPath, state: Any, named: str

@@ -72,7 +72,8 @@ def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
         self.replace(pending_name, name)
         return True
 
-    patch.setattr(holdfast.saving.save, "check_absent", lambda store, *, with_dcp=False: None)
+    absent = lambda store, *, with_dcp=False, reclaims=True: None  # noqa: E731
+    patch.setattr(holdfast.saving.save, "check_absent", absent)
     patch.setattr(holdfast.saving.save.secrets, "token_hex", lambda size=8: "ab" * size)
     patch.setattr(LocalStore, "create", create_again)
     patch.setattr(LocalStore, "publish", publish_again)
@@ -154,7 +155,7 @@ def drop_every_directory_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def say_saved_when_staged(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holdfast.Checkpointer, "wait", lambda self: None)
+    patch.setattr(holdfast.Checkpointer, "wait", lambda self, tier=None: None)
 
 
 def retire_what_links_need(patch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,11 @@ from blocks import disks
 from blocks.explore import work_directory
 from blocks.plants import PLANTED
 from blocks.saved_runs import Plan, disagreements, look, save_again
+from blocks.uml import UML, boot
 from crash_oracle import promises_broken
 from forked_ranks import load_everything
 
 HERE = Path(__file__).parent / "blocks"
-UML = "linux.uml"
 MEMORY = "1024M"  # of the guest; torch takes half of it
 BOOT_S = 400.0  # torch is loaded through a file system of the host's: half a minute alone
 BETWEEN_S = 0.6  # cuts, at most; some saves long
@@ -121,7 +121,6 @@ def _state(process: int) -> str:
 @contextlib.contextmanager
 def booted(work: Path, image: Path, seed: int, planted: str) -> Iterator[Guest]:
     """Boot a guest on an image, wait until it saves; in the end it is killed."""
-    # Its kernel and its files are not below /dev, which in the guest is its own.
     with tempfile.TemporaryDirectory(prefix="holdfast-guest-") as here:
         guest = Guest(_boot(Path(here), work, image, seed, planted))
         deadline = time.monotonic() + BOOT_S
@@ -138,21 +137,10 @@ def booted(work: Path, image: Path, seed: int, planted: str) -> Iterator[Guest]:
 def _boot(
     here: Path, work: Path, image: Path, seed: int, planted: str
 ) -> "subprocess.Popen[bytes]":
-    init, shim, source = here / "init", here / "uml_ptrace.so", HERE / "uml_ptrace.c"
     python, program = shlex.quote(sys.executable), shlex.quote(str(HERE / "guest.py"))
     fault = shlex.quote(planted) if planted else ""
-    init.write_text(INIT.format(python=python, guest=program, seed=seed, planted=fault))
-    init.chmod(0o755)
-    subprocess.check_call(["cc", "-O2", "-shared", "-fPIC", "-o", shim, source, "-ldl"])
-    command = [UML, f"mem={MEMORY}", "rootfstype=hostfs", "rootflags=/", "ro", f"ubd0={image}"]
-    return disks.start(
-        *command,
-        *(f"init={init}", "con=null", "con0=fd:0,fd:1", "quiet"),
-        env=os.environ | {"LD_PRELOAD": str(shim), "TMPDIR": str(work)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    init = INIT.format(python=python, guest=program, seed=seed, planted=fault)
+    return boot(here, work, image, init, MEMORY)
 
 
 @dataclass(slots=True)

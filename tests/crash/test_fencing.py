@@ -165,7 +165,7 @@ def test_a_job_whose_files_the_next_one_has_let_go_of_is_told_of_that_one(
         for step in (2, 3):
             new.save(step, make_state(step))
 
-    def check_late(store: Store, manifest: Manifest) -> None:
+    def check_late(store: Store, manifest: Manifest, ranks: object) -> None:
         done(next_job)
         (Path(store.location) / "data" / manifest.table.header.save_id).mkdir(parents=True)
         check_present(store, manifest)

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,39 @@ def test_a_link_whose_reply_was_lost_leaves_a_whole_checkpoint(
         holdfast.save(make_state(1), scratch / "place", options=OPTIONS)
     assert "whole and loads" in caught.value.__notes__[0]
     assert load_number(scratch / "place") == 1
+
+
+@pytest.mark.parametrize("is_in_contact", [True, False])
+def test_where_a_call_may_come_late_its_pending_manifest_goes_before_the_data(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, is_in_contact: bool
+) -> None:
+    """As on HDFS, whose NameNode renames. Without contact, nothing can be taken back."""
+    late, place = list[Callable[[], None]](), scratch / "place"
+
+    def publish_later(self: LocalStore, pending: str, name: str) -> bool:
+        late.append(lambda: os.rename(place / pending, place / name))
+        if not is_in_contact:
+            monkeypatch.setattr(LocalStore, "remove", lose_contact)
+        raise lost()
+
+    def lose_contact(*_: object) -> None:
+        raise lost()
+
+    remove = LocalStore.remove
+    monkeypatch.setattr(LocalStore, "can_link", False)
+    monkeypatch.setattr(LocalStore, "publish", publish_later)
+    with pytest.raises(StoreError, match="the reply was lost") as caught:
+        holdfast.save(make_state(1), place, options=OPTIONS)
+    monkeypatch.setattr(LocalStore, "remove", remove)
+    may_exist = any("may exist" in note for note in getattr(caught.value, "__notes__", []))
+    assert may_exist is not is_in_contact
+    if is_in_contact:
+        assert names_below(scratch) == []
+        with pytest.raises(FileNotFoundError):
+            late.pop()()
+    else:
+        late.pop()()
+        assert load_number(place) == 1
 
 
 def test_a_save_whose_directory_is_gone_does_not_say_that_it_may_be_there(

@@ -166,7 +166,8 @@ def test_a_state_that_cannot_fit_is_refused_alike_on_all_ranks(tmp_path: Path) -
         first, second = run_ranks(2, too_large, str(tmp_path / "run"))
         assert first == second and len(first) == 2
         assert "needs 0.004 GB, and 0.001 GB are free there" in first[0]
-        assert os.listdir(tmp_path / "run") == [".epoch-00000001"], "the run is this job's; no more"
+        left = sorted(os.listdir(tmp_path / "run"))
+        assert left == [".epoch-00000001", "metrics.jsonl"], "the run is this job's, which failed"
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 
@@ -270,6 +271,7 @@ def late(rank: int, run: str, stage: Any) -> None:
     first, second = state_at(1), state_at(2)  # which is a collective itself
     with Checkpointer(run, every=1, stage=stage, options=SMALL) as checkpointer:
         checkpointer.step(1, first)
+        dist.barrier()  # none is late already
         time.sleep(LATE_S if rank == 1 else 0)
         checkpointer.step(2, second)
 
@@ -283,5 +285,8 @@ def test_the_wait_for_a_slow_rank_is_told_apart_from_the_work(tmp_path: Path, st
     assert slow["seconds"]["wait"] < LATE_S / 2
     for row in (first, slow, third):
         assert row["seconds"]["plan"] < LATE_S / 2
-        assert row["stall_s"] >= row["seconds"]["wait"]
+        # Training waits until the ranks meet. The last wait of an eager save is in the background.
+        waits = [end - start for part, start, end, _ in row["spans"] if part == "wait"]
+        held_up = sum(waits[:-1] if stage == "eager" else waits)
+        assert row["stall_s"] >= held_up - 1e-5
         assert row["seconds"]["total"] >= row["seconds"]["wait"]

@@ -276,7 +276,7 @@ def test_a_rank_that_fails_makes_all_raise_and_leaves_nothing(tmp_path: Path) ->
     path = str(tmp_path / "run" / "c")
     for kind, causes in run_ranks(3, fail_on_rank_1, path):
         assert kind == "CheckpointException" and causes[1] == "StateError"
-        assert set(causes.values()) <= {"StateError", "PeerError"}
+        assert set(causes.values()) <= {"StateError", "PeerError"}, causes
     assert not os.path.exists(path)
 
 

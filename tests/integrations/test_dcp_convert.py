@@ -1,5 +1,6 @@
 """DCP's own directories ⇄ ours: the same state, a part at a time, nothing half-made or run."""
 
+import argparse
 import contextlib
 import io
 import itertools
@@ -126,6 +127,21 @@ def test_values_that_need_a_pickle_are_refused_or_kept(new_path: NewPath) -> Non
     convert(theirs, ours, pickled=True)
     convert(ours, back)
     assert by_dcp(back)["a"] == Custom()
+
+
+def test_namespaces_that_dcp_saved_are_values(new_path: NewPath) -> None:
+    theirs, ours = new_path(), new_path()
+    arguments = argparse.Namespace(lr=0.1, betas=(0.9, 0.95), device=torch.device("cpu"))
+    dcp.save({"args": arguments, "w": torch.ones(2)}, checkpoint_id=theirs)
+    convert(theirs, ours)
+    assert holdfast.open(ours).objects() == {"args": arguments}
+
+
+def test_a_namespace_with_code_in_it_is_refused(new_path: NewPath) -> None:
+    theirs = new_path()
+    dcp.save({"args": argparse.Namespace(f=print), "w": torch.ones(2)}, checkpoint_id=theirs)
+    with pytest.raises(StateError, match=r"args is of the type \S+, which needs a pickle"):
+        convert(theirs, new_path())
 
 
 def flip(path: Path, at: int) -> None:

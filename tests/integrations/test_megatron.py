@@ -136,17 +136,29 @@ def test_a_state_comes_back_in_another_cut(new_path: NewPath) -> None:
     whole = torch.arange(24.0).reshape(2, 3, 4)
     layers = [Tensor("w", whole[i], (2, 3, 4), (i, 0, 0), prepend_axis_num=1) for i in (0, 1)]
     copy = Tensor("w", whole[0] * 9, (2, 3, 4), (0, 0, 0), replica_id=1, prepend_axis_num=1)
-    sharded = {"layers": layers, "copy": copy, "rng": Object("rng", {"a": torch.ones(2)})}
+    # The copy is no main replica: Megatron does not write it, whatever comes first.
+    sharded = {"copy": copy, "layers": layers, "rng": Object("rng", {"a": torch.ones(2)})}
+    sharded |= {"scale": Object("scale", 3), "other": Object("scale", 9, replica_id=1)}
     writer({"args": Namespace(lr=0.1)}).save(sharded, str(path := new_path()))
     column = torch.zeros(3, 2)
     target = {
         "w": Tensor("w", column, (2, 3, 4), (1, 0, 2), prepend_axis_num=1),
         "rng": Object("rng", None),
+        "scale": Object("scale", None),
     }
     found = megatron_load.load_state(target, str(path / "holdfast"))
     assert torch.equal(column, whole[1, :, 2:]) and found["w"] is column
-    assert torch.equal(found["rng"]["a"], torch.ones(2))
+    assert torch.equal(found["rng"]["a"], torch.ones(2)) and found["scale"] == 3
     assert holdfast.open(path / "holdfast").objects()["common.value.args"] == Namespace(lr=0.1)
+
+
+def test_a_save_over_another_replaces_it_and_its_directory_is_whole(new_path: NewPath) -> None:
+    path = new_path()
+    for number in (1.0, 2.0):
+        sharded = {"w": Tensor("w", torch.full((2,), number), (2,), (0,))}
+        writer().save(sharded, str(path))
+        assert json.loads((path / "metadata.json").read_text())["sharded_backend"] == "holdfast"
+    assert torch.equal(holdfast.open(path / "holdfast")["tensors.w"], torch.full((2,), 2.0))
 
 
 def test_padding_that_differs_is_left_alone(new_path: NewPath) -> None:

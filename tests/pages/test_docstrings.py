@@ -25,9 +25,24 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})(?:::?)$", re.MULTILINE)
 PLACES = {"integrations.dcp": dcp_front, "testing": testing}  # besides holdfast itself
 # These raise nothing. Most are results, which a call returns.
-RAISE_NOTHING = {"Conversion", "Damage", "Loss", "Lost", "Pass", "Repair", "TensorInfo", "Verified"}
+RAISE_NOTHING = {
+    "Conversion",
+    "Copied",
+    "Damage",
+    "Loss",
+    "Lost",
+    "Pass",
+    "Repair",
+    "TensorInfo",
+    "Verified",
+}
 RAISE_NOTHING |= {"LoadReport", "Progress", "Trial", "Trials", "SaveHandle", "testing.Fault"}
 RAISE_NOTHING |= {
+    "Alert",
+    "Event",
+    "Pruned",
+    "Event.as_dict",
+    "redacted",
     "Value",
     "Checkpointer.report",
     "Checkpoint.names",

@@ -26,6 +26,7 @@ class Process:
         self.frozen_s = 0.0  # in all
         self.clock_off_s = 0.0
         self.epochs: dict[str, int] = {}
+        self.names: list[str] = []  # see `holdfast.engine.epochs`
         self.synced: dict[str, float] = {}  # directories, and when they were last changed
         self.saving = (0, 0)  # the step and the value that it saves
         self.forced: set[int] = set()  # steps that it retires because it is told to
@@ -36,6 +37,7 @@ class Process:
         self.flight: object = None  # the last save in the background
         self.preparing: tuple[int, int] | None = None  # who prepares one
         self.last_link = ""
+        self.bars: dict[str, str] = {}  # see `holdfast.stores.objects`
         self.known: dict[str, object] = {}  # see `holdfast.engine.known`
 
 

@@ -76,8 +76,11 @@ class Disk:
         trouble: says of each call how it goes wrong.
         watch: told of each change that stands: (operation, path, second path).
         free_bytes: what `LocalStore.free_bytes` says.
+        has_gap: whether an overtaken job may still replace a step by a request that began before.
         link_began: when the `link` or `rename` that `watch` is told of was called.
     """
+
+    has_gap = False
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -177,6 +180,15 @@ class Disk:
     def size(self, fd: int) -> int:
         """Return the size of an open file."""
         return len(self._open[fd][0].now)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Reserve room; where there is none, this says so first."""
+        _, path = self._open[fd]
+        self._end(self._begin("allocate", path), "allocate", path)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Do nothing: nobody here writes more than a file is to have."""
+        assert len(self._open[fd][0].now) == size
 
     def sync(self, fd: int) -> None:
         """Make bytes durable; where it fails, they never will be: the pages count as clean."""

@@ -24,6 +24,7 @@ from holdfast.saving import handle as handle_module
 
 from . import payload
 from .actors import Process, Scheduler
+from .bucket import Bucket
 from .disk import Disk, SimFile
 
 HINT = re.compile(rb"step-\d{8}\n")
@@ -42,7 +43,9 @@ class Saved:
 class Oracle:
     """Watches one world; ``faults`` are the promises broken."""
 
-    def __init__(self, scheduler: Scheduler, disk: Disk, root: str, counts: Counter[str]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, disk: Disk | Bucket, root: str, counts: Counter[str]
+    ) -> None:
         self.scheduler, self._disk, self._root = scheduler, disk, root
         self.counts, self._jumps = counts, counts["jump"]
         self.faults: list[str] = []
@@ -52,6 +55,7 @@ class Oracle:
         self._let_go: set[tuple[int, int]] = set()
         self._given_up: set[int] = set()  # steps found damaged, or gone back behind, by some job
         self.newest_epoch = 0
+        self._taken_s = 0.0  # when that was taken
         self.epochs: dict[int, int] = {}  # job → epoch
         self.keep: dict[int, int] = {}  # job → how many steps its policy keeps
         self._retired_saves: set[str] = set()  # that a MANIFEST named
@@ -67,10 +71,11 @@ class Oracle:
         process = self.scheduler.current.process
         self.saves[save_id] = Saved(*process.saving, process.job, self.scheduler.now)
 
-    def take(self, job: int, epoch: int) -> None:
-        """Take note of an epoch that a job holds."""
+    def take(self, place: str, job: int, epoch: int) -> None:
+        """Take note of an epoch of a run that a job holds."""
         self.epochs[job] = epoch
         self.newest_epoch = max(self.newest_epoch, epoch)
+        self._taken_s = self.scheduler.now
         self.counts["epochs"] += 1
 
     def acknowledge(self, step: int, value: int) -> None:
@@ -83,8 +88,8 @@ class Oracle:
             self.counts["acknowledged"] += 1
             self.acked[step] = value
 
-    def tidying(self, step: int) -> None:
-        """Take note of a step that is committed, before anything is let go for it."""
+    def tidying(self, place: str, step: int) -> None:
+        """Take note of a step of a run that is committed, before anything is let go for it."""
         self.scheduler.current.process.tidied_at = self.scheduler.now
         value = self.value_at(step)
         if value is not None:
@@ -121,7 +126,8 @@ class Oracle:
         old = self.visible().get(step or -1)
         if old is not None:
             self._retired_saves.add(old.table.header.save_id)
-        if path.endswith(".over"):
+        is_excused = self._disk.has_gap and self._disk.link_began <= self._taken_s
+        if path.endswith(".over") and not is_excused:
             self._published(process, second)
             if self.newest_epoch > self.epochs.get(process.job, 0):
                 self.fault(f"{process.name} replaces {second} in a run of another job")

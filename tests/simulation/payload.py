@@ -21,7 +21,7 @@ from holdfast.arguments import decode_arguments
 from holdfast.chains import recompress as recompress_module
 from holdfast.codecs.base import Codec
 from holdfast.engine import chain as chains
-from holdfast.engine import check, commit, known, ledger, retire, write_pipeline
+from holdfast.engine import check, commit, known, ledger, retire, transfer, write_pipeline
 from holdfast.engine import replace as replace_module
 from holdfast.engine.file_plan import WriterPlan
 from holdfast.engine.registry import RAW
@@ -41,8 +41,9 @@ from holdfast.group.replies import decode_replies
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.loading import load as load_module
 from holdfast.plan.shard_table import ShardTable, table_of
-from holdfast.runs import directory as directory_module
+from holdfast.runs import described as described_module
 from holdfast.runs import restore as restore_module
+from holdfast.runs import tier_steps
 from holdfast.saving import save as save_module
 from holdfast.saving import share as share_module
 from holdfast.saving.request import SaveRequest, check_room
@@ -255,9 +256,44 @@ def write_again(chain: Any, writing: Any, options: Any, report: Any) -> Any:
     return SimpleNamespace(told=(planned, [tables[0]]), basis=None)
 
 
+def checked_value(name: str, content: bytes) -> int:
+    """Return the value of a data file, each byte of which is checked."""
+    save_id, file_name = name.split("/")[1:]
+    rank, number = file_name.removesuffix(".hf").split("-")
+    if not content.startswith(f"{save_id} {int(rank)} {number} ".encode()):
+        raise CorruptError(f"{name} is torn")
+    value = value_in(content)
+    if content != content_of(save_id, int(rank), int(number), value):
+        raise CorruptError(f"{name} is torn")
+    return value
+
+
+def check_files(store: Any, manifest: Manifest, files: Sequence[int]) -> None:
+    """Check whole files, as a transfer does what is no payload."""
+    for name in (manifest.file_names[file] for file in files):
+        checked_value(name, store.get(name, FILE_BYTES))
+
+
+class NoPayloads:
+    """Reads no chunks: a transfer copies whole files then, and checks them at the target."""
+
+    def __init__(self, *given: Any) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def stream(self, runs: Any, in_order: bool = False) -> Any:
+        return iter(())
+
+
 def load_from(path: str, ranks: Any, into: Any, *how: Any) -> load_module.LoadReport:
     """Read a rank's share of a checkpoint and what it is made from; each byte is checked."""
-    store = open_store(path)
+    reach = how[-1]
+    store = open_store(path) if reach is None else reach.store
     chain = chains.open_chain(store)
     value = 0
     for link in chain:
@@ -271,13 +307,7 @@ def load_from(path: str, ranks: Any, into: Any, *how: Any) -> load_module.LoadRe
             if error.errno == 2:
                 raise CorruptError(f"{name} is gone") from error
             raise
-        save_id, file_name = name.split("/")[1:]
-        rank, number = file_name.removesuffix(".hf").split("-")
-        if not content.startswith(f"{save_id} {int(rank)} {number} ".encode()):
-            raise CorruptError(f"{name} is torn")
-        value = value_in(content)
-        if content != content_of(save_id, int(rank), int(number), value):
-            raise CorruptError(f"{name} is torn")
+        value = checked_value(name, content)
     into["value"] = value
     return load_module.LoadReport(path, None, 1, (), (), FILE_BYTES, FILE_BYTES, 0)
 
@@ -299,10 +329,16 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (share_module, "decode_written", lambda data: data),
     (write_pipeline, "write_raw", write_raw),
     (commit, "_manifest_of", manifest_of),
-    (directory_module, "decode_manifest", decode_manifest),
+    (described_module, "decode_manifest", decode_manifest),
     (retire, "decode_manifest", decode_manifest),
     (check, "decode_manifest", decode_manifest),
     (check, "check_tiling", check_tiling),
+    (transfer, "decode_manifest", decode_manifest),
+    (transfer, "check_files", check_files),
+    (transfer, "lease", lambda *place: nullcontext(LEASE)),
+    (transfer, "_runs_of", lambda manifest, files: []),
+    (transfer, "DataFileReader", NoPayloads),
+    (tier_steps, "decode_manifest", decode_manifest),
     (commit, "content_digest", content_digest),
     (replace_module, "content_digest", content_digest),
     (chains, "content_digest", content_digest),

@@ -23,7 +23,7 @@ from holdfast.stores.local import LocalStore
 Plant = list[tuple[Any, str, Any]]
 
 
-def _nothing(*given: object) -> None:
+def nothing(*given: object) -> None:
     pass
 
 
@@ -57,7 +57,7 @@ def _sync_made_by_one(store: Any, name: str) -> None:
         _sync_made(store, name)
 
 
-def _prepare_carelessly(store: Any, pending_name: str, data: bytes) -> None:
+def _prepare_carelessly(store: Any, pending_name: str, data: bytes, name: str = "") -> None:
     _write_carelessly(store, store._path(pending_name), data)
 
 
@@ -128,7 +128,7 @@ def _retire_data_first(store: Any) -> None:
 _hold = fence_module.Fence.hold
 
 
-def _hold_without_a_look(fence: Any) -> None:
+def hold_without_a_look(fence: Any) -> None:
     if fence._store.location not in epochs.held:
         _hold(fence)
 
@@ -137,7 +137,7 @@ def _modified_by_own_clock(store: Any, name: str) -> float:
     return float(save_module.time.time())
 
 
-def _keep_but_one(run: Any, kept: set[int]) -> set[int]:
+def keep_but_one(run: Any, kept: set[int]) -> set[int]:
     return kept - {max(kept)} if kept else kept
 
 
@@ -157,7 +157,7 @@ _prepare_replacement = replace_module.Replacement.prepare
 
 
 def _prepare_without_sync(made: Any, *given: Any) -> None:
-    made._store.prepare = lambda name, data: _prepare_carelessly(made._store, name, data)
+    made._store.prepare = lambda *given: _prepare_carelessly(made._store, *given)
     try:
         _prepare_replacement(made, *given)
     finally:
@@ -191,29 +191,29 @@ PLANTS: dict[str, Plant] = {
         (retire, "_published", lambda store: ""),
     ],
     "a replace looks for no deltas": [(replace_module, "check_free", _nothing_kept)],
-    "a replace does not look at the epoch": [(replace_module, "check_epoch", _nothing)],
+    "a replace does not look at the epoch": [(replace_module, "check_epoch", nothing)],
     "no fsync of data": [(DataFileWriter, "_sync", _sync_directories_alone)],
     "no fsync of directories": [
-        (LocalStore, "sync_made", _nothing),
-        (LocalStore, "sync_path", _nothing),
+        (LocalStore, "sync_made", nothing),
+        (LocalStore, "sync_path", nothing),
     ],
-    "no fsync of directories that others made": [(LocalStore, "sync_path", _nothing)],
+    "no fsync of directories that others made": [(LocalStore, "sync_path", nothing)],
     "no fsync of directories but by one rank": [(LocalStore, "sync_made", _sync_made_by_one)],
-    "no fsync of directories above": [(LocalStore, "sync_above", _nothing)],
+    "no fsync of directories above": [(LocalStore, "sync_above", nothing)],
     "no fsync of the pending manifest": [(LocalStore, "_write_durably", _write_carelessly)],
     "fsync again after a failed one": [(DataFileWriter, "_sync", _sync_again)],
     "acknowledged before the link is durable": [(LocalStore, "publish", _publish_without_sync)],
     "link before the last check": [(commits, "Commit", _LinkBeforeTheLastLook)],
     "last check before the manifest is synced": [(commits, "Commit", _LastLookBeforeTheSync)],
-    "no look at the deadline": [(ledger.Ledger, "check_deadline", _nothing)],
-    "no look at the epoch": [(fence_module.Fence, "hold", _hold_without_a_look)],
-    "pending manifests are not revoked": [(fence_module.Fence, "_revoke", _nothing)],
+    "no look at the deadline": [(ledger.Ledger, "check_deadline", nothing)],
+    "no look at the epoch": [(fence_module.Fence, "hold", hold_without_a_look)],
+    "pending manifests are not revoked": [(fence_module.Fence, "_revoke", nothing)],
     "data retired before the manifest": [(directory_module, "retire", _retire_data_first)],
-    "manifest retired without fsync": [(LocalStore, "sync_directory", _nothing)],
+    "manifest retired without fsync": [(LocalStore, "sync_directory", nothing)],
     "sweep ignores age": [(retire, "_is_older", lambda store, names, before_s: True)],
     "data of dead saves goes unbarred": [
-        (LocalStore, "revoke", _nothing),
-        (commits, "check_present", _nothing),
+        (LocalStore, "revoke", nothing),
+        (commits, "check_present", nothing),
     ],
     "LATEST is not atomic": [
         (LocalStore, "prepare", _prepare_carelessly),
@@ -221,16 +221,16 @@ PLANTS: dict[str, Plant] = {
     ],
     "retention ignores bases": [
         (directory_module.Run, "_with_bases", lambda run, kept: kept),
-        (directory_module.Run, "_check_unneeded", _nothing),  # it would notice
+        (directory_module.Run, "_check_unneeded", nothing),  # it would notice
     ],
-    "a link does not look at its base": [(commits, "check_base", _nothing)],
-    "retention does not look for new links": [(directory_module.Run, "_check_unneeded", _nothing)],
-    "retention leaves pending links": [(directory_module, "revoke_links", _nothing)],
+    "a link does not look at its base": [(commits, "check_base", nothing)],
+    "retention does not look for new links": [(directory_module.Run, "_check_unneeded", nothing)],
+    "retention leaves pending links": [(directory_module, "revoke_links", nothing)],
     "retention leaves no mark": [(directory_module, "leaving", contextlib.nullcontext)],
-    "retention lets the newest go": [(directory_module.Run, "_with_bases", _keep_but_one)],
+    "retention lets the newest go": [(directory_module.Run, "_with_bases", keep_but_one)],
     "commit without one rank": [
         (commits, "Commit", _CommitWithoutOne),
-        (commits, "check_tiling", _nothing),
+        (commits, "check_tiling", nothing),
     ],
     "files removed though published": [
         (commits, "_certainly_not_published", lambda store, data: True)
@@ -240,9 +240,9 @@ PLANTS: dict[str, Plant] = {
 
 
 @contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(plant: Plant) -> Iterator[None]:
     """Break the protocol in one way, and mend it."""
-    put = [(where, what, getattr(where, what), new) for where, what, new in PLANTS[name]]
+    put = [(where, what, getattr(where, what), new) for where, what, new in plant]
     for where, what, _, new in put:
         setattr(where, what, new)
     try:

@@ -8,6 +8,7 @@ thread are the same meetings with the time limit of a process group.
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -164,7 +165,7 @@ class RankGroup:
 
     def background(self, name: str, deadline: float) -> Group:
         """Return the ranks for one save in the background."""
-        below = Below(self._meeting, f"{name[-4:]}/")
+        below = Below(self._meeting, f"{name if name.startswith('up/') else name[-4:]}/")
         return StoreGroup(below, self.rank, self.world_size, deadline)  # type: ignore[arg-type]
 
     def _meet(self, data: bytes, wanted: Sequence[int]) -> list[bytes]:
@@ -202,11 +203,12 @@ def clock_of(seat: HasScheduler) -> SimpleNamespace:
         return seat.scheduler.now + 1.7e9 + seat.scheduler.current.process.clock_off_s
 
     now = lambda: seat.scheduler.now  # noqa: E731
-    return SimpleNamespace(monotonic=now, perf_counter=now, time=wall_clock)
+    sleep = lambda seconds: seat.scheduler.pause(seconds)  # noqa: E731
+    return SimpleNamespace(monotonic=now, perf_counter=now, time=wall_clock, sleep=sleep)
 
 
 def threads_of(seat: HasScheduler) -> SimpleNamespace:
-    """Make what stands for the module `threading`."""
+    """Make what stands for the module `threading`, and for a queue."""
 
     class Thread:
         def __init__(self, target: Callable[[], None], name: str = "", daemon: bool = True) -> None:
@@ -235,9 +237,40 @@ def threads_of(seat: HasScheduler) -> SimpleNamespace:
         def wait(self, timeout: float = NEVER) -> bool:
             return seat.scheduler.wait(self, timeout, self.is_set)
 
+    class Lock:
+        def __init__(self) -> None:
+            self._is_held = False
+
+        def __enter__(self) -> None:
+            seat.scheduler.wait(self, NEVER, lambda: not self._is_held)
+            self._is_held = True
+
+        def __exit__(self, *how: object) -> None:
+            self._is_held = False
+            seat.scheduler.wake(self)
+
+    class SimpleQueue:
+        def __init__(self) -> None:
+            self._items: list[object] = []
+
+        def put(self, item: object) -> None:
+            self._items.append(item)
+            seat.scheduler.wake(self)
+
+        def get(self, timeout: float | None = None) -> object:
+            seconds = NEVER if timeout is None else timeout
+            if not seat.scheduler.wait(self, seconds, lambda: bool(self._items)):
+                raise Empty
+            return self._items.pop(0)
+
+        def get_nowait(self) -> object:
+            return self.get(0.0)
+
     return SimpleNamespace(
         Thread=Thread,
         Event=Event,
+        Lock=Lock,
+        SimpleQueue=SimpleQueue,
         TIMEOUT_MAX=threading.TIMEOUT_MAX,
         current_thread=lambda: None,
         get_native_id=lambda: 0,

@@ -18,19 +18,42 @@ from typing import Any
 from crash.disk_model import Directory
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
-from holdfast.engine import epochs, known, ledger, retire
+from holdfast.engine import epochs, known, ledger, retire, transfer
 from holdfast.group import barrier
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import directory as directory_module
 from holdfast.runs import fence as fence_module
+from holdfast.runs import (
+    host_uploads,
+    hosts,
+    leaving,
+    local_mark,
+    metrics_file,
+    progress_file,
+    rewind,
+    throttle,
+    tier_steps,
+    tiers,
+    upload_thread,
+    uploader,
+)
 from holdfast.runs import restore as restore_module
 from holdfast.runs import saver as saver_module
 from holdfast.saving import handle as handle_module
 from holdfast.saving import save as save_module
-from holdfast.stores import local, local_marks
+from holdfast.stores import (
+    local,
+    local_marks,
+    objects,
+    objects_bar,
+    objects_client,
+    objects_files,
+    remote_files,
+)
 
 from . import payload
 from .actors import Process, Scheduler
+from .bucket import Bucket
 from .disk import Disk
 from .ranks import clock_of, threads_of, workers_of
 
@@ -39,23 +62,24 @@ class Seat:
     """The world that the stand-ins work in."""
 
     scheduler: Scheduler
-    disk: Disk
+    disk: Disk | Bucket
+    bucket: Disk | Bucket  # what stores of objects ask
     names: Iterator[int]
     saving: Callable[[str], None]  # told of each save_id
-    tidying: Callable[[int], None]  # told of each step of a run that is committed
+    tidying: Callable[[str, int], None]  # told of a run, and each step of it that is committed
 
 
 SEAT = Seat()
 
 
 class Epochs(dict[str, int]):
-    """The epochs that a process holds; ``taken`` is told of each."""
+    """The epochs that a process holds; ``taken`` is told of each, and of which run it is."""
 
-    taken: Callable[[int], None] = staticmethod(lambda epoch: None)
+    taken: Callable[[str, int], None] = staticmethod(lambda place, epoch: None)
 
     def __setitem__(self, place: str, epoch: int) -> None:
         super().__setitem__(place, epoch)
-        self.taken(epoch)
+        self.taken(place, epoch)
 
 
 def switch(before: Process, after: Process) -> None:
@@ -63,26 +87,34 @@ def switch(before: Process, after: Process) -> None:
     before.flight, before.preparing = handle_module._last, handle_module._owner
     handle_module._last = after.flight  # type: ignore[assignment]
     handle_module._owner = after.preparing
-    epochs.held = after.epochs
+    epochs.held, epochs._names = after.epochs, after.names
     local._changed_s = after.synced
+    objects._bars = after.bars
 
 
 def enter(
     scheduler: Scheduler,
-    disk: Disk,
+    disk: Disk | Bucket,
+    bucket: Disk | Bucket,
     saving: Callable[[str], None],
-    tidying: Callable[[int], None],
+    tidying: Callable[[str, int], None],
 ) -> None:
     """Let the stand-ins work in a world."""
     SEAT.scheduler, SEAT.disk, SEAT.names = scheduler, disk, itertools.count(1)
+    SEAT.bucket = bucket
     SEAT.saving, SEAT.tidying = saving, tidying
     local._current_vfs = disk  # type: ignore[assignment]
-    handle_module._last, handle_module._owner, epochs.held = None, None, {}
-    local._changed_s = {}
+    handle_module._last, handle_module._owner, epochs.held, epochs._names = None, None, {}, []
+    local._changed_s, objects._bars = {}, {}
+    remote_files.FILES.__init__()  # type: ignore[misc]  # processes were killed with some open
+
+
+def _number(size: int) -> str:
+    return f"{next(SEAT.names):0{2 * size}x}"
 
 
 def _token(size: int) -> str:
-    name = f"{next(SEAT.names):0{2 * size}x}"
+    name = _number(size)
     SEAT.saving(name)
     return name
 
@@ -141,7 +173,7 @@ _tidy = directory_module.Run.tidy
 
 
 def _tidy_committed(run: directory_module.Run, step: int) -> None:
-    SEAT.tidying(step)
+    SEAT.tidying(run.root, step)
     _tidy(run, step)
 
 
@@ -184,21 +216,34 @@ def _patches() -> list[tuple[Any, str, Any]]:
                 local_marks,
                 base_choice_module,
                 directory_module,
+                epochs,
                 handle_module,
+                host_uploads,
+                local_mark,
                 retire,
+                tiers,
             )
         ),
         *(
             (m, "time", clock)
-            for m in (barrier, ledger, handle_module, save_module, saver_module, restore_module)
+            for m in (
+                *(barrier, ledger, handle_module, save_module, saver_module, restore_module),
+                *(host_uploads, leaving, throttle, tier_steps, tiers, upload_thread, uploader),
+            )
         ),
-        (handle_module, "threading", threads),
+        *((module, "threading", threads) for module in (handle_module, uploader)),
+        (uploader, "SimpleQueue", threads.SimpleQueue),
+        (upload_thread, "running", set()),
         *(
             (module, "worker", workers)
-            for module in (checkpointer_module, handle_module, save_module)
+            for module in (
+                *(checkpointer_module, handle_module, save_module, leaving, rewind),
+                *(host_uploads, tiers, upload_thread, uploader),
+            )
         ),
         (save_module, "secrets", chance),
         (recompress_module, "secrets", chance),
+        (transfer, "secrets", SimpleNamespace(token_hex=_number)),
         (save_module, "cached_plans", cached_plans),
         (save_module, "end_link", _note_link),
         (
@@ -209,7 +254,18 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (known, "_known", _KnownOfProcess()),
         (fence_module, "_description", lambda epoch: {"epoch": epoch}),
         (directory_module.Run, "tidy", _tidy_committed),
-        (directory_module.Run, "note", lambda *line: None),  # for people
+        *((metrics_file.MetricsFile, n, lambda *line: None) for n in ("add", "take_save")),
+        (hosts, "secrets", SimpleNamespace(token_hex=_number)),
+        (progress_file.ProgressFile, "begin", lambda progress: None),  # the same; it has a thread
+        *(
+            (module, "api", lambda: SEAT.bucket)
+            for module in (objects, objects_client, objects_files)
+        ),
+        (objects_client, "client", lambda *which: SEAT.bucket),
+        (objects, "check_conditions", lambda *where: True),
+        (objects, "check_answers", lambda *where: None),
+        (objects_bar, "secrets", SimpleNamespace(token_hex=_number)),
+        (local, "look_anew", lambda path: None),  # nothing is cached here
         (local.LocalStore, "above_with", _above_with),
         (local.LocalStore, "free_bytes", _free_bytes),
         *payload.PATCHES,
@@ -221,7 +277,7 @@ def installed() -> Iterator[None]:
     """Put the stand-ins in place, and back."""
     put = [(where, name, getattr(where, name), new) for where, name, new in _patches()]
     before = local._current_vfs, handle_module._last, handle_module._owner, epochs.held
-    synced = local._changed_s
+    synced, bars, own_names = local._changed_s, objects._bars, epochs._names
     logger = logging.getLogger("holdfast")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -233,5 +289,5 @@ def installed() -> Iterator[None]:
         for where, name, old, _ in reversed(put):
             setattr(where, name, old)
         local._current_vfs, handle_module._last, handle_module._owner, epochs.held = before
-        local._changed_s = synced
+        local._changed_s, objects._bars, epochs._names = synced, bars, own_names
         logger.setLevel(level)

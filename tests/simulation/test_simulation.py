@@ -4,10 +4,8 @@ from collections import Counter
 
 import pytest
 
-from .campaign import first_noticed, play
-from .plants import PLANTS
+from .campaign import PLANTS, WORLDS, first_noticed, play
 from .seams import installed
-from .worlds import World
 
 SEEDS = range(1, 501)
 HAPPENINGS = (
@@ -18,33 +16,47 @@ HAPPENINGS = (
     "kill",
     "freeze",
     "cut off",
-    "rebased",
-    "replaced",
 )
+AND_ON = {
+    "disk": ("rebased", "replaced"),
+    "objects": ("calls late", "calls again", "calls lost", "replaced"),
+    "tiers": ("calls late", "calls again", "lost disks", "the store does not answer"),
+}
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.
-FROM = {"retention leaves no mark": 322_001, "retention leaves pending links": 9_401}
+FROM = {
+    "retention leaves no mark": 141_301,
+    "retention leaves pending links": 16_001,
+    "a save puts no bar before its last look": 6_501,
+    "a new job bars nothing": 2_001,
+    "the store is taken with the first upload": 2_001,
+    "local steps of another past count": 2_301,
+}
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = ("data of dead saves goes unbarred",)
 
 
-def test_every_promise_holds_in_every_world() -> None:
-    counts, failing = play(SEEDS)
+@pytest.mark.parametrize("on", WORLDS)
+def test_every_promise_holds_in_every_world(on: str) -> None:
+    counts, failing = play(SEEDS, on)
     assert failing == []
-    assert [what for what in HAPPENINGS if not counts[what]] == []
+    assert [what for what in (*HAPPENINGS, *AND_ON[on]) if not counts[what]] == []
 
 
-def test_a_seed_plays_the_same_world_again() -> None:
+@pytest.mark.parametrize("on", WORLDS)
+def test_a_seed_plays_the_same_world_again(on: str) -> None:
     traces = []
     with installed():
         for _ in range(2):
-            world = World(2, Counter(), traced=True)
+            world = WORLDS[on](2, Counter(), traced=True)
             world.play()
             traces.append(world.scheduler.trace)
     assert traces[0] and traces[0] == traces[1]
 
 
-@pytest.mark.parametrize("name", [name for name in PLANTS if name not in RARE])
-def test_a_planted_fault_is_noticed(name: str) -> None:
+@pytest.mark.parametrize(
+    ("on", "name"), [(on, name) for on in WORLDS for name in PLANTS[on] if name not in RARE]
+)
+def test_a_planted_fault_is_noticed(on: str, name: str) -> None:
     first = FROM.get(name, 1)
-    assert first_noticed(name, range(first, first + ENOUGH)) is not None
+    assert first_noticed(name, range(first, first + ENOUGH), on) is not None

@@ -23,7 +23,6 @@ from holdfast.errors import (
 from holdfast.format.names import step_name
 from holdfast.group.base import Group
 from holdfast.runs.directory import Run
-from holdfast.runs.restore import agree_steps
 from holdfast.saving.handle import OUTCOME_GRACE_S, SaveHandle
 
 from .actors import Process
@@ -71,21 +70,13 @@ class Rank:
 
     def _train(self) -> None:
         job = self._job
-        checkpointer = Checkpointer(
-            self._root,
-            every=1,
-            keep=Keep.latest(job.keep) if job.keep else Keep.all(),
-            codec=job.codec,
-            stage=job.stage,  # type: ignore[arg-type]
-            deadline_s=job.deadline_s,
-            signals=(),
-            group=self._group,
-        )
-        step = checkpointer.restore(self._into) or 0
-        self._process.forced |= checkpointer._run.damaged
+        checkpointer = self._opened(Keep.latest(job.keep) if job.keep else Keep.all())
+        step = self._restored(checkpointer)
         for act in job.acts:
             if act == "rebase":
                 self._try(functools.partial(self._rebase, checkpointer, step))
+            elif act == "skip":
+                step += 1
             elif act == "go back":
                 step = self._go_back(checkpointer, step)
             elif act == "replace":
@@ -93,7 +84,30 @@ class Rank:
             else:
                 step += 1
                 self._save(checkpointer, act, step)
-        self._wait(checkpointer, checkpointer.close)
+        if self._wait(checkpointer, checkpointer.close):
+            self._closed()
+
+    def _closed(self) -> None:
+        """Take note that it has ended well."""
+
+    def _opened(self, keep: Keep, **more: Any) -> Checkpointer:
+        job = self._job
+        return Checkpointer(
+            self._root,
+            every=1,
+            keep=keep,
+            codec=job.codec,
+            stage=job.stage,  # type: ignore[arg-type]
+            deadline_s=job.deadline_s,
+            signals=(),
+            group=self._group,
+            **more,
+        )
+
+    def _restored(self, checkpointer: Checkpointer) -> int:
+        step = checkpointer.restore(self._into) or 0
+        self._process.forced |= checkpointer._run.damaged
+        return step
 
     def _save(self, checkpointer: Checkpointer, act: str, step: int) -> None:
         state = {"value": self._job.number * 1000 + step}
@@ -105,7 +119,10 @@ class Rank:
         if act == "step+wait":
             is_good = self._wait(checkpointer, checkpointer.wait) and (is_good or is_begun)
         if is_good and (self._job.stage == "sync" or act != "step"):
-            self._oracle.acknowledge(step, state["value"])
+            self._acknowledge(act, step, state["value"])
+
+    def _acknowledge(self, act: str, step: int, value: int) -> None:
+        self._oracle.acknowledge(step, value)
 
     def _wait(self, checkpointer: Checkpointer, wait: Callable[[], None]) -> bool:
         flight = checkpointer._saver._flight
@@ -175,7 +192,7 @@ class Rank:
     def _save_plainly(self) -> None:
         job, process = self._job, self._process
         process.is_plain = True
-        step = max(agree_steps(Run(self._root, Keep.all()), self._group), default=0)
+        step = max(Run(self._root, Keep.all()).found(self._group), default=0)
         for act in job.acts:
             if act == "replace":
                 self._replace(step)

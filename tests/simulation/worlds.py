@@ -18,15 +18,14 @@ from holdfast.group.base import Group, SingleGroup
 
 from . import seams
 from .actors import NEVER, Process, Scheduler
+from .bucket import Bucket
 from .disk import MOUNT, Disk
 from .oracle import Oracle
 from .ranks import Meeting, RankGroup
 from .training import Job, Rank
 
 END_S = 1e7  # by then everything has ended, however long it was frozen
-ERRORS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.ENOENT)
 MAY_BE_GONE = frozenset(("create", "write", "link", "rename"))
-AIMS = ("", "", "", "link", "unlink", "sync_directory")  # calls that upsets wait for
 UPSETS = ("none", "kill", "kill all", "freeze", "freeze all", "cut off", "power", "jump", "full")
 UPSET_WEIGHTS = (22, 16, 8, 20, 8, 6, 14, 3, 3)
 
@@ -34,21 +33,22 @@ UPSET_WEIGHTS = (22, 16, 8, 20, 8, 6, 14, 3, 3)
 class World:
     """One seed's world; `play` plays it once."""
 
+    group_kind: type[RankGroup] = RankGroup
+    aims: tuple[str, ...] = ("", "", "", "link", "unlink", "sync_directory")  # upsets wait for
+    errors: tuple[int, ...] = (errno.EIO, errno.EIO, errno.ENOSPC, errno.ENOENT)
+    troubles: tuple[str, ...] = ("fail", "fail", "lost", "slow")
+    rank_kind: type[Rank] = Rank
+    disk: "Disk | Bucket"
+    bucket: "Disk | Bucket"  # what stores of objects ask
+
     def __init__(self, seed: int, counts: Counter[str], *, traced: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.counts = counts
         self.scheduler = Scheduler(rng, seams.switch)
         self.scheduler.trace = [] if traced else None
         self.scheduler.density = rng.choice((0.01, 0.01, 0.05, 0.3))
-        self.disk = Disk(self.scheduler)
-        self.disk.clock_off_s += rng.choice((0.0, 0.0, -90000.0, 7200.0, 1e6))
-        user = f"{MOUNT}/user"
-        self.disk.make(user, durable=True)
-        if rng.random() < 0.3:  # what the user has made just now
-            user += "/new"
-            self.disk.make(user, durable=False)
-        self.root = f"{user}/run"
-        self.oracle = Oracle(self.scheduler, self.disk, self.root, counts)
+        self.root = self._place()
+        self.oracle = self._oracle()
         self._troubles: list[tuple[int, str, int, int]] = []  # call, kind, number, how often
         self._lasting: dict[str, tuple[str, int]] = {}  # by operation
         count = rng.choice((1, 2, 2, 2, 3))
@@ -61,6 +61,21 @@ class World:
         self._let_some_replace(random.Random(f"replace {seed}"))
         self._meetings: dict[int, Meeting] = {}
         self._upset = False
+
+    def _oracle(self) -> Oracle:
+        return Oracle(self.scheduler, self.disk, self.root, self.counts)
+
+    def _place(self) -> str:
+        """Make the disk; return the run's place on it."""
+        rng = self.rng
+        self.disk = self.bucket = disk = Disk(self.scheduler)
+        disk.clock_off_s += rng.choice((0.0, 0.0, -90000.0, 7200.0, 1e6))
+        user = f"{MOUNT}/user"
+        disk.make(user, durable=True)
+        if rng.random() < 0.3:  # what the user has made just now
+            user += "/new"
+            disk.make(user, durable=False)
+        return f"{user}/run"
 
     def _codec(self) -> str | Delta:
         return "raw" if self.rng.random() < 0.6 else Delta(every=self.rng.choice((2, 3)))
@@ -111,14 +126,16 @@ class World:
 
     def play(self) -> list[str]:
         """Play it; return the promises broken."""
-        seams.enter(self.scheduler, self.disk, self.oracle.saving, self.oracle.tidying)
-        scheduler, rng = self.scheduler, self.rng
+        seams.enter(
+            *(self.scheduler, self.disk, self.bucket), self.oracle.saving, self.oracle.tidying
+        )
+        scheduler = self.scheduler
         for job in self.jobs:
             self._upset = False
             self._plan_upset(job)
             self._start(job)
             self._wait(lambda job=job: job.is_over or self._upset)
-            scheduler.pause(rng.choice((0.0, 0.0, 10.0, 4000.0, 90000.0)) * rng.random())
+            scheduler.pause(self._pause_s(job))
         self._wait(lambda: all(job.is_over for job in self.jobs))
         self._settle()
         self.oracle.judge("at the end")
@@ -127,6 +144,10 @@ class World:
         self.counts["worlds"] += 1
         self.counts["calls"] += scheduler.calls
         return self.oracle.faults
+
+    def _pause_s(self, job: Job) -> float:
+        """Say how long it takes until the next job begins."""
+        return self.rng.choice((0.0, 0.0, 10.0, 4000.0, 90000.0)) * self.rng.random()
 
     def _wait(self, found: Callable[[], bool]) -> None:
         if not self.scheduler.wait("end", END_S, found) or self.scheduler.hung:
@@ -161,12 +182,12 @@ class World:
         length = (25 + 45 * len(job.acts)) * job.size
         if kind != "none":
             at = scheduler.calls + rng.randrange(1, length)
-            aim = rng.choice(AIMS)
+            aim = rng.choice(self.aims)
             self._add(at, lambda process: self._befall(kind, process, aim))
         for _ in range(rng.choice((0, 0, 0, 1, 2))):
             at = scheduler.calls + rng.randrange(1, length)
-            what = rng.choice(("fail", "fail", "lost", "slow"))
-            number = int(10 ** rng.uniform(0, 5)) if what == "slow" else rng.choice(ERRORS)
+            what = rng.choice(self.troubles)
+            number = int(10 ** rng.uniform(0, 5)) if what == "slow" else rng.choice(self.errors)
             self._troubles.append((at, what, number, rng.choice((1, 1, 2, 9))))
         if self._troubles:
             self._troubles.sort(reverse=True)
@@ -198,9 +219,12 @@ class World:
         self.oracle.watch(operation, path, second)
         is_begun = second.endswith(("/LATEST", ".over")) or "/.manifest-leaving-" in second
         if is_begun or (operation == "unlink" and path.endswith("/MANIFEST")):
-            for process in self._living():
-                if process.frozen_until > self.scheduler.now and self.rng.random() < 0.5:
-                    self._thaw(process)
+            self._thaw_some()
+
+    def _thaw_some(self) -> None:
+        for process in self._living():
+            if process.frozen_until > self.scheduler.now and self.rng.random() < 0.5:
+                self._thaw(process)
 
     def _befall(self, kind: str, process: Process, aim: str) -> None:
         """Let something happen to the process that makes the call, or to all of its job."""
@@ -282,7 +306,8 @@ class World:
             job.processes.append(process)
         meeting = self._meetings[job.number] = Meeting(scheduler, job.processes)
         epochs = seams.Epochs()
-        epochs.taken = lambda epoch: self.oracle.take(job.number, epoch)  # type: ignore[method-assign]
+        taken = lambda place, epoch: self.oracle.take(place, job.number, epoch)  # noqa: E731
+        epochs.taken = taken  # type: ignore[method-assign]
         job.processes[0].epochs = epochs
         self.oracle.keep[job.number] = job.keep or 1 << 30
         for process in job.processes:
@@ -292,9 +317,9 @@ class World:
         """Be one rank, until it ends."""
         group: Group = SingleGroup()
         if job.size > 1:
-            group = RankGroup(self.scheduler, meeting, process.rank, job.size)
+            group = self.group_kind(self.scheduler, meeting, process.rank, job.size)
         try:
-            Rank(self.oracle, self.root, job, process, group).run()
+            self.rank_kind(self.oracle, self.root, job, process, group).run()
         except HoldfastError as error:
             self.counts[f"ended by {type(error).__name__}"] += 1
             self.scheduler.note(f"{process.name} ends: {type(error).__name__}: {error}")

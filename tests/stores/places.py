@@ -1,7 +1,7 @@
 """Stores that tests run against: each a function that gives a new, empty place in one.
 
 Those of this process are always there. The others are real servers, which ``pytest --store moto``
-starts; `servers.py` says which there are.
+starts; `servers.py` and `hdfs_server.py` say which there are.
 """
 
 import itertools
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stores import servers
+from stores import hdfs_server, servers
 
 Place = Callable[[], str]  # of a new, empty place
 HERE = ("local", "memory")
-KINDS = (*HERE, *servers.SERVERS.keys() - servers.REFUSED)
+KINDS = (*HERE, "hdfs", *servers.SERVERS.keys() - servers.REFUSED)
 _numbers = itertools.count()
 
 
@@ -26,6 +26,9 @@ def place_of(kind: str) -> Iterator[Place]:
             yield lambda: str(Path(root, f"p{next(_numbers)}"))
     elif kind == "memory":
         yield lambda: f"memory://tests/p{next(_numbers)}"
+    elif kind == "hdfs":
+        with hdfs_server.running() as base:
+            yield lambda: f"{base}/p{next(_numbers)}"
     else:
         with servers.running(kind) as base:
             yield lambda: f"{base}/p{next(_numbers)}"

@@ -84,6 +84,20 @@ def test_a_name_is_replaced(store: Store) -> None:
     assert store.get("a", 10) == b"third" and [*store.scan()] == ["a"]
 
 
+def test_a_file_is_moved_in_place_of_another(store: Store) -> None:
+    put(store, "b")
+    if not store.shows_pending:
+        assert number_of(lambda: store.move("b", "c")) == errno.EOPNOTSUPP
+        return
+    put(store, "a", b"a")
+    store.move("a", "b")
+    assert store.get("b", 1) == b"a" and not store.exists("a")
+    store.move("b", "made/for/it")
+    assert store.get("made/for/it", 1) == b"a" and not store.exists("b")
+    assert number_of(lambda: store.move("b", "made/for/it")) == errno.ENOENT
+    assert store.get("made/for/it", 1) == b"a"
+
+
 def test_a_stamp_changes_with_what_is_there(store: Store) -> None:
     put(store, "a", b"first")
     before = store.stamp("a")
@@ -146,11 +160,13 @@ def test_who_is_revoked_does_not_publish_and_who_came_first_stays(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, "first")
-    dead = open_store(store.location)
-    dead.prepare(".manifest-1", b"late")
+    dead, bars = open_store(store.location), dict[str, str]()
+    with monkeypatch.context() as other:
+        other.setattr(objects, "_bars", bars)  # as in another process
+        dead.prepare(".manifest-1", b"late", "MANIFEST")
     store.revoke(".manifest-1", "MANIFEST")
-    monkeypatch.setattr(objects, "_bars", {})  # as in another process
-    with pytest.raises(StoreError) if store.can_link else contextlib.nullcontext():
+    monkeypatch.setattr(objects, "_bars", bars)
+    with pytest.raises(StoreError) if store.shows_pending else contextlib.nullcontext():
         assert not dead.publish(".manifest-1", "MANIFEST")
     assert not store.exists("MANIFEST") and "MANIFEST" not in [*store.scan()]
     assert number_of(lambda: store.get("MANIFEST", 100)) == errno.ENOENT
@@ -165,9 +181,9 @@ def test_who_revoked_publishes_in_the_end(store: Store) -> None:
     assert store.publish(".manifest-2", "MANIFEST") and store.get("MANIFEST", 9) == b"mine"
 
 
-def test_a_withdrawn_file_is_gone(store: Store) -> None:
+def test_a_name_is_free_again_when_its_file_is_removed(store: Store) -> None:
     put(store, "MANIFEST", b"old")
-    store.withdraw("MANIFEST")
+    store.remove("MANIFEST")
     assert not store.exists("MANIFEST")
     store.reclaim("MANIFEST")
     assert put(store, "MANIFEST", b"new") and store.get("MANIFEST", 9) == b"new"
@@ -182,7 +198,15 @@ def test_a_url_that_names_no_place_is_refused(url: str) -> None:
         open_store(url)
 
 
-@pytest.mark.parametrize("url", ["ftp://b/a", "hdfs://b/a", "S3://b/a"])
+@pytest.mark.parametrize(
+    "url", ["hdfs://", "hdfs:///a", "hdfs://h:x/a", "hdfs://h//a", "hdfs://h/../a", "hdfs://h/a?b"]
+)
+def test_a_url_that_names_no_place_in_hdfs_is_refused(url: str) -> None:
+    with pytest.raises(OptionError, match="expected hdfs://NAMENODE:PORT/NAME"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["ftp://b/a", "http://b/a", "S3://b/a"])
 def test_a_scheme_without_a_store_is_refused(url: str) -> None:
     with pytest.raises(OptionError, match="There is no store for"):
         open_store(url)

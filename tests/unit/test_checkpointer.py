@@ -111,6 +111,19 @@ def test_metrics_that_are_not_finite_do_not_harm_the_checkpoint(new_path: NewPat
     assert (checkpoint.metrics["b"], checkpoint.metrics["c"]) == (-math.inf, 2**70)
 
 
+def test_a_policy_that_keeps_fewer_steps_than_it_says_is_logged(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = Keep.latest(2) | Keep.every(200)
+    Checkpointer(new_path(), every=50, keep=keep)
+    Checkpointer(new_path(), keep=keep)
+    assert caplog.records == []
+    Checkpointer(new_path(), every=500, keep=keep)
+    (record,) = caplog.records
+    assert "Keep.every(200) keeps only multiples of 1000. Give" in record.message
+    assert record.levelno == logging.WARNING
+
+
 def test_a_damaged_newest_step_is_skipped_loudly_and_replaced_when_reached(
     new_path: NewPath, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -423,6 +436,20 @@ def test_a_restore_says_that_the_newest_step_has_lost_its_manifest(
     assert "MANIFEST is lost" in record.message
 
 
+def test_a_restore_says_nothing_of_an_older_step_that_was_deleted(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A job that is stopped right before it moves LATEST moves it there when it goes on.
+    run = new_path()
+    with Checkpointer(run, every=1) as checkpointer:
+        save_steps(checkpointer, 1, 2)
+        Path(checkpointer.path(1), "MANIFEST").unlink()
+        (run / "LATEST").write_text("step-00000001\n")
+    with caplog.at_level("ERROR", "holdfast"):
+        assert Checkpointer(run).restore(state_at(0)) == 2
+    assert not caplog.records
+
+
 def test_a_step_that_is_saved_again_keeps_the_base_of_its_new_delta(new_path: NewPath) -> None:
     run, delta = new_path(), holdfast.codecs.Delta(every=8)
     with Checkpointer(run, every=1) as earlier:
@@ -434,3 +461,19 @@ def test_a_step_that_is_saved_again_keeps_the_base_of_its_new_delta(new_path: Ne
             checkpointer.wait()
         assert all(not holdfast.verify(checkpointer.path(s)).damage for s in checkpointer.steps())
         assert holdfast.open(checkpointer.path(3)).base is not None
+
+
+@pytest.mark.parametrize("keep", [Keep.all(), Keep.latest(9)])
+def test_data_that_a_delta_needs_stays_when_its_manifest_is_lost(
+    new_path: NewPath, keep: Keep
+) -> None:
+    run, delta = new_path(), holdfast.codecs.Delta(every=8)
+    with Checkpointer(run, codec=delta, keep=keep) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": torch.arange(9000.0) + step / 64})
+        (first := run / "step-00000001" / "MANIFEST").unlink()
+        for path in (*first.parent.rglob("*"), first.parent):
+            os.utime(path, (time.time() - 2 * DAY_S,) * 2)
+        checkpointer.save(9, {"w": torch.zeros(4)})
+        assert holdfast.repair(first.parent, write=True).rebuilt
+        assert holdfast.open(checkpointer.path(2)).tensor("w").equal(torch.arange(9000.0) + 2 / 64)

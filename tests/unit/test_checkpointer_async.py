@@ -89,13 +89,16 @@ def test_a_save_that_is_due_while_another_is_in_flight_waits_or_is_skipped(
         with Checkpointer(new_path(), every=1, options=SMALL) as checkpointer:
             assert all(checkpointer.step(step, state_at(step)) for step in (1, 2))
             assert checkpointer.steps() == [1]
-        with Checkpointer(new_path(), every=1, busy="skip", options=SMALL) as checkpointer:
+        run = new_path()
+        with Checkpointer(run, every=1, busy="skip", options=SMALL) as checkpointer:
             with caplog.at_level(logging.INFO, "holdfast"):
                 assert [checkpointer.step(step, state_at(step)) for step in (1, 2)] == [True, False]
             assert "step-00000002 was not saved: the previous save is still in" in caplog.text
             checkpointer.wait()
             assert checkpointer.step(3, state_at(3))
-    assert checkpointer.steps() == [1, 3]
+            checkpointer.save(4, state_at(4))
+    assert checkpointer.steps() == [1, 3, 4]
+    assert [row["skipped"] for row in records(run)] == [0, 1, 0]
 
 
 def test_save_and_restore_and_retire_after_wait_for_what_is_in_flight(new_path: NewPath) -> None:
@@ -217,9 +220,11 @@ def test_every_save_and_load_is_noted_in_one_line(new_path: NewPath) -> None:
         ("load", 2, 0),
         ("load", 1, 0),
     ]
-    parts = {"wait", "plan", "stage", "encode", "write", "sync", "commit", "retire", "total"}
+    within = {"wait", "plan", "stage", "write", "sync", "commit", "other"}
     for row in found[:2]:
-        assert set(row["seconds"]) == parts and row["bytes"] >= 16_000
+        parts = dict(row["seconds"])
+        assert parts.keys() == within | {"encode", "retire", "total"} and row["bytes"] >= 16_000
+        assert parts["total"] == pytest.approx(sum(parts[part] for part in within), abs=1e-5)
         assert datetime.fromisoformat(row["time"]).utcoffset() == timedelta(0)
     assert 0 < found[0]["stall_s"] <= found[0]["seconds"]["total"] + 1e-3
     assert found[1]["stall_s"] >= found[1]["seconds"]["total"], "save holds training up whole"

@@ -1,6 +1,7 @@
 """What a commit, and what goes with it in a run's directory, does where it seldom gets to."""
 
 import errno
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from holdfast.format import spec
 from holdfast.format.manifest import Manifest, check_table
 from holdfast.format.rows import Written, written_in
 from holdfast.group.phase import Phase
-from holdfast.runs.directory import METRICS_NAME, Run
+from holdfast.runs.directory import Run
 from holdfast.saving import save as save_module
 from holdfast.stores.local import LocalStore
 
@@ -67,12 +68,83 @@ def test_a_directory_that_cannot_be_listed_is_not_saved_to(
         commit.check_absent(LocalStore(path))
 
 
+def test_a_directory_that_goes_while_it_is_looked_at_holds_no_checkpoint(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := new_path()).mkdir()
+    monkeypatch.setattr(LocalStore, "list", failing(errno.ENOENT))
+    commit.check_absent(LocalStore(path))
+
+
+def test_data_that_cannot_be_listed_is_not_taken_for_ours(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, names = new_path(), LocalStore.list
+    (path / spec.DATA_DIRECTORY).mkdir(parents=True)
+
+    def refuse(self: LocalStore, name: str = "") -> Any:
+        return failing(errno.EIO)() if name == spec.DATA_DIRECTORY else names(self, name)
+
+    commit.check_absent(LocalStore(path))
+    monkeypatch.setattr(LocalStore, "list", refuse)
+    with pytest.raises(StoreError, match="does not work"):
+        commit.check_absent(LocalStore(path))
+
+
+@pytest.mark.parametrize("call", ["list", "modified_s"])
+def test_data_of_which_nothing_is_known_is_not_deleted(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path, real = new_path(), getattr(LocalStore, call)
+    (dead := path / spec.DATA_DIRECTORY / SAVE_ID).mkdir(parents=True)
+    (dead / "00000-0.hf").write_bytes(b"1")
+
+    def refuse(self: LocalStore, name: str = "") -> Any:
+        return failing(errno.EIO)() if name.endswith(SAVE_ID) else real(self, name)
+
+    monkeypatch.setattr(LocalStore, call, refuse)
+    with pytest.raises(StoreError, match="does not work"):
+        retire.sweep(LocalStore(path), math.inf)
+    assert left(path) == ["00000-0.hf"]
+    monkeypatch.setattr(LocalStore, call, real)
+    retire.sweep(LocalStore(path), math.inf)
+    assert not path.exists()
+
+
+def test_a_directory_that_goes_while_it_is_swept_needs_no_sweep(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = new_path(), LocalStore.modified_s
+    (path / spec.DATA_DIRECTORY / SAVE_ID).mkdir(parents=True)
+
+    def late(self: LocalStore, name: str) -> float:
+        if name.endswith(SAVE_ID):
+            shutil.rmtree(path / spec.DATA_DIRECTORY, ignore_errors=True)
+        return real(self, name)
+
+    monkeypatch.setattr(LocalStore, "modified_s", late)
+    retire.sweep(LocalStore(path), 0)
+    assert not (path / spec.DATA_DIRECTORY).exists()
+
+
 def test_a_manifest_that_nobody_would_read_is_not_committed(
     new_path: NewPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_path()
     monkeypatch.setattr(spec, "MANIFEST_BYTES_MAX", 100)
     with pytest.raises(StateError, match=r"cannot be read back: it takes \d+ bytes, at most 1"):
+        save(path)
+    assert left(path) == []
+
+
+def test_a_header_that_nobody_would_read_is_not_committed(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = new_path()
+    monkeypatch.setattr(spec, "HEADER_BYTES_MAX", 100)
+    with pytest.raises(
+        StateError, match=r"data file cannot be read back: its JSON header takes \d+"
+    ):
         save(path)
     assert left(path) == []
 
@@ -248,8 +320,8 @@ def test_what_cannot_be_noted_is_logged(
     new_path: NewPath, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = new_path()
-    (root / METRICS_NAME).mkdir(parents=True)
-    Run(root, Keep.all()).note("save", 3, [{"seconds": 1}])
+    (root / "metrics.jsonl").mkdir(parents=True)
+    Run(root, Keep.all()).metrics.add("save", 3, [{"seconds": 1}])
     assert "metrics.jsonl lacks the save of step 3" in caplog.text
 
 

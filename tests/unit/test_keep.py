@@ -55,6 +55,12 @@ def test_a_count_that_cannot_be_is_refused(count: int) -> None:
         Keep.best("loss", 1, mode="lowest")
 
 
+@pytest.mark.parametrize("metric", [None, 1, ["loss"], b"loss"])
+def test_a_metric_is_given_by_its_name(metric: str) -> None:
+    with pytest.raises(OptionError, match=r"^metric is .*expected the name of a metric"):
+        Keep.best(metric, 1)
+
+
 def test_policies_that_are_joined_otherwise_are_refused() -> None:
     with pytest.raises(OptionError, match=r"expected Keep \| Keep"):
         Keep.latest(1) & Keep.every(2)

@@ -6,11 +6,9 @@ import random
 import threading
 from collections.abc import Callable
 from ctypes import memset
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -22,7 +20,6 @@ from holdfast.codecs.groups import MOMENTS, find_groups
 from holdfast.engine.decode import decode
 from holdfast.engine.encode import Coded
 from holdfast.errors import CorruptError, OptionError
-from holdfast.format.references import check_references
 from holdfast.layout import Tensor
 from holdfast.options import SLOT_BYTES, Options
 
@@ -227,19 +224,6 @@ def test_ranks_that_share_a_load_read_each_chunk_once(new_path: NewPath, world_s
     *read, alone = [r.bytes_read for r in reports if isinstance(r, holdfast.LoadReport)]
     assert len(read) == world_size
     assert sum(read) <= alone + PAGES_OF_A_CUT * (world_size - 1)
-
-
-@pytest.mark.parametrize(("between", "fits"), [(15 << 20, True), ((15 << 20) + 64, False)])
-def test_a_chunk_lies_near_the_one_it_refers_to(between: int, fits: bool) -> None:
-    """From the beginning of the first to the end of the last: a reader takes them in at once."""
-    start, size = np.array([64, between - 936]), np.array([500, 1000])
-    first = np.array([0, 2])
-    check = partial(check_references, np.array([-1, 0]), first, start, size, start.copy())
-    if fits:
-        check()
-        return
-    with pytest.raises(CorruptError, match="lies far from the one it refers to"):
-        check()
 
 
 def test_odd_elements_survive(new_path: NewPath) -> None:

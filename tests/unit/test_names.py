@@ -11,7 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.format.names import data_file_name, display_names, misnamed, step_name, step_of
+from holdfast.format.names import (
+    FOREIGN_MAX,
+    data_file_name,
+    display_names,
+    foreign_of,
+    misnamed,
+    step_name,
+    step_of,
+)
 from holdfast.layout import Key, Path
 
 # (keys of a state, each opened by the next; the names in the order of the state). A state holds
@@ -108,3 +116,18 @@ def test_a_name_of_another_step_is_told() -> None:
     assert "named step 6, but holds step 5" in str(misnamed("step-00000006", 5))
     for name, step in (("step-00000006", 6), ("step-00000006", None), ("step-6", 5), ("x", 5)):
         assert misnamed(name, step) is None
+
+
+def test_of_foreign_names_the_first_are_held_and_all_are_counted() -> None:
+    ours = ["MANIFEST", "SIGNATURE", "data", ".manifest-of-the-dead"]
+    names = [f"{n:05}.bin" for n in range(5 * FOREIGN_MAX)]
+    found = foreign_of([*ours, *reversed(names)])
+    assert found.names == tuple(names[:FOREIGN_MAX])
+    assert found.count == len(names) and found.of_dcp == ()
+
+
+def test_some_files_of_dcp_are_told_wherever_they_stand_among_others() -> None:
+    ours = [f"__{n}_0.distcp" for n in range(5)]
+    found = foreign_of(["a", ours[0], "b", "MANIFEST", *ours[1:], "c"])
+    assert found.of_dcp == tuple(ours[:3])
+    assert found.count == 8 and set(found.names) == {"a", "b", "c", *ours}

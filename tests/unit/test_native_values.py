@@ -125,8 +125,9 @@ class Unset:
     x: int = dataclasses.field(init=False)
 
 
-CLOSED, ODD_NAMES = io.BytesIO(), Namespace()
+CLOSED, ODD_NAMES, LABELLED = io.BytesIO(), Namespace(), Point(1)
 CLOSED.close()
+vars(LABELLED)["label"] = "a"
 vars(ODD_NAMES)[1] = 2  # type: ignore[index]
 LOCAL = datetime(2024, 7, 1, tzinfo=ZoneInfo("UTC"))
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -136,6 +137,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a named offset": (timezone(timedelta(hours=1), "CET"), "is a named time zone"),
     "a namespace with a number for a name": (ODD_NAMES, "has an attribute whose name is no text"),
     "a field that was never set": (Unset(), r"Unset that has a field without a value"),
+    "an attribute that is no field": (LABELLED, "Point that has attributes that are no fields"),
     "a file that is closed": (CLOSED, "is closed"),
     "a tensor in a set": ({torch.ones(1)}, r"is a set that holds a torch\.Tensor; expected plain"),
     "a tensor in a dataclass": (

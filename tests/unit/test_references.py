@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from holdfast.errors import CorruptError
 from holdfast.format.coding import Coding
 from holdfast.format.header import Header
-from holdfast.format.references import NONE, find_references
+from holdfast.format.references import NONE, check_references, find_references
 from holdfast.format.table import Table
 from holdfast.layout import Tensor
 
@@ -77,3 +78,40 @@ def test_a_payload_refers_to_no_other_box_and_no_other_parameter() -> None:
         found(table_of([(0, 0, 0), (0, 1, 1)]))
     with pytest.raises(CorruptError, match="a shard that is not in its file"):
         found(table_of([(0, 0, 0), (1, 1, 0)]))
+
+
+@pytest.mark.parametrize(("between", "fits"), [(15 << 20, True), ((15 << 20) + 64, False)])
+def test_a_chunk_lies_near_the_one_it_refers_to(between: int, fits: bool) -> None:
+    """From the beginning of the first to the end of the last: a reader takes them in at once."""
+    start, size = np.array([64, between - 936]), np.array([500, 1000])
+    first = np.array([0, 2])
+    check = partial(check_references, np.array([-1, 0]), first, start, size, start.copy())
+    if fits:
+        check()
+        return
+    with pytest.raises(CorruptError, match="lies far from the one it refers to"):
+        check()
+
+
+def chain(*references: int, sizes: tuple[int, ...] | None = None) -> partial[None]:
+    """Return a check of payloads of one file, one behind the other."""
+    size = np.array(sizes or [64] * len(references))
+    start = 64 + np.concatenate([[0], np.cumsum(size)[:-1]])
+    rows, first = np.array(references), np.array([0, len(references)])
+    return partial(check_references, rows, first, start, size, start.copy())
+
+
+def test_references_go_through_three_chunks_and_no_further() -> None:
+    chain(NONE, 0, 1, 2)()
+    with pytest.raises(CorruptError, match="refers to one that refers to others in turn"):
+        chain(NONE, 0, 1, 2, 3)()
+    with pytest.raises(CorruptError, match="refers to one that refers to others in turn"):
+        chain(1, 0)()  # for ever
+
+
+def test_nothing_refers_to_a_chunk_of_no_payload() -> None:
+    chain(NONE, 0, sizes=(64, 0))()
+    with pytest.raises(CorruptError, match="refers to one of no payload"):
+        chain(NONE, 0, sizes=(0, 64))()
+    with pytest.raises(CorruptError, match="refers to one of no payload"):
+        chain(NONE, 0, 1, sizes=(64, 0, 64))()

@@ -171,3 +171,31 @@ def test_an_object_that_lost_a_part_stays_as_it_was(new_path: NewPath) -> None:
     report = holdfast.load(there, into=state, strict=False)
     assert report.missing == ("average.square",) and state["w"].tolist() == [1, 1, 1]
     assert state["average"].sum[0] == 2 and state["average"].square[0] == 2.5
+
+
+def test_an_object_whose_values_are_lost_with_the_manifest_stays_as_it_was(
+    new_path: NewPath,
+) -> None:
+    """A MANIFEST that is rebuilt from data files has tensors alone."""
+    path, state = new_path(), {"model": nn.Linear(4, 4), "random": holdfast.RandomState(), "n": 1}
+    holdfast.save(state, path)
+    (path / "MANIFEST").unlink()
+    for file in path.glob("data/*/*.hf"):
+        os.utime(file, (0, 0))
+    holdfast.repair(path, write=True)
+    weight = state["model"].weight.detach().clone()
+    nn.init.zeros_(state["model"].weight)
+    before = torch.get_rng_state()
+    report = holdfast.load(path, into=state, strict=False)
+    assert torch.equal(state["model"].weight, weight) and torch.equal(torch.get_rng_state(), before)
+    assert "n" in report.missing and "random.world_size" in report.missing
+
+
+def test_an_object_that_has_lost_nothing_is_filled(new_path: NewPath) -> None:
+    saved = train(training(), 3) | {"random": holdfast.RandomState()}
+    drawn = torch.get_rng_state()
+    path = repaired(new_path, saved, "exp_avg")
+    torch.rand(3)
+    report = holdfast.load(path, into=saved, strict=False)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert not [name for name in report.missing if name.startswith("random")]

@@ -326,9 +326,9 @@ def test_busy_waits_skips_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     state, commit = {"w": torch.ones(1000)}, save_module.commit
     gates = {str(tmp_path / name): threading.Event() for name in "abc"}
 
-    def held(store: Store, *given: Any) -> None:
+    def held(store: Store, *given: Any, **more: Any) -> None:
         assert gates[store.location].wait(60)
-        commit(store, *given)
+        commit(store, *given, **more)
 
     monkeypatch.setattr(save_module, "commit", held)
     first = holdfast.save_async(state, tmp_path / "a")

@@ -28,7 +28,7 @@ from holdfast.layout import whole
 from holdfast.options import SLOT_BYTES
 from holdfast.plan.load_plan import find_chunks, wants_of
 from holdfast.plan.reads import Reads
-from holdfast.plan.share_plan import SharedRun, encode_rows, share_out
+from holdfast.plan.share_plan import SharedRun, encode_rows, holders_of, share_out
 from holdfast.stores.url import open_store
 
 WAIT_S = 30.0
@@ -88,6 +88,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
     state = {f"w{i}": torch.randn(size, generator=chance) for i, size in enumerate(sizes)}
     holdfast.save(state, path, options=Options(chunk_elements=1 << 16))
     return path, state
+
+
+@pytest.fixture(scope="module")
+def saved_in_files(
+    tmp_path_factory: pytest.TempPathFactory, saved: tuple[Path, dict[str, torch.Tensor]]
+) -> tuple[Path, dict[str, torch.Tensor]]:
+    path = tmp_path_factory.mktemp("files") / "c"
+    options = Options(chunk_elements=1 << 14, file_bytes=2 << 20)
+    holdfast.save(saved[1], path, options=options)
+    return path, saved[1]
 
 
 def blank(state: dict[str, torch.Tensor], names: str) -> dict[str, torch.Tensor]:
@@ -167,6 +177,52 @@ def test_every_chunk_has_one_reader_and_all_ranks_agree(
     assert set(readers) == set().union(*needed.values())
     for a, b in combinations(range(world_size), 2):
         assert in_common(shares[a][1], b) == in_common(shares[b][1], a)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_who_cannot_read_a_file_is_helped_by_one_that_can(
+    saved_in_files: tuple[Path, dict[str, torch.Tensor]], seed: int
+) -> None:
+    path, state = saved_in_files
+    chance = random.Random(seed)
+    manifest = read_manifest(open_store(path))
+    files = len(manifest.file_names)
+    assert files > 3
+    world_size = chance.randrange(2, 7)
+    # Disks of hosts: some files on one, some on two, some on none.
+    told_files = [[chance.random() < 0.3 for _ in range(files)] for _ in range(world_size)]
+    holders = holders_of(told_files)
+    reads = []
+    for _ in range(world_size):
+        here = needs(manifest, {n for n in state if chance.random() < 0.7})
+        reads.append(here[np.array([chance.random() < 0.6 for _ in here.rows], bool)])
+    told = [encode_rows(each) for each in reads]
+    shares = [
+        share_out(manifest, reads[r], told, r, SLOT_BYTES, holders) for r in range(world_size)
+    ]
+    readers: Counter[int] = Counter()
+    for rank, (alone, shared) in enumerate(shares):
+        own = [read.row for run in alone for read in run.chunks]
+        common = [read.row for entry in shared for read in entry.run.chunks]
+        got = own + common
+        assert len(got) == len(set(got)), "a chunk comes twice"
+        assert set(reads[rank].rows.tolist()) <= set(got), "a chunk is missing"
+        readers.update(own)
+        for row in own:
+            assert may_read(manifest, told_files, rank, row)
+        for entry in shared:
+            rows = [read.row for read in entry.run.chunks]
+            assert all(may_read(manifest, told_files, entry.reader, row) for row in rows)
+            if entry.reader == rank:
+                readers.update(rows)
+    assert set(readers.values()) <= {1}, "two ranks read a chunk"
+    for a, b in combinations(range(world_size), 2):
+        assert in_common(shares[a][1], b) == in_common(shares[b][1], a)
+
+
+def may_read(manifest: Manifest, told: list[list[bool]], rank: int, row: int) -> bool:
+    file = int(manifest.file_first_chunk.searchsorted(row, "right")) - 1
+    return told[rank][file] or not any(each[file] for each in told)
 
 
 def in_common(shared: tuple[SharedRun, ...], other: int) -> list[tuple[object, ...]]:

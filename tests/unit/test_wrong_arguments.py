@@ -47,7 +47,7 @@ Use = Callable[[Place, Any], Any]
 # What no path is; bytes are refused too: a checkpoint's paths are text.
 NO_PATHS: list[Any] = [
     *(None, 5, 1.5, True, b"/tmp", "", "a\0b", "a/\udcff", ["a"], object(), 10**5000),
-    *(STATE, MODEL, WEIGHT, ARRAY, "~nobody-has-this-name/a", "hdfs://host/run"),
+    *(STATE, MODEL, WEIGHT, ARRAY, "~nobody-has-this-name/a", "ftp://host/run"),
 ]
 PATHS: dict[str, tuple[Use, str]] = {
     "save": (lambda p, v: holdfast.save(STATE, v), "path"),

@@ -138,6 +138,11 @@ class Vfs {
 // Bytes of `fd` from `offset` to its end, without an Operation: bounds a buffer before a read.
 std::uint64_t bytes_after(int fd, std::uint64_t offset);
 
+// Opens the directory that `path` is in, and closes it: a client of NFS then asks its server what
+// that directory holds ("close-to-open"). Else it answers from its caches for up to a minute, also
+// that a name is not there. Changes nothing, and says nothing of errors.
+void look_anew(const std::string& path);
+
 // Interrupted calls (EINTR, EAGAIN) are made again, this often in a row without progress.
 inline constexpr int kRetriesMax = 100;
 

@@ -151,32 +151,33 @@ void make_decode_table(const Frequencies& frequencies, DecodeTable& table) {
   }
 }
 
-// One symbol of one lane, as rans_loops.h does many. A word is put down in any case, in front of
-// `end`, and stays where the state was full: which it is cannot be foretold.
+// One symbol of one lane, as rans_loops.h does many. A word is put down in front of `end` where the
+// state is full. With most symbols it is not, which a processor foretells.
 void encode_one(std::uint32_t& state, std::uint16_t*& end, const EncodeTable& table,
                 std::uint8_t symbol) {
   const std::uint32_t packed = table.packed[symbol];
   const std::uint32_t complement = packed & (kScale - 1);
-  const bool full = state >= (kScale - complement) << 19;
-  end[-1] = static_cast<std::uint16_t>(state);
-  end -= full ? 1 : 0;
-  state >>= full ? 16 : 0;
+  if (state >= (kScale - complement) << 19) [[unlikely]] {
+    *--end = static_cast<std::uint16_t>(state);
+    state >>= 16;
+  }
   const auto high =
       static_cast<std::uint32_t>(std::uint64_t{state} * table.reciprocal[symbol] >> 32);
   state += (packed >> 12 & 0x1FFF) + (high >> (packed >> 25)) * complement;
 }
 
-// The same backward; `words` has one to read.
+// The same backward; `words` has one to read. Most symbols read none, which a processor foretells.
 void decode_one(std::uint32_t& state, const std::uint8_t*& words, const DecodeTable& table,
                 std::uint8_t& symbol) {
   const std::uint32_t slot = table.slot[state & (kScale - 1)];
   symbol = static_cast<std::uint8_t>(slot);
   state = ((slot >> 8 & 0xFFF) + 1) * (state >> kScaleBits) + (slot >> 20);
-  std::uint16_t word;
-  std::memcpy(&word, words, 2);
-  const bool small = state < kStateMin;
-  words += small ? 2 : 0;
-  state = small ? state << 16 | word : state;
+  if (state < kStateMin) [[unlikely]] {
+    std::uint16_t word;
+    std::memcpy(&word, words, 2);
+    words += 2;
+    state = state << 16 | word;
+  }
 }
 
 // The same, where there may be no word left to read.
@@ -192,20 +193,33 @@ bool decode_carefully(std::uint32_t& state, const std::uint8_t*& words, const st
   return none == kNoWord;
 }
 
+// Calls body(a function from the index of a symbol to that of its table). A loop without contexts
+// is one of its own: it does not ask for each symbol.
+template <class Body>
+void with_tables(const std::uint8_t* contexts, Body body) {
+  if (contexts != nullptr) {
+    body([contexts](std::size_t i) -> std::size_t { return contexts[i]; });
+  } else {
+    body([](std::size_t) -> std::size_t { return 0; });
+  }
+}
+
 template <std::size_t lanes>
 std::uint16_t* encode_groups(const Symbols& symbols, std::size_t count, const EncodeTable* tables,
                              std::uint32_t* states, std::uint16_t* end) {
   std::uint32_t held[lanes];
   std::copy_n(states, lanes, held);
-  for (std::size_t at = count; at > 0;) {
-    at -= lanes;
+  const auto encode_all = [&](auto table_of) {
+    for (std::size_t at = count; at > 0;) {
+      at -= lanes;
 #pragma GCC unroll 8
-    for (std::size_t n = 1; n <= lanes; ++n) {
-      const std::size_t lane = lanes - n;
-      const std::size_t context = symbols.contexts != nullptr ? symbols.contexts[at + lane] : 0;
-      encode_one(held[lane], end, tables[context], symbols.data[at + lane]);
+      for (std::size_t n = 1; n <= lanes; ++n) {
+        const std::size_t lane = lanes - n;
+        encode_one(held[lane], end, tables[table_of(at + lane)], symbols.data[at + lane]);
+      }
     }
-  }
+  };
+  with_tables(symbols.contexts, encode_all);
   std::copy_n(held, lanes, states);
   return end;
 }
@@ -218,13 +232,15 @@ std::size_t decode_groups(std::span<std::uint8_t> target, const std::uint8_t* co
   std::uint32_t held[lanes];
   std::copy_n(states, lanes, held);
   std::size_t at = 0;
-  for (; at + lanes <= target.size() && end - words >= std::ptrdiff_t{2 * lanes}; at += lanes) {
+  const auto decode_all = [&](auto table_of) {
+    for (; at + lanes <= target.size() && end - words >= std::ptrdiff_t{2 * lanes}; at += lanes) {
 #pragma GCC unroll 8
-    for (std::size_t lane = 0; lane < lanes; ++lane) {
-      const std::size_t context = contexts != nullptr ? contexts[at + lane] : 0;
-      decode_one(held[lane], words, tables[context], target[at + lane]);
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        decode_one(held[lane], words, tables[table_of(at + lane)], target[at + lane]);
+      }
     }
-  }
+  };
+  with_tables(contexts, decode_all);
   std::copy_n(held, lanes, states);
   return at;
 }

@@ -189,6 +189,13 @@ bool any_unlikely(const std::uint8_t* symbols, const std::uint8_t* likely, std::
   return any != 0;
 }
 
+// Loops in place of algorithms of the library, of which Clang's makes no vectors.
+std::uint8_t largest_of(const std::uint8_t* symbols, std::size_t count) {
+  std::uint8_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) most = std::max(most, symbols[i]);
+  return most;
+}
+
 // Where `likely` is 0 and where it is 1, changed places.
 const std::uint8_t* others_of(const std::uint8_t* likely, std::size_t count) {
   auto* others = scratch<std::uint8_t, OtherMemory>(count);
@@ -221,7 +228,7 @@ bool get_symbols(std::span<const std::uint8_t>& payload, const std::uint8_t* lik
   if (!decode_symbols(payload, {rest, count - found}, nullptr, 1, kernel)) return false;
   std::memset(symbols, 0, count);
   kernel.scatter_where(part, likely, count, symbols);
-  if (std::any_of(rest, rest + (count - found), [](std::uint8_t symbol) { return symbol != 0; })) {
+  if (largest_of(rest, count - found) != 0) {
     kernel.scatter_where(rest, others_of(likely, count), count, symbols);
   }
   return true;
@@ -311,7 +318,7 @@ bool decode_excp(ExcpRole role, std::span<const std::uint8_t> payload, std::size
   auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
   const std::uint8_t* likely = find_likely(role, count, relatives, kernel);
   if (!get_symbols(payload, likely, count, symbols, kernel) || !payload.empty() ||
-      *std::max_element(symbols, symbols + count) > centres.count) {
+      largest_of(symbols, count) > centres.count) {
     return false;
   }
   place(role, symbols, count, centres, relatives.base, target, kernel);

@@ -60,7 +60,7 @@ bool is_whole(const Part& part) {
 
 // What the step makes of elements `from` and on; no NaN, whose bits differ from machine to machine.
 void predict(Mode mode, const Constants& constants, const Part& part, std::size_t from,
-             std::size_t count, float* result) {
+             std::size_t count, float* __restrict result) {
   const float first = constants.values[0], second = constants.values[1],
               third = constants.values[2];
   const float *base = part.base + from, *moment = part.exp_avg + from, *other = part.other + from;
@@ -88,6 +88,13 @@ std::uint32_t missed_by(float value, float predicted) {
 std::uint32_t moved_by(float predicted, std::uint32_t missed) {
   const std::uint32_t step = missed >> 1 ^ (0u - (missed & 1));
   return bits_at<32>(place_of<32>(bits_of(predicted)) + step);
+}
+
+// The first escape among symbols; `end` where there is none. Loops that make vectors leave escapes
+// to this: they are rare.
+const std::uint8_t* next_escape(const std::uint8_t* at, const std::uint8_t* end) {
+  const void* found = std::memchr(at, kEscape, static_cast<std::size_t>(end - at));
+  return found != nullptr ? static_cast<const std::uint8_t*>(found) : end;
 }
 
 // Elements that are evenly spread, next to each other in memory.
@@ -255,15 +262,19 @@ std::size_t encode_replay(Mode mode, const void* data, std::size_t count,
   std::uint8_t* const escapes = out + sizeof constants + coded_bytes_max(count);
   std::size_t escaped = 0;
   float predicted[kBlock];
+  std::uint32_t missed[kBlock];
   for (std::size_t from = 0; from < count; from += kBlock) {
     const std::size_t size = std::min(kBlock, count - from);
     predict(mode, constants, part, from, size, predicted);
+    std::uint8_t* const here = symbols + from;
     for (std::size_t i = 0; i < size; ++i) {
-      const std::uint32_t missed = missed_by(part.data[from + i], predicted[i]);
-      symbols[from + i] = static_cast<std::uint8_t>(std::min(missed, kEscape));
-      if (missed < kEscape) continue;
+      missed[i] = missed_by(part.data[from + i], predicted[i]);
+      here[i] = static_cast<std::uint8_t>(std::min(missed[i], kEscape));
+    }
+    for (const auto* at = next_escape(here, here + size); at != here + size;
+         at = next_escape(at + 1, here + size)) {
       if (4 * escaped + 4 > count) return 0;
-      std::memcpy(escapes + 4 * escaped++, &missed, 4);
+      std::memcpy(escapes + 4 * escaped++, missed + (at - here), 4);
     }
   }
   std::memcpy(out, &constants, sizeof constants);
@@ -283,25 +294,25 @@ bool decode_replay(Mode mode, std::span<const std::uint8_t> payload, std::size_t
   payload = payload.subspan(sizeof constants);
   auto* symbols = scratch<std::uint8_t, SymbolMemory>(count);
   if (!decode_symbols(payload, {symbols, count}, nullptr, 1, kernel)) return false;
-  const auto escaped = static_cast<std::size_t>(std::count(symbols, symbols + count, kEscape));
-  if (payload.size() != 4 * escaped) return false;
-  const std::uint8_t* escapes = payload.data();
   auto* words = static_cast<std::uint32_t*>(target);
   float predicted[kBlock];
+  std::uint32_t missed[kBlock];
   for (std::size_t from = 0; from < count; from += kBlock) {
     const std::size_t size = std::min(kBlock, count - from);
     predict(mode, constants, part, from, size, predicted);
-    for (std::size_t i = 0; i < size; ++i) {
-      std::uint32_t missed = symbols[from + i];
-      if (missed == kEscape) {
-        std::memcpy(&missed, escapes, 4);
-        if (missed < kEscape) return false;
-        escapes += 4;
-      }
-      words[from + i] = moved_by(predicted[i], missed);
+    const std::uint8_t* const here = symbols + from;
+    std::copy_n(here, size, missed);
+    for (const auto* at = next_escape(here, here + size); at != here + size;
+         at = next_escape(at + 1, here + size)) {
+      std::uint32_t& escape = missed[at - here];
+      if (payload.size() < sizeof escape) return false;
+      std::memcpy(&escape, payload.data(), sizeof escape);
+      if (escape < kEscape) return false;
+      payload = payload.subspan(sizeof escape);
     }
+    for (std::size_t i = 0; i < size; ++i) words[from + i] = moved_by(predicted[i], missed[i]);
   }
-  return true;
+  return payload.empty();
 }
 
 }  // namespace holdfast

@@ -12,64 +12,75 @@
 
 namespace holdfast {
 
-// What one thread has for a Tag.
-template <class T, class Tag>
+// Memory that begins on a line of the cache.
+struct Room {
+  static constexpr std::align_val_t kAlign{64};
+  struct Free {
+    void operator()(void* memory) const { ::operator delete(memory, kAlign); }
+  };
+
+  static Room of(std::size_t bytes) {
+    return {std::unique_ptr<void, Free>(::operator new(bytes, kAlign)), bytes};
+  }
+
+  std::unique_ptr<void, Free> memory;
+  std::size_t bytes = 0;
+};
+
+// What threads left behind. It outlives every thread, and is there before any. Nobody waits for the
+// mutex: a child that was forked while it was locked would for ever. That child shares nothing
+// between its threads.
+struct Shelf {
+  std::mutex mutex;
+  std::vector<Room>* left = nullptr;
+
+  // Returns no room where nothing was left, or another thread is here.
+  Room take() {
+    const std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock || left == nullptr || left->empty()) return {};
+    Room room = std::move(left->back());
+    left->pop_back();
+    return room;
+  }
+
+  void put(Room room) {
+    const std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock || room.bytes == 0) return;
+    if (left == nullptr) left = new std::vector<Room>;
+    left->push_back(std::move(room));
+  }
+};
+
+static_assert(std::is_trivially_destructible_v<Shelf>);  // else it would be gone before threads are
+
+// What one thread has of a shelf.
 class Scratch {
  public:
-  Scratch() {
-    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && left_ && !left_->empty()) {
-      std::swap(held_, left_->back());
-      left_->pop_back();
-    }
-  }
-  ~Scratch() {
-    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && held_.count > 0) {
-      if (left_ == nullptr) left_ = new std::vector<Held>;
-      left_->push_back(std::move(held_));
-    }
-  }
+  explicit Scratch(Shelf& shelf) : shelf_(shelf), room_(shelf.take()) {}
+  ~Scratch() { shelf_.put(std::move(room_)); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  T* take(std::size_t count) {
+  void* take(std::size_t bytes) {
 #ifdef HOLDFAST_SANITIZE
-    held_.count = 0;  // only so a sanitizer sees where what is in use ends
+    room_.bytes = 0;  // only so a sanitizer sees where what is in use ends
 #endif
-    if (held_.count < count) held_ = {Memory(allocate(count)), count};
-    return held_.memory.get();
+    if (room_.bytes < bytes) room_ = Room::of(bytes);
+    return room_.memory.get();
   }
 
  private:
-  static_assert(std::is_trivially_default_constructible_v<T>);
-  static constexpr std::align_val_t kAlign{64};  // a line of the cache
-
-  struct Free {
-    void operator()(T* memory) const { ::operator delete(memory, kAlign); }
-  };
-  using Memory = std::unique_ptr<T[], Free>;
-
-  struct Held {
-    Memory memory;
-    std::size_t count = 0;
-  };
-
-  static T* allocate(std::size_t count) {
-    return static_cast<T*>(::operator new(count * sizeof(T), kAlign));
-  }
-
-  // Both outlive every thread, and are there before any. Nobody waits for the mutex: a child that
-  // was forked while it was locked would for ever. That child shares nothing between its threads.
-  static inline constinit std::mutex mutex_;
-  static inline constinit std::vector<Held>* left_ = nullptr;
-
-  Held held_;
+  Shelf& shelf_;
+  Room room_;
 };
 
 // Returns room for `count` of T, the same for each Tag as long as it suffices; undefined contents.
 template <class T, class Tag>
 T* scratch(std::size_t count) {
-  thread_local Scratch<T, Tag> memory;
-  return memory.take(count);
+  static_assert(std::is_trivially_default_constructible_v<T>);
+  constinit static Shelf shelf;
+  thread_local Scratch memory(shelf);
+  return static_cast<T*>(memory.take(count * sizeof(T)));
 }
 
 }  // namespace holdfast

@@ -15,7 +15,8 @@ namespace holdfast {
 
 namespace {
 
-constexpr unsigned kOsxsave = 1U << 27;     // of leaf 1, ECX
+constexpr unsigned kPopcnt = 1U << 23;      // of leaf 1, ECX, as the next one
+constexpr unsigned kOsxsave = 1U << 27;
 constexpr unsigned kAvx2 = 1U << 5;         // of leaf 7, EBX, as the next three
 constexpr unsigned kAvx512F = 1U << 16;
 constexpr unsigned kAvx512Bw = 1U << 30;
@@ -36,7 +37,8 @@ Cpu find_cpu() {
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
-  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kOsxsave) == 0) return {};
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return {};
+  if ((c & kPopcnt) == 0 || (c & kOsxsave) == 0) return {};
   const unsigned kept = kept_registers();
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return {};
   const bool has_ymm = (kept & kYmmState) == kYmmState;

@@ -4,7 +4,7 @@
 namespace holdfast {
 
 struct Cpu {
-  bool avx2 = false;
+  bool avx2 = false;    // and POPCNT, as is true of the next
   bool avx512 = false;  // F, BW and VL: what the widest kernels are built from
 };
 

@@ -11,6 +11,7 @@
 
 #include "io/beneath.h"
 #include "io/descriptor.h"
+#include "io/fresh.h"
 
 namespace holdfast {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 constexpr std::size_t kTransferBytesMax = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB per call
 constexpr mode_t kFileMode = 0666;                  // the umask decides
 constexpr mode_t kDirectoryMode = 0777;
+constexpr int kStaleAttempts = 3;  // one is enough, unless it is removed again meanwhile
 
 std::int64_t or_error(std::int64_t result) {
   return result < 0 ? -errno : result;
@@ -100,6 +102,37 @@ Result<int> make_descriptor(Vfs& vfs, Operation operation, const std::string& pa
   const std::int64_t fd = perform(vfs, call, [&](const Admission&) { return body(); });
   if (fd < 0) return outcome(call, fd);
   return static_cast<int>(fd);
+}
+
+// Looks for something by its name, as the server of a network file system has it. What another
+// machine has removed is stale where this one had it open, and then it is looked for by name again.
+template <class Look>
+std::int64_t look_by_name(const std::string& root, const std::string& name, Look look) {
+  std::int64_t result = -ESTALE;
+  for (int attempt = 0; attempt < kStaleAttempts && result == -ESTALE; ++attempt) {
+    look_anew_beneath(root, name);
+    result = look();
+  }
+  return result;
+}
+
+// link(2); where a client of NFS asked again, since the first reply was lost, it is told EEXIST.
+int link_once(const std::string& source, const std::string& target) {
+  if (::link(source.c_str(), target.c_str()) == 0) return 0;
+  const int error = errno;
+  if (error == EEXIST && id_of(source).is_that_of(id_of(target))) return 0;
+  errno = error;
+  return -1;
+}
+
+// rename(2); the same, with ENOENT.
+int rename_once(const std::string& source, const std::string& target) {
+  const FileId moved = id_of(source);
+  if (::rename(source.c_str(), target.c_str()) == 0) return 0;
+  const int error = errno;
+  if (error == ENOENT && moved.is_that_of(id_of(target))) return 0;
+  errno = error;
+  return -1;
 }
 
 // Opens a file by a function of flags: a descriptor, or -errno.
@@ -192,8 +225,10 @@ Result<int> Vfs::open(const std::string& path, bool direct) {
 
 Result<int> Vfs::open_beneath(const std::string& root, const std::string& name, bool direct) {
   const auto open = [&](int flags) { return holdfast::open_beneath(root, name, flags); };
-  return make_descriptor(*this, Operation::kOpen, joined(root, name),
-                         [&] { return open_regular(direct, open); });
+  const std::string path = joined(root, name);
+  return make_descriptor(*this, Operation::kOpen, path, [&] {
+    return look_by_name(root, name, [&] { return open_regular(direct, open); });
+  });
 }
 
 Status Vfs::close(int fd) {
@@ -299,12 +334,12 @@ Status Vfs::sync_directory(const std::string& path) {
 
 Status Vfs::link(const std::string& source, const std::string& target) {
   return on_two_paths(*this, Operation::kLink, source, target,
-                      [&] { return ::link(source.c_str(), target.c_str()); });
+                      [&] { return link_once(source, target); });
 }
 
 Status Vfs::rename(const std::string& source, const std::string& target) {
   return on_two_paths(*this, Operation::kRename, source, target,
-                      [&] { return ::rename(source.c_str(), target.c_str()); });
+                      [&] { return rename_once(source, target); });
 }
 
 Status Vfs::unlink(const std::string& path) {
@@ -342,7 +377,9 @@ Result<std::vector<DirectoryEntry>> Vfs::list_beneath(const std::string& root,
   const std::string path = joined(root, name);
   const Call call{.operation = Operation::kListDirectory, .path = path};
   if (has_nul(path)) return outcome(call, -EINVAL);
-  const auto list = [&](const Admission&) { return list_entries(root, name, entries); };
+  const auto list = [&](const Admission&) {
+    return look_by_name(root, name, [&] { return list_entries(root, name, entries); });
+  };
   Status status = outcome(call, perform(*this, call, list));
   if (!status.ok()) return status;
   return entries;

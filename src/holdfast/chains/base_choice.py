@@ -50,7 +50,7 @@ def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | N
     """
     if not store.can_link:
         raise OptionError(
-            f"{store.location}: a store of objects cannot hold chains of deltas. Choose a codec "
+            f"{store.location}: this store cannot hold chains of deltas. Choose a codec "
             'without a base, such as "lossless"'
         )
     run = os.path.dirname(store.location)

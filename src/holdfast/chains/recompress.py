@@ -71,8 +71,9 @@ def recompress(
     Example:
         ``holdfast.recompress("runs/a/step-00001000", "small/step-00001000", codec="lossless")``
     """
+    options = options_of(options)
     there = open_store(target, "target")
-    chain = open_chain(open_store(source, "source"), trust=options_of(options).trust)
+    chain = open_chain(open_store(source, "source"), trust=options.trust)
     chosen = find_codec(codec)
     check_absent(there)
     word = choose_base(there, chosen, 0) if chosen.every > 1 else None
@@ -80,7 +81,7 @@ def recompress(
     header = rewritten_header(chain[-1].manifest.table.header, chosen, base)
     writing = make_writing(there, header, chain, chosen, word["save_id"] if word else "")
     try:
-        made = write_again(chain, writing, options_of(options), report)
+        made = write_again(chain, writing, options, report)
         commit(there, _with_losses(header, made.basis), *made.told)
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
@@ -117,8 +118,9 @@ def rebase(
     Example:
         ``holdfast.rebase("runs/a/step-00002000")``
     """
+    options = options_of(options)
     store = open_store(path)
-    chain = open_chain(store, trust=options_of(options).trust)
+    chain = open_chain(store, trust=options.trust)
     manifest = chain[-1].manifest
     old = manifest.table.header
     if old.base is None:
@@ -126,7 +128,7 @@ def rebase(
     header = rewritten_header(old, LOSSLESS, None)
     writing = make_writing(store, header, chain, LOSSLESS, "")
     try:
-        made = write_again(chain, writing, options_of(options), report)
+        made = write_again(chain, writing, options, report)
     except BaseException:
         remove_files(store, header.save_id)
         raise

@@ -145,10 +145,11 @@ def try_codecs(
         )
     if isinstance(codecs, (str, bytes)) or not isinstance(codecs, Sequence):
         raise OptionError(f'codecs is {shown(codecs)}; expected a list, such as ["lossless"]')
+    options = options_of(options)
     chain = open_chain(open_store(path))
     found = [(find_codec(codec), codec) for codec in codecs]
     below = _open_base(chain, base)
-    sources = _Sources(chain, below, options_of(options))
+    sources = _Sources(chain, below, options)
     tried = [
         (Trial(_told(given)), codec)
         for codec, given in found

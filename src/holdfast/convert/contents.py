@@ -120,12 +120,15 @@ class _Walk:
 
     def _leaf(self, value: Any, path: Path) -> None:
         path_text(path)
-        left: dict[Path, str] | None = {} if self._leave_out else None
+        left: dict[Path, str] = {}
         try:
-            self._contents.values[path] = plain(value, left)
+            found = plain(value, left)
         except StateError as error:
             self._contents.inert[path] = str(error)
-        for rest, name in (left or {}).items():
+        else:
+            if self._leave_out or not left:
+                self._contents.values[path] = found
+        for rest, name in left.items():
             self._contents.inert[(*path, *rest)] = name
 
     def _holds_tensors(self, value: Any) -> bool:
@@ -152,7 +155,8 @@ def plain(value: Any, left: "dict[Path, str] | None" = None) -> Any:
     if kind is Array:
         return value.array()
     if kind in _NO_DATA:
-        raise StateError(value.name if kind is Inert else kind_of(value))
+        name = "a tensor" if kind is StoredTensor else kind_of(value)
+        raise StateError(value.name if kind is Inert else name)
     if kind is Buffer:
         return value.buffer()
     if isinstance(value, dict):

@@ -182,7 +182,7 @@ def plan_export(request: Request) -> Planned:
             raise OptionError(f"there is no tensor to export in {source.location}")
         is_adapter = ADAPTER_CONFIG in beside[1]
         taken = without_adapter_name(taken) if is_adapter else taken
-        tensors = _written(taken, becomes)
+        tensors = as_written(taken, becomes)
         if is_file:
             module, function = form.planner.split(".")
             plan = getattr(import_module(f".{module}", __package__), function)
@@ -216,8 +216,12 @@ def plan_export(request: Request) -> Planned:
     return Planned(result, _read_bytes(tensors), run, source.close)
 
 
-def _written(taken: Chosen, dtype: str | None) -> Sequence[Written]:
-    """Return every tensor as it is to be written."""
+def as_written(taken: Chosen, dtype: str | None = None) -> Sequence[Written]:
+    """Return every tensor as it is to be written.
+
+    Args:
+        dtype: that floating-point tensors are converted to.
+    """
     return [
         Written(
             Piece(

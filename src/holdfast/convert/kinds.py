@@ -136,11 +136,11 @@ def open_source(
         CorruptError: it fails a check; a TrustError if ``trust`` is given, and it cannot be signed.
         StoreError: it cannot be read.
     """
+    chosen = options_of(options)
     place = located(path, expected="the path of a checkpoint")
     if kind is None or kind == OWN:
         place = _step_of_run(place)
     found = find_kind(place) if kind is None else _named(kind)
-    chosen = options_of(options)
     if chosen.trust is not None and found.name != OWN:
         raise TrustError(
             f"{place} is {found.name}, which cannot be signed. Leave trust out, or use a signed "

@@ -51,7 +51,7 @@ class Choice:
             OptionError: an invalid one.
         """
         names = {name: path for path, name in source.names().items()}
-        kept = chosen([*names], self.include, self.exclude, source.location)
+        kept = self.names([*names], source.location)
         renamed = self._renamed(kept, source.location)
         tensors, ties, values = dict[str, Tensor](), dict[str, str](), dict[str, Any]()
         owners = {tensor.path: tensor for tensor in source.tensors}
@@ -67,6 +67,14 @@ class Choice:
             else:
                 first[owner.path], tensors[new] = new, owner
         return Chosen(tensors, ties, values)
+
+    def names(self, every: Sequence[str], where: str) -> list[str]:
+        """Return the names that are meant, as in the source.
+
+        Raises:
+            MismatchError, OptionError: as `of`.
+        """
+        return chosen(every, self.include, self.exclude, where)
 
     def _renamed(self, names: Sequence[str], where: str) -> dict[str, str]:
         """Return the new name of each; all are different."""

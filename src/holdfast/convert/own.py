@@ -38,7 +38,7 @@ class OwnSource(Source):
         self.tensors = header.tensors
         self.ties = {path: header.tensors[index].path for path, index in header.ties}
         self.values = dict(header.objects)
-        self.step = header.step
+        self.step, self.save_id = header.step, header.save_id
         # A pool of another size than the one that is written from, which is in use.
         size = (options.pool_bytes or STREAM_BYTES) + SLOT_BYTES
         self._options = replace(options, pool_bytes=size)

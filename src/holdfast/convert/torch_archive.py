@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from ..errors import CorruptError, OptionError
 from ..layout import Box, whole
 from .archive import MAGIC, Record, Region, read_archive, record_bytes
+from .contents import plain
+from .files import Files
 from .inert import Names
 from .pickles import MEMORY_MAX_BYTES, read_pickle
 from .pieces import Piece
@@ -65,6 +67,27 @@ class TorchArchive(NamedTuple):
         record = self.record(tensor.storage)
         offset = record.offset + tensor.offset * tensor.dtype.itemsize
         return Piece(box or whole(tensor.shape), self.path, offset, tensor.strides, record)
+
+
+class _Bytes(Files):
+    """The bytes of one file, in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._data = data
+
+    def read(self, path: str, offset: int, memory: memoryview) -> None:
+        memory[:] = self._data[offset : offset + len(memory)]
+
+
+def plain_value(data: bytes, where: str) -> Any:
+    """Return plain data that torch.save made bytes of, namespaces too.
+
+    Raises:
+        CorruptError, OptionError: these are no such bytes.
+        StateError: the value holds something else; the text names it.
+    """
+    return plain(read_torch_archive(Region(_Bytes(data), "", 0, len(data), where)).root)
 
 
 def read_torch_archive(

@@ -7,7 +7,8 @@ no memory.
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..errors import CorruptError, NotCommittedError
+from ..errors import CorruptError, NotCommittedError, StoreError
+from ..format import spec
 from ..format.links import Base
 from ..format.manifest import Manifest
 from ..format.names import dotted
@@ -75,9 +76,7 @@ def open_base(link: Link) -> Link:
         signed = link.manifest.signed
         manifest = read_manifest(store, check_of_base(signed) if signed else None)
     except NotCommittedError as error:
-        raise CorruptError(
-            f"{where}, which is missing: {error}. Put it back, or use another checkpoint"
-        ) from error
+        raise CorruptError(f"{where}, {_why_missing(store, error)}") from error
     except CorruptError as error:
         raise type(error)(f"{where}, which is damaged: {error}") from error
     header = manifest.table.header
@@ -93,6 +92,17 @@ def open_base(link: Link) -> Link:
         )
     _check_tensors(link.manifest, manifest, base)
     return Link(store, manifest)
+
+
+def _why_missing(store: Store, error: NotCommittedError) -> str:
+    """Say what became of a base: it was committed once, or it would have no delta."""
+    with suppress(StoreError):
+        if store.list(spec.DATA_DIRECTORY):
+            return (
+                "which has data files but no MANIFEST: MANIFEST is lost. Run 'holdfast repair "
+                f"{store.location}' to see whether it can be rebuilt"
+            )
+    return f"which is missing: {error}. Put it back, or use another checkpoint"
 
 
 def _check_tensors(manifest: Manifest, below: Manifest, base: Base) -> None:

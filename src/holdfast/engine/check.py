@@ -43,7 +43,7 @@ from ..format.table import Table, decode_table, encode_table, renumbered_tensors
 from ..format.tiling import check_tiling
 from ..stores.base import NOT_A_FILE, Entry, Names, Store
 from .marker import is_marker, without_marker
-from .read import check_not_replaced, open_data_file, still_there
+from .read import check_not_removed, check_not_replaced, open_data_file, still_there
 from .trust import Check, read_signature
 
 NAMED_STEPS = 5  # in the error of one that is missing
@@ -301,6 +301,9 @@ def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
             raise damaged(store.location, f"{store.location}/{name}: {error}") from error
         except VersionError as error:
             raise VersionError(f"{store.location}/{name}: {error}") from error
+        except StoreError as error:
+            check_not_removed(store, name, error)
+            raise
         finally:
             store.vfs.close(descriptor)
 

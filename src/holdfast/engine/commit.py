@@ -45,7 +45,7 @@ from ..stores.base import NOT_A_FILE, Store
 from .check import read_manifest
 from .known import known_at, remember
 from .marker import without_marker
-from .retire import is_leaving
+from .retire import is_leaving, revoke_save
 
 # What is said where a pending manifest is gone, or barred (`engine/retire.py`).
 REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
@@ -65,11 +65,13 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
     manifest: Manifest
     may_stand = False
 
-    def __init__(self, store: Store, save_id: str) -> None:
-        self._store, self._save_id = store, save_id
+    def __init__(self, store: Store, save_id: str, here: frozenset[int] | None = None) -> None:
+        """Prepare; ``here`` are the ranks whose files are on this disk; None: all."""
+        self._store, self._save_id, self._here = store, save_id, here
         self._pending = f"{spec.PENDING_MANIFEST_PREFIX}{save_id}"
         self._data = b""
         self._may_be_there = False  # MANIFEST, whatever is said
+        self._is_refused = False  # for good: what was to be replaced by it has gone
 
     def prepare(
         self, header: Header, planned: Planned, written: Sequence[Written], content: str = ""
@@ -92,10 +94,10 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
                 f"the elements read from {store.location} differ from its MANIFEST; the checkpoint "
                 "is unchanged. Check it with 'holdfast verify --deep'"
             )
-        store.prepare(self._pending, self._data)
+        store.prepare(self._pending, self._data, spec.MANIFEST_NAME)
         store.sync_path(next(iter(manifest.file_names), spec.MANIFEST_NAME))
         store.sync_above(self._pending)
-        check_present(store, manifest)
+        check_present(store, manifest, self._here)
         check_base(store, manifest)
         if header.base is not None:  # the next link is made from this one; here it may still fail
             remember(manifest, self._data)
@@ -109,6 +111,7 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         """
         self._may_be_there = True
         if not self._store.publish(self._pending, spec.MANIFEST_NAME):
+            self._is_refused = not self._store.shows_pending
             _settle_race(self._store, self._data)
 
     def __exit__(
@@ -123,7 +126,9 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         if not self._may_be_there:
             with contextlib.suppress(StoreError):
                 self._store.remove(self._pending)
-        if not self._may_be_there or _certainly_not_published(self._store, self._data):
+        # Who is refused bars nothing: whoever has the bar is about to publish.
+        is_lost = self._is_refused or isinstance(error, AlreadyCommittedError)
+        if not self._may_be_there or self._will_never_be_there(is_lost):
             remove_files(self._store, self._save_id)
         else:
             self.may_stand = True
@@ -134,6 +139,27 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         if isinstance(error, StoreError) and error.errno in REVOKED:
             error.add_note("another job may have taken this save for dead, or deleted its base")
 
+    def _will_never_be_there(self, is_lost: bool) -> bool:
+        """Return whether MANIFEST is certainly not this save's; False when none can tell.
+
+        Args:
+            is_lost: whether the store has said that another one has its name.
+        """
+        store = self._store
+        try:
+            # On another machine, what was sent may still be on its way.
+            is_over = store.can_link or is_lost or self._is_taken_back()
+        except StoreError:
+            return False
+        return is_over and _certainly_not_published(store, self._data)
+
+    def _is_taken_back(self) -> bool:
+        """Keep what was sent from taking effect; return False when that cannot be done."""
+        if self._store.shows_pending:
+            self._store.remove(self._pending)  # a rename finds nothing from here on
+            return True
+        return revoke_save(self._store, self._save_id)
+
 
 def commit(
     store: Store,
@@ -141,13 +167,15 @@ def commit(
     planned: Planned,
     written: Sequence[Written],
     look: Callable[[], object] = lambda: None,
+    here: frozenset[int] | None = None,
 ) -> None:
     """Publish what was written.
 
     Args:
+        here: as for `Commit`.
         look: called when all is durable; raises when it may not be published after all.
     """
-    with Commit(store, header.save_id) as made:
+    with Commit(store, header.save_id, here) as made:
         made.prepare(header, planned, written)
         look()
         made.publish()
@@ -168,11 +196,13 @@ def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseEx
         remove_files(store, save_id, f"{rank:05d}-")
 
 
-def check_absent(store: Store, *, with_dcp: bool = False) -> None:
+def check_absent(store: Store, *, with_dcp: bool = False, reclaims: bool = True) -> None:
     """Check that no checkpoint is here yet.
 
     Args:
         with_dcp: whether files of PyTorch DCP are the caller's affair.
+        reclaims: take the place over from who began to save here before, dead or alive. Whoever may
+            be refused afterwards does that later, or a save that may be made here fails.
 
     Raises:
         AlreadyCommittedError: there is one.
@@ -197,7 +227,8 @@ def check_absent(store: Store, *, with_dcp: bool = False) -> None:
         )
     if names is None:
         return
-    store.reclaim(spec.MANIFEST_NAME)
+    if reclaims:
+        store.reclaim(spec.MANIFEST_NAME)
     if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(
             f"{store.location} holds a committed checkpoint; save under another step or path, or "
@@ -260,13 +291,20 @@ def _manifest_of(
     return manifest, data
 
 
-def check_present(store: Store, manifest: Manifest) -> None:
-    """Check that every file the manifest will name is here, at its size, whoever wrote it."""
+def check_present(store: Store, manifest: Manifest, ranks: frozenset[int] | None = None) -> None:
+    """Check that every file the manifest will name is here, at its size, whoever wrote it.
+
+    Args:
+        ranks: look for the files of these alone.
+    """
     below = f"{spec.DATA_DIRECTORY}/{manifest.table.header.save_id}"
-    entries = store.list(below) if manifest.file_names else []
+    writers = manifest.table.file_rank.tolist()
+    is_any = bool(writers if ranks is None else ranks.intersection(writers))
+    entries = store.list(below) if is_any else []
     found = {f"{below}/{entry.name}": entry.size_bytes for entry in entries}
-    for name, size in zip(manifest.file_names, manifest.table.file_bytes.tolist(), strict=True):
-        if found.get(name) != size:
+    columns = (writers, manifest.table.file_bytes.tolist())
+    for name, rank, size in zip(manifest.file_names, *columns, strict=True):
+        if found.get(name) != size and (ranks is None or rank in ranks):
             seen = f"has {found[name]} bytes" if name in found else "is not there"
             error = StoreError(
                 f"{store.location}/{name} has {size} bytes on the rank that wrote it, but {seen} "
@@ -313,10 +351,18 @@ def _settle_race(store: Store, data: bytes) -> None:
         StoreError: that cannot be found out; a save that cannot tell is not acknowledged.
     """
     name = spec.MANIFEST_NAME
-    if not store.exists(name) or store.get(name, spec.MANIFEST_BYTES_MAX) != data:
+    is_there = store.exists(name)
+    if not is_there and not store.can_link:
+        error = StoreError(
+            f"{store.location}: another job kept this save from being published, and its files "
+            "were deleted. Let one job save to each path; then save again"
+        )
+        error.errno = errno.EEXIST
+        raise error
+    if not is_there or store.get(name, spec.MANIFEST_BYTES_MAX) != data:
         raise AlreadyCommittedError(
-            f"{store.location} was committed by another save during this one; the other checkpoint "
-            "is kept, and the files of this save were deleted. Let one job save to each path"
+            f"{store.location} was taken by another save during this one. The files of this save "
+            "were deleted, and those of the other one kept. Let one job save to each path"
         )
     store.sync_directory()
 
@@ -343,9 +389,8 @@ def remove_files(store: Store, save_id: str, prefix: str = "") -> None:
     """
     below = f"{spec.DATA_DIRECTORY}/{save_id}"
     with contextlib.suppress(StoreError):
-        for entry in store.list(below):
-            if entry.name.startswith(prefix):
-                store.remove(f"{below}/{entry.name}")
+        names = [entry.name for entry in store.list(below)]
+        store.remove_all([f"{below}/{name}" for name in names if name.startswith(prefix)])
     for directory in (below, spec.DATA_DIRECTORY, ""):
         with contextlib.suppress(StoreError):
             store.remove_directory(directory)

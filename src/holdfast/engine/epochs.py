@@ -3,24 +3,69 @@
 How a job takes one is in `runs/fence.py`. Knows no ranks.
 """
 
+import errno
 import json
 import os
 import re
 
-from ..errors import FencedError, StoreError
+from ..errors import FencedError, OptionError, StoreError
 from ..format.names import step_of
 from ..stores.base import Store, list_if_there
 
 _EPOCH = re.compile(r"\.epoch-(\d{8,15})")
 _BYTES_MAX = 4096
+_LOOKS = 5  # while other jobs take epochs
 
 held: dict[str, int] = {}  # by this process, in each run
+_names: list[str] = []  # of this process, once it has one
 os.register_at_fork(after_in_child=held.clear)
+os.register_at_fork(after_in_child=_names.clear)
 
 
 def epoch_name(epoch: int) -> str:
     """Name the file of an epoch."""
     return f".epoch-{epoch:08d}"
+
+
+def this_job() -> str:
+    """Name this process, as no other is named."""
+    if not _names:
+        _names.append(os.urandom(8).hex())
+    return _names[0]
+
+
+def job_of(run: Store, epoch: int) -> str:
+    """Return the name of the job that has taken an epoch; empty: it is not known."""
+    return str(_read(run, epoch).get("job", ""))
+
+
+def newest_job(run: Store) -> str | None:
+    """Return the name of the job that has the run; None: none has taken it.
+
+    Returns:
+        An empty name, if an older holdfast has taken the epoch, which noted none.
+
+    Raises:
+        OptionError: the file of the epoch is empty or torn.
+        StoreError: it cannot be read.
+    """
+    for last in (False,) * (_LOOKS - 1) + (True,):
+        newest = max(epochs_of(run), default=0)
+        if not newest:
+            return None
+        try:
+            found = json.loads(run.get(epoch_name(newest), _BYTES_MAX))
+            return str(found.get("job", ""))
+        except StoreError as error:
+            if last or error.errno != errno.ENOENT:  # else a newer job has just taken its place
+                raise
+        except (ValueError, AttributeError) as error:
+            raise OptionError(
+                f"{run.location}/{epoch_name(newest)} is empty or torn, so it does not say which "
+                "job has this run. If the last job that used this local disk was the last one of "
+                "the run, delete that file; else give a new local directory"
+            ) from error
+    raise AssertionError("the last look returns or raises")
 
 
 def epochs_of(run: Store) -> list[int]:

@@ -1,12 +1,12 @@
 """How far a save has come, and whether it is to go on. Knows no tensors and no files."""
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import worker
 from ..errors import CancelledError, StoreError
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from .write import DataFileWriter
 
 PARTS = ("wait", "plan", "stage", "encode", "write", "sync", "commit", "retire")
+WITHIN = ("wait", "plan", "stage", "write", "sync", "commit")  # "encode" is of other threads
+LOAD_PARTS = ("wait", "plan", "read", "place")
+MARKS_MAX = 6  # of the time while it writes: each gives two spans, and others give 11 at most
+SPANS_MAX = 24
+HOST = os.uname().nodename[:64]  # as long as Linux allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +49,43 @@ class Ledger:
     """Counts and seconds of one save, or load, on one rank.
 
     Attributes:
-        seconds: for each of `PARTS`; "wait" is time spent waiting for other ranks, "write" for the
-            disk.
+        seconds: for each of `PARTS` that is counted as it goes, besides what ``spans`` hold; "wait"
+            is time spent waiting for other ranks, "write" for the disk.
         waits: how often the thread had to wait for the disk.
         stall_s: how long the caller's thread was held up.
+        tell: called with each stage that the save has come to; None: nobody wants to know.
+        spans: (phase, start, end, bytes) of what was timed, by `time.perf_counter`.
+        write_began: when writing began; None: it has not.
+        met: when this rank last agreed with the others before it wrote. All leave that meeting at
+            nearly the same moment, so spans of several ranks are counted from it.
+        clock: this machine's time then, in seconds since 1970. The difference of two ranks' is the
+            offset of their clocks.
     """
 
-    def __init__(self, called: float | None = None, waited_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        called: float | None = None,
+        waited_s: float = 0.0,
+        tell: "Callable[[str, Ledger], object] | None" = None,
+    ) -> None:
         """Begin to count.
 
         Args:
             called: a time of `time.perf_counter`, since which the caller has been held up, as it is
                 until the end; None: it is not held up that long.
             waited_s: how long it has waited for other ranks.
+            tell: see above.
         """
-        self.called = called
+        self.called, self.tell = called, tell
         self.started = time.perf_counter() - waited_s
         self.state = "staging"
         self.total_bytes = self.staged_bytes = self.written_bytes = self.waits = 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.seconds["wait"] = waited_s
+        self.spans = [("wait", self.started, self.started + waited_s, 0)]
+        self.write_began: float | None = None
+        self._is_staged = False  # before it is written
+        self._marks: list[tuple[float, int, float]] = []  # (time, bytes written, seconds synced)
+        self.met, self.clock = self.started + waited_s, time.time()
         self.stall_s = 0.0
         self._deadline = float("inf")
         self._is_cancelled = False
@@ -73,17 +95,30 @@ class Ledger:
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Count the block's time for a part."""
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.staged_bytes
         try:
             yield
         finally:
-            self.seconds[part] += time.perf_counter() - started
+            ended = time.perf_counter()
+            self.spans.append((part, started, ended, self.staged_bytes - before))
+            self._is_staged |= part == "stage"
 
-    def planned(self, total_bytes: int, waited_s: float) -> None:
-        """Count what came before as planning, without the time spent waiting for other ranks."""
+    def planned(self, total_bytes: int, waited_s: float, met: float) -> None:
+        """Count what came before as planning, without the time spent waiting for other ranks.
+
+        Args:
+            met: when they had all met, by `time.perf_counter`; 0: there was nobody to meet.
+        """
+        now, began = time.perf_counter(), self.met
         self.total_bytes = total_bytes
-        self.seconds["wait"] += waited_s
-        self.seconds["plan"] = time.perf_counter() - self.started - self.seconds["wait"]
+        self.met = met or now
+        self.clock = time.time() - (now - self.met)
+        waited_since = self.met - waited_s
+        self.spans.append(("plan", began, waited_since, 0))
+        self.spans.append(("wait", waited_since, self.met, 0))
+        self.spans.append(("plan", self.met, now, 0))
+        if self.tell is not None:
+            self.tell("planned", self)
 
     def end_at(self, deadline: float) -> None:
         """Set the time (of `time.monotonic`) after which `check` fails."""
@@ -118,6 +153,9 @@ class Ledger:
         """Take over what a writer has counted."""
         self.written_bytes, self.waits = writer.writes.done_bytes, writer.writes.waits
         self.seconds["write"], self.seconds["sync"] = writer.writes.wait_s, writer.sync_s
+        self._marks.append((time.perf_counter(), self.written_bytes, writer.sync_s))
+        if len(self._marks) > MARKS_MAX:
+            del self._marks[:-1:2]  # two neighbours become one; the newest stays
 
     def cancel(self) -> bool:
         """Ask for the end of the save; return False when it is too late for that."""
@@ -136,6 +174,8 @@ class Ledger:
             self.check()
             self._closed = True
             self.state = "committing"
+        if self.tell is not None:
+            self.tell("written", self)
 
     def progress(self) -> Progress:
         """Return how far it is."""
@@ -144,15 +184,39 @@ class Ledger:
         total_bytes = written_bytes if is_written else max(self.total_bytes, written_bytes)
         return Progress(state, self.staged_bytes, written_bytes, total_bytes)
 
-    def record(self) -> dict[str, object]:
-        """Return everything as values of JSON; seconds to the microsecond."""
+    def record(self) -> dict[str, Any]:
+        """Return everything as values of JSON; seconds to the microsecond, spans from ``met``."""
         now = time.perf_counter()
         stall_s = self.stall_s if self.called is None else now - self.called
-        seconds = dict(zip(PARTS, map(round, self.seconds.values(), repeat(6)), strict=True))
+        spans: list[tuple[str, float, float, int]] = []
+        since = sync_began = began = self.write_began or self.started
+        before, synced_s = 0, 0.0
+        for when, written, sync_s in self._marks:
+            sync_began = when - max(sync_s - synced_s, 0.0)  # both begin anew after a failed sync
+            spans.append(("write", since, sync_began, max(written - before, 0)))
+            spans.append(("sync", sync_began, when, 0))
+            since, before, synced_s = when, written, sync_s
+        seconds = self.seconds.copy()
+        for phase in ("stage", "encode"):  # while it writes: `seconds` says how long in all
+            if seconds[phase] and not (phase == "stage" and self._is_staged):
+                spans.append((phase, began, sync_began, self.staged_bytes))
+        for phase, start, end, _ in self.spans:
+            seconds[phase] = seconds.get(phase, 0.0) + end - start
+        for phase in seconds:
+            seconds[phase] = round(seconds[phase], 6)
+        told = []
+        for phase, start, end, size in self.spans[: SPANS_MAX - 1 - len(spans)] + spans:
+            if size or end - start >= 1e-6:
+                told.append([phase, round(start - self.met, 6), round(end - self.met, 6), size])
+        total = round(now - self.started, 6)
+        rest = total - sum(map(seconds.__getitem__, WITHIN))
         return {
             "bytes": self.total_bytes,
             "stored_bytes": self.written_bytes,
-            "seconds": seconds | {"total": round(now - self.started, 6)},
+            "seconds": seconds | {"other": max(0.0, round(rest, 6)), "total": total},
             "waits": self.waits,
             "stall_s": round(stall_s, 6),
+            "host": HOST,
+            "clock": round(self.clock, 6),
+            "spans": told,
         }

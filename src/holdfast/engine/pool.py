@@ -102,7 +102,7 @@ class _Shared(_Queued):
             self.lock.release()
 
 
-_pools: dict[tuple[int, int], _Shared] = {}
+_pools: dict[tuple[int, int, str], _Shared] = {}
 _pools_lock = threading.Lock()
 
 
@@ -117,12 +117,16 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextlib.contextmanager
-def lease(store: Store, options: Options) -> Iterator[Lease]:
-    """Hold a pool for one save or load of files in a store."""
+def lease(store: Store, options: Options, use: str = "") -> Iterator[Lease]:
+    """Hold a pool for one save or load of files in a store.
+
+    Args:
+        use: what lasts long has a pool of its own, or others would wait for it.
+    """
     slots = (options.pool_bytes or STREAM_BYTES) // SLOT_BYTES
     with _pools_lock:
         # Threads do not survive a fork, so neither does a pool with its queue.
-        key = (os.getpid(), slots)
+        key = (os.getpid(), slots, use)
         if key not in _pools:
             _pools[key] = _Shared(slots)
         shared = _pools[key]

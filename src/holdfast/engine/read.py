@@ -6,8 +6,11 @@ checksum and the zero gap before it have been checked in memory that nothing els
 
 import errno
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import count
 from types import TracebackType
 
 import numpy as np
@@ -34,9 +37,16 @@ from ..stores.base import NOT_A_FILE, Store, words_of
 from .pool import Lease
 from .trust import digest
 
+Rest = Callable[[], None]  # what is still to be done of a run
+Take = Callable[[ReadRun, int], Rest | None]
+
 
 class DataFileReader(AbstractContextManager["DataFileReader"]):
-    """Reads runs of a checkpoint's data files. Use it in one thread, as a context manager."""
+    """Reads runs of a checkpoint's data files. Use it in one thread, as a context manager.
+
+    Attributes:
+        addresses: of the memory that each slot stands for.
+    """
 
     def __init__(
         self, store: Store, lease: Lease, manifest: Manifest, cached_bytes: int = 0
@@ -49,6 +59,10 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
         self._cached_bytes = cached_bytes
         self._store, self._lease, self._manifest = store, lease, manifest
         self._descriptors: dict[int, int] = {}
+        self._fetched: set[int] = set()  # files that `fetch` reads
+        self._lent: dict[int, memoryview] = {}  # by slot
+        slots = range(lease.pool.slots)
+        self.addresses = dict(zip(slots, map(lease.pool.address, slots), strict=True))
 
     def __exit__(
         self,
@@ -108,6 +122,66 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
             yield run, slot
             free.append(slot)
 
+    def fetch(
+        self, runs: Iterable[ReadRun], take: Take, meanwhile: Iterator[object]
+    ) -> Generator[Rest, None, None]:
+        """Read runs ahead, where the queue can `fetch`; close this to end what is under way.
+
+        Args:
+            take: called with each run and a slot that stands for its memory, in the thread that
+                has read it. Returns what is still to be called.
+            meanwhile: taken from while nothing is there yet, and in the end whole.
+
+        Yields:
+            That, run after run. The memory stays until the next one.
+        """
+        begin, job = self._lease.queue.fetch, worker.here.job
+        assert begin is not None
+        flying: deque[tuple[ReadRun, int, Future[Rest | None]]] = deque()
+        most = 2 * self._lease.pool.slots  # with their rests, about as much memory as the pool has
+        coming, slots = iter(runs), count(self._lease.pool.slots)
+
+        def landed(run: ReadRun, slot: int, memory: memoryview) -> Rest | None:
+            self._check_read(run, len(memory), 0)
+            if job is not None:
+                job.check()  # nothing more is placed for a caller that has gone on
+            self._lent[slot] = memory
+            self.addresses[slot] = np.frombuffer(memory, np.uint8).ctypes.data
+            if (rest := take(run, slot)) is None:
+                del self._lent[slot], self.addresses[slot]
+            return rest
+
+        try:
+            while True:
+                while len(flying) < most and (run := next(coming, None)) is not None:
+                    extent, slot = run.extent, next(slots)
+                    self._fetched.add(extent.file)
+                    descriptor, call = self._descriptor(extent.file), partial(landed, run, slot)
+                    future = begin(descriptor, extent.size_bytes, extent.offset, call)
+                    flying.append((run, slot, future))
+                if not flying:
+                    deque(meanwhile, 0)
+                    return
+                run, slot, future = flying[0]
+                while not future.done() and next(meanwhile, None) is not None:
+                    pass
+                try:
+                    rest = future.result()
+                except StoreError as error:
+                    name = self._manifest.file_names[run.extent.file]
+                    check_not_removed(self._store, name, error)
+                    raise
+                worker.check()
+                if rest is not None:
+                    yield rest
+                    del self._lent[slot], self.addresses[slot]
+                flying.popleft()
+        finally:
+            for _, _, future in flying:
+                future.cancel()
+            wait([future for _, _, future in flying])
+            self._lent.clear()
+
     def is_whole(self, run: ReadRun, slot: int) -> bool:
         """Check all chunks of a run in its slot, and the gaps before them, at once.
 
@@ -119,7 +193,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
         if manifest.signed is not None:
             return False
         table, start = manifest.table, manifest.chunk_start[rows]
-        base = self._lease.pool.address(slot) - run.extent.offset
+        base = self.addresses[slot] - run.extent.offset
         head = seed_head(
             table.header.save_id, int(table.file_rank[file]), int(table.file_number[file])
         )
@@ -136,7 +210,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
     def payload(self, run: ReadRun, row: int, slot: int) -> Payload:
         """Return where the payload of a chunk of a run is."""
         manifest = self._manifest
-        base = self._lease.pool.address(slot) - run.extent.offset
+        base = self.addresses[slot] - run.extent.offset
         start, size = int(manifest.chunk_start[row]), int(manifest.chunk_bytes[row])
         return Payload(base + start, size, int(manifest.table.chunk_size_mode[row]) >> 24)
 
@@ -147,7 +221,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
             CorruptError: the text names file, extent, tensor and chunk.
         """
         manifest, row = self._manifest, read.row
-        table, base = manifest.table, self._lease.pool.address(slot) - run.extent.offset
+        table, base = manifest.table, self.addresses[slot] - run.extent.offset
         start, size = int(manifest.chunk_start[row]), int(manifest.chunk_bytes[row])
         file = run.extent.file
         number = row - int(manifest.file_first_chunk[file])
@@ -176,7 +250,8 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
     def _check_signed(
         self, signed: Statement, read: ChunkRead, slot: int, start: int, size: int
     ) -> None:
-        payload = self._lease.pool.view(slot)[start : start + size] if size else b""
+        memory = self._lent[slot] if slot in self._lent else self._lease.pool.view(slot)
+        payload = memory[start : start + size] if size else b""
         if digest(payload) != signed.payloads[read.row].tobytes():
             raise TrustError(
                 f"{self._what(read)}: these bytes are not the signed ones, and their checksum is "
@@ -185,7 +260,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
 
     def _close_idle(self, busy: set[int]) -> None:
         """Close files that no read is in flight on; a checkpoint may have thousands of files."""
-        for file in self._descriptors.keys() - busy:
+        for file in self._descriptors.keys() - busy - self._fetched:
             self._store.vfs.close(self._descriptors.pop(file))
 
     def _descriptor(self, file: int) -> int:
@@ -200,6 +275,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
         if code:
             error = StoreError(f"read {self._where(file)}[{run.extent.offset}:]: {words_of(code)}")
             error.errno = code
+            check_not_removed(self._store, self._manifest.file_names[file], error)
             raise error
         # The last page of a file is read only as far as the file goes.
         if run.extent.offset + done < min(
@@ -274,14 +350,29 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
             # Said of what is no file, and by file systems that have no direct reads.
             store.vfs.close(open_data_file(store, name, direct=False))
         elif error.errno in (*NOT_A_FILE, errno.ENOENT, errno.ENOTDIR):
-            if not store.exists(spec.MANIFEST_NAME):
-                raise _gone(store) from error
-            check_not_replaced(store, name, error)
+            _check_still_named(store, name, error)
             raise damaged(
                 store.location,
                 f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it",
             ) from error
         raise
+
+
+def check_not_removed(store: Store, name: str, error: StoreError) -> None:
+    """Check that a data file was not removed while it was open, as NFS then says of a read.
+
+    Raises:
+        NotCommittedError: it was, with its checkpoint.
+        ReplacedError: it was, and another checkpoint is here.
+    """
+    if error.errno == errno.ESTALE:
+        _check_still_named(store, name, error)
+
+
+def _check_still_named(store: Store, name: str, error: Exception) -> None:
+    if not store.exists(spec.MANIFEST_NAME):
+        raise _gone(store) from error
+    check_not_replaced(store, name, error)
 
 
 def check_not_replaced(store: Store, name: str, error: Exception) -> None:

@@ -9,8 +9,10 @@ bounded part at a time.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
+import numpy as np
 import torch
 
 from ..errors import CorruptError
@@ -23,12 +25,13 @@ from ..plan.reads import ChunkRead, ReadRun, Reads
 from ..state.ambient import ordinary_torch
 from ..state.tensors import TORCH_DTYPES
 from ..stores.base import Store
+from ..stores.layered import LayeredStore
 from .ahead import Decoder, SlotThreads
 from .chain import Chain
 from .exchange import Exchange
 from .place import Targets, place, targets_of
 from .pool import Lease
-from .read import DataFileReader, still_there
+from .read import DataFileReader, Rest, still_there
 from .stage import Sources
 from .workspace import borrow, bytes_at, give_back
 
@@ -83,19 +86,26 @@ def read_shards(
     targets = targets if isinstance(targets, Targets) else targets_of(targets)
     runs, sent_bytes, damage = tuple(runs), 0, None
     reader = DataFileReader(store, lease, manifest, lease.small_bytes)
-    filling = _Filling(reader, lease, manifest, targets, bases)
+    filling = _Filling(reader, manifest, targets, bases)
     try:
         with still_there(store), reader:
             if exchange is not None:
                 sent_bytes, damage = exchange.run(reader, lease, filling.place)
-            if filling.is_raw:
+            if filling.is_raw and lease.queue.fetch is not None:
+                near, far = _apart(store, manifest, runs)
+                meanwhile = filling.placed(near)
+                with closing(reader.fetch(far, filling.fill, meanwhile)) as fetched:
+                    for place_rest in fetched:
+                        place_rest()
+            elif filling.is_raw:
                 for run, slot in reader.stream(runs):
-                    filling.place(run, slot)
+                    if rest := filling.fill(run, slot):
+                        rest()
             else:
                 with SlotThreads() as threads:
                     stream = reader.stream(runs, clear=threads.clear, is_clear=threads.is_clear)
                     for run, slot in stream:
-                        threads.start(slot, filling.place, run, slot)
+                        threads.start(slot, filling.place_each, run, slot)
     except CorruptError as error:
         raise filling.told(error) from error
     read_bytes = 0
@@ -104,39 +114,71 @@ def read_shards(
     return Done(read_bytes, sent_bytes, damage and filling.told(damage))
 
 
+def _apart(
+    store: Store, manifest: Manifest, runs: Sequence[ReadRun]
+) -> tuple[Sequence[ReadRun], Sequence[ReadRun]]:
+    """Return the runs of files that are near, and those that the queue can fetch."""
+    if not isinstance(store, LayeredStore):
+        return (), runs
+    near, far, names = list[ReadRun](), list[ReadRun](), manifest.file_names
+    for run in runs:
+        (near if store.is_near(names[run.extent.file]) else far).append(run)
+    return near, far
+
+
 class _Filling:
     """Checks what was read, and places it; knows which targets it has filled."""
 
     def __init__(
         self,
         reader: DataFileReader,
-        lease: Lease,
         manifest: Manifest,
         targets: Targets,
         bases: Mapping[int, int],
     ) -> None:
-        self._reader, self._lease, self._manifest = reader, lease, manifest
+        self._reader, self._manifest = reader, manifest
         self._targets, self._bases = targets, bases
         self.is_raw = manifest.table.header.is_raw
         self._filled: list[Reads] = []  # in the order in which they were placed
 
+    def placed(self, runs: Iterable[ReadRun]) -> Iterator[ReadRun]:
+        """Read runs into slots, and place each; yield it when that is done."""
+        for run, slot in self._reader.stream(runs):
+            self.place(run, slot)
+            yield run
+
     def place(self, run: ReadRun, slot: int) -> None:
         """Place a run that was read into a slot."""
-        if not (self.is_raw and self._reader.is_whole(run, slot)):
-            self._place_each(run, slot)
-            return
-        rest = self._targets.fill(run.reads, self._lease.pool.address(slot) - run.extent.offset)
-        if len(rest.rows):
-            view = self._lease.tensor(slot)
-            for read in rest.chunks():
-                payload = self._reader.payload(run, read.row, slot)
-                elements = view[payload.address - view.data_ptr() :][: payload.size_bytes]
-                place(elements, read.chunk, *self._targets.part(read.wants[0]))
-        self._filled.append(run.reads)
+        if rest := self.fill(run, slot):
+            rest()
 
-    def _place_each(self, run: ReadRun, slot: int) -> None:
+    def fill(self, run: ReadRun, slot: int) -> Rest | None:
+        """Check a run, and place what lies in its target as it is stored; in any thread.
+
+        Returns:
+            What places the rest, for the thread that loads.
+        """
+        if not (self.is_raw and self._reader.is_whole(run, slot)):
+            return partial(self.place_each, run, slot)
+        reads, base = run.reads, self._reader.addresses[slot] - run.extent.offset
+        rest = self._targets.fill(reads, base)
+        if not len(rest.rows):
+            self._filled.append(reads)
+            return None
+        self._filled.append(reads[~np.isin(reads.rows, rest.rows)])
+        return partial(self._place_rest, run, slot, rest)
+
+    def _place_rest(self, run: ReadRun, slot: int, rest: Reads) -> None:
+        view = bytes_at(self._reader.addresses[slot], run.extent.size_bytes)
+        for read in rest.chunks():
+            payload = self._reader.payload(run, read.row, slot)
+            elements = view[payload.address - view.data_ptr() :][: payload.size_bytes]
+            place(elements, read.chunk, *self._targets.part(read.wants[0]))
+        self._filled.append(rest)
+
+    def place_each(self, run: ReadRun, slot: int) -> None:
         """Check, decode and place one chunk after the other."""
-        view = self._lease.tensor(slot)
+        view = bytes_at(self._reader.addresses[slot], run.extent.size_bytes)
         with closing(Decoder(run, self._manifest, self._bases)) as decoder:
             for place_in_run, read in enumerate(run.chunks):
                 payload = self._reader.check(run, read, slot)

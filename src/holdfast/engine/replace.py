@@ -55,6 +55,7 @@ from .retire import (
     settle,
     sweep,
 )
+from .swap import commit_swapped
 from .trust import digest, read_signature
 
 logger = logging.getLogger("holdfast")
@@ -100,7 +101,7 @@ class Replacement(Commit):
         try:
             self._store.rename(self._ready, spec.MANIFEST_NAME)
         except StoreError:
-            if self._found() != self._data:  # else the reply to our own rename was lost (NFS)
+            if not self._was_renamed():  # else the reply to our own rename was lost (NFS)
                 raise
         self._store.sync_directory()
         if self._found() != self._data:
@@ -127,6 +128,16 @@ class Replacement(Commit):
         if is_replaced:
             with contextlib.suppress(CorruptError, StoreError, VersionError):
                 settle(self._store)
+
+    def _was_renamed(self) -> bool:
+        """Return whether the rename took place, although it was told that it failed."""
+        if self._found() == self._data:
+            return True
+        # The mark keeps the old MANIFEST alive, which a client of NFS 3 may take for the present
+        # one: it sees no change of a directory within a tick of the server's clock.
+        with contextlib.suppress(StoreError):
+            self._store.remove(self._mark)
+        return self._found() == self._data
 
     def _found(self) -> bytes:
         try:
@@ -155,8 +166,17 @@ def commit_over(
         FencedError: another job has the run.
         StoreError: the disk failed, or another job has revoked what was prepared.
     """
-    if not store.can_link:
+    if not store.can_replace:
         commit(store, header, planned, written, look)
+        return
+    if not store.can_link:
+
+        def look_first() -> None:
+            check_free(store, revoke=False)
+            check_epoch(store)
+            look()
+
+        commit_swapped(store, header, planned, written, look_first)
         return
     with Replacement(store, header.save_id, OVER) as made:
         made.prepare(header, planned, written)
@@ -245,10 +265,10 @@ def check_replaceable(store: Store, *, with_dcp: bool = False) -> None:
             return
         except AlreadyCommittedError:
             pass  # it was committed this moment
-    if not store.can_link:
+    if not store.can_replace:
         raise OptionError(
-            f"{store.location} holds a committed checkpoint, and a store of objects cannot replace "
-            "one in its place; save under another step or path"
+            f"{store.location} holds a committed checkpoint, and this store cannot replace one in "
+            "its place; save under another step or path"
         )
     _check_ours(store)
     found = names_of_dcp(entry.name for entry in store.list())
@@ -320,6 +340,8 @@ def needed_by(store: Store, *, revoke: bool) -> str:
         StoreError: that cannot be found out.
         VersionError: a newer holdfast wrote one beside it.
     """
+    if not store.can_link:
+        return ""  # there are no chains
     name = os.path.basename(store.location)
     for entry in store.above().list():
         is_alike = (step_of(entry.name) is None) == (step_of(name) is None)  # as `choose_base`

@@ -14,8 +14,9 @@ mark, or the manifest was there before the mark, and is found.
 import contextlib
 import errno
 import logging
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, methodcaller
 
 from ..errors import CorruptError, StoreError
@@ -38,6 +39,10 @@ OVER, AGAIN = ".over", ".again"
 
 # Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
 GRACE_S = 24 * 3600.0
+
+# Content of a lock that keeps a save from replacing anything: no stamp is like it.
+CLOSED = b"closed"
+STAMP_BYTES_MAX = 4096
 
 
 _NAME, _IS_MARK = attrgetter("name"), methodcaller("startswith", LEAVING_PREFIX)
@@ -93,7 +98,8 @@ def settle(store: Store) -> None:
     """
     for entry in store.list():
         owner = replacer_of(entry.name)
-        if not owner or store.exists(f"{spec.PENDING_MANIFEST_PREFIX}{owner}{OVER}"):
+        is_over = owner and not store.exists(f"{spec.PENDING_MANIFEST_PREFIX}{owner}{OVER}")
+        if not is_over and not (owner and owner == _published(store)):
             continue
         old = _save_of(store, entry.name)
         if old and old != _published(store):
@@ -116,6 +122,19 @@ def revoke_links(store: Store, base: str) -> None:
             store.remove(entry.name)
 
 
+def let_go(store: Store, kept: str | None) -> None:
+    """Remove a host's files of a checkpoint whose MANIFEST is on another host, or was.
+
+    Args:
+        kept: the save whose files stay; None: none does.
+    """
+    if kept is None:
+        retire(store)
+    for save in _saves(store, _list_if_there(store, "")) if kept else ():
+        if save != kept:
+            _remove_save(store, save)
+
+
 def retire(store: Store) -> None:
     """Remove a checkpoint and its directory.
 
@@ -125,12 +144,12 @@ def retire(store: Store) -> None:
     remove_marker(store)  # durably: programs take what has one for whole
     if store.exists(spec.SIGNATURE_NAME):  # of nothing, were it to outlive the manifest
         store.remove(spec.SIGNATURE_NAME)
-    store.withdraw(spec.MANIFEST_NAME)
+    store.remove(spec.MANIFEST_NAME)
     remove_marker(store)  # of a job that healed it meanwhile
-    for save in _saves(store, store.list()):
+    for save in _saves(store, _list_if_there(store, "")):
         _remove_save(store, save)
     store.remove_directory(spec.DATA_DIRECTORY)
-    for entry in store.list():
+    for entry in _list_if_there(store, ""):
         if is_pending(entry.name):
             _remove_pending(store, entry)
     store.remove_directory()
@@ -141,7 +160,7 @@ def is_pending(name: str, prefix: str = spec.PENDING_MANIFEST_PREFIX) -> bool:
     return name.startswith(prefix) and name.isascii()
 
 
-def sweep(store: Store, before_s: float) -> None:
+def sweep(store: Store, before_s: float, is_base: Callable[[], bool] = lambda: False) -> bool:
     """Remove data that no manifest here names, when all of it was last modified before a time.
 
     A save that is still being written is younger, so it is left alone.
@@ -149,11 +168,16 @@ def sweep(store: Store, before_s: float) -> None:
     Args:
         before_s: by the clock that gives files their times, as `Store.modified_s` tells them:
             this machine's may be wrong.
+        is_base: whether deltas are made from the checkpoint here, asked where MANIFEST is missing:
+            it is lost then, and can be rebuilt.
+
+    Returns:
+        Whether there was nothing but a checkpoint.
     """
     entries = store.list()
     saves, is_pure = _saves(store, entries), not any(is_pending(e.name) for e in entries)
     if store.exists(spec.MANIFEST_NAME) and len(saves) <= 1 and is_pure:
-        return  # the usual case: nothing but the checkpoint
+        return True
     keep = _published(store)
     # Asked first: whatever is removed below makes it young again.
     is_dead = not keep and _is_older(store, [""], before_s)
@@ -162,7 +186,9 @@ def sweep(store: Store, before_s: float) -> None:
         if save == keep:
             continue
         names = [f"{below}/{file.name}" for file in _list_if_there(store, below)]
-        if _is_older(store, [below, *names], before_s) and _remove_save(store, save):
+        if not _is_older(store, [below, *names], before_s) or (not keep and is_base()):
+            continue
+        if _remove_save(store, save):
             logger.info("deleted %s/%s of a save that died", store.location, below)
     sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
     settle(store)
@@ -171,6 +197,7 @@ def sweep(store: Store, before_s: float) -> None:
         for name in (spec.DATA_DIRECTORY, ""):
             with contextlib.suppress(StoreError):
                 store.remove_directory(name)
+    return False
 
 
 def sweep_pending(store: Store, prefix: str, before_s: float) -> None:
@@ -181,24 +208,65 @@ def sweep_pending(store: Store, prefix: str, before_s: float) -> None:
     for entry in store.list():
         if entry.name.startswith(LEAVING_PREFIX) and store.exists(spec.MANIFEST_NAME):
             continue  # those of who replaces a checkpoint are settled
-        if is_pending(entry.name, prefix) and _is_older(store, [entry.name], before_s):
+        if not is_pending(entry.name, prefix) or _is_lock_of_data(store, entry.name):
+            continue
+        if _is_older(store, [entry.name], before_s):
             _remove_pending(store, entry)
+
+
+def _is_lock_of_data(store: Store, name: str) -> bool:
+    """Return whether a lock keeps data that no manifest names: who has it may be frozen."""
+    save = name.removeprefix(spec.PENDING_MANIFEST_PREFIX).removesuffix(OVER)
+    is_lock = name.endswith(OVER) and store.exists(f"{spec.DATA_DIRECTORY}/{save}")
+    return is_lock and _published(store) != save
 
 
 def _remove_save(store: Store, save: str) -> bool:
     """Remove the data of a save that no manifest names; False: it was published meanwhile."""
     bar, below = f"{spec.PENDING_MANIFEST_PREFIX}{save}", f"{spec.DATA_DIRECTORY}/{save}"
-    store.revoke(bar, spec.MANIFEST_NAME)
-    for end in (OVER, AGAIN):
-        store.remove(f"{bar}{end}")  # none is made from here on
+    if not revoke_save(store, save):
+        return False
     is_dead = _published(store) != save
     if is_dead:
         store.sync_directory()  # or a power cut brings a MANIFEST back whose removal nobody synced
-        for file in _list_if_there(store, below):
-            store.remove(f"{below}/{file.name}")
+        store.remove_all([f"{below}/{file.name}" for file in _list_if_there(store, below)])
         store.remove_directory(below)
     store.remove_directory(bar)
+    if is_dead:
+        store.remove(f"{bar}{OVER}")
     return is_dead
+
+
+def revoke_save(store: Store, save: str) -> bool:
+    """Keep a save from publishing here from now on.
+
+    Returns:
+        False: it may be about to replace the MANIFEST that is here, and cannot be kept from that.
+    """
+    bar = f"{spec.PENDING_MANIFEST_PREFIX}{save}"
+    store.revoke(bar, spec.MANIFEST_NAME)
+    if store.shows_pending:
+        for end in (OVER, AGAIN):
+            store.remove(f"{bar}{end}")  # none is made from here on
+        return True
+    return not store.exists(spec.MANIFEST_NAME) or _is_locked_out(store, save)
+
+
+def _is_locked_out(store: Store, save: str) -> bool:
+    """Take the lock without which a save replaces nothing (`engine/swap.py`).
+
+    Returns:
+        False: the save has it, and MANIFEST is still what it is to replace.
+    """
+    lock = f"{spec.PENDING_MANIFEST_PREFIX}{save}{OVER}"
+    try:
+        if store.claim(lock, CLOSED):
+            return True
+        return store.get(lock, STAMP_BYTES_MAX) != store.stamp(spec.MANIFEST_NAME).encode()
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False  # it has just ended
 
 
 def _list_if_there(store: Store, name: str) -> list[Entry]:
@@ -266,7 +334,17 @@ def _published(store: Store) -> str:
 
 
 def _is_older(store: Store, names: list[str], before_s: float) -> bool:
-    return max(store.modified_s(name) for name in names) < before_s
+    """Return whether all was last modified before a time, or is gone by now."""
+    return all(_modified_s(store, name) < before_s for name in names)
+
+
+def _modified_s(store: Store, name: str) -> float:
+    try:
+        return store.modified_s(name)
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return -math.inf  # some servers list a directory for a while after the last object in it
 
 
 def _saves(store: Store, entries: Sequence[Entry]) -> list[str]:

@@ -147,8 +147,8 @@ class FileStream:
             self._zero_until(at)
         self.put(data)
         self.move(self._window)
-        while self._in_flight or self._lent:
-            self._reap()
+        if self._in_flight or self._lent:
+            self._reap(every=True)
 
     def _zero_until(self, position: int) -> None:
         """Add zeros up to a position behind this one."""
@@ -185,11 +185,13 @@ class FileStream:
         queue.submit_write(self._descriptor, address, size, self._submitted, start, self._at_once)
         self._submitted = end
 
-    def _reap(self) -> None:
-        """Wait for writes; every completion is checked."""
-        failures = []
+    def _reap(self, every: bool = False) -> None:
+        """Wait for a write, or for every one; each completion is checked."""
+        failures, queue = [], self._lease.queue
         started = time.perf_counter()
-        completions = self._lease.queue.wait()
+        completions = queue.wait()
+        while every and queue.pending:
+            completions += queue.wait()
         self._writes.wait_s += time.perf_counter() - started
         self._writes.waits += 1
         for start, done, code in completions:

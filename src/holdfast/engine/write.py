@@ -6,7 +6,7 @@ filled in. A file is durable, with all that its footer says, when `finish` retur
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..errors import NoSpaceError, StoreError
@@ -133,7 +133,8 @@ class DataFileWriter:
         except NoSpaceError:
             raise  # a full disk is as full under another name
         except StoreError as error:
-            failure = SyncError(f"{error}; the written data may not be on the disk. Save again")
+            lost = "; the written data may not be on the disk. Save again"
+            failure = SyncError(f"{error}{'' if 'What to do' in str(error) else lost}")
             failure.errno = error.errno
             raise failure from error
 
@@ -141,3 +142,12 @@ class DataFileWriter:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             self._store.vfs.close(descriptor)
+
+
+def make_durable(store: Store, tables: Sequence[Table]) -> None:
+    """Make the names of a rank's files durable up to the root, where no coordinator sees them."""
+    for table in tables[:1]:  # all are in one directory
+        rank, number = int(table.file_rank[0]), int(table.file_number[0])
+        name = data_file_name(table.header.save_id, rank, number)
+        store.sync_path(name)
+        store.sync_above(name)

@@ -4,6 +4,8 @@ The queue writes on its own threads while the calling thread stages and encodes:
 payloads are their elements many at a time (`raw`), others segment by segment (`encoded`).
 """
 
+import time
+
 from ..codecs.base import Codec
 from ..format.table import Table
 from ..plan.shard_table import ShardTable
@@ -40,6 +42,7 @@ def write_shards(
     """
     if not shards.tensor.size:
         return []
+    ledger.write_began = time.perf_counter()
     images = None
     if isinstance(origin, Images):
         images = origin

@@ -7,7 +7,7 @@ import struct
 from functools import lru_cache
 
 from .._core import xxh3_64
-from ..errors import CorruptError
+from ..errors import CorruptError, StateError
 from . import spec
 from .table import Table, encode_table
 
@@ -63,8 +63,17 @@ def encode_footer(table: Table, footer_offset: int) -> tuple[bytes, int]:
 
     Returns:
         (footer and trailer, footer checksum).
+
+    Raises:
+        StateError: the footer is larger than readers take.
     """
-    footer = encode_table(spec.FOOTER_MAGIC, table)
+    try:
+        footer = encode_table(spec.FOOTER_MAGIC, table)
+    except CorruptError as error:
+        raise StateError(
+            f"a data file cannot be read back: {error}. Nothing was committed; save fewer tensors "
+            "or values, or shorter names"
+        ) from error
     rank, number = int(table.file_rank[0]), int(table.file_number[0])
     seed = chunk_seed(table.header.save_id, rank, number, spec.FOOTER_CHUNK)
     checksum = xxh3_64(footer, seed)

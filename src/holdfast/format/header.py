@@ -343,8 +343,8 @@ def _decode_tensors(
     except KeyError:
         columns = []
     if not columns or sum(map(len, entries)) != len(_TENSOR_KEYS) * len(entries):
-        for entry in entries:
-            keys(entry, _TENSOR_KEYS, "tensor")
+        odd = next(entry for entry in entries if entry.keys() != _TENSOR_KEYS)
+        keys(odd, _TENSOR_KEYS, "tensor")  # raises
     paths, dtypes, shapes, codec_of = columns
     # Of 1 and True, which are equal, texts differ.
     alike = list(map(repr, zip(dtypes, shapes, codec_of, strict=True)))

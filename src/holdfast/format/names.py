@@ -12,6 +12,10 @@ from ..layout import Key, Path
 from .spec import DATA_DIRECTORY, MANIFEST_NAME, PENDING_MANIFEST_PREFIX, SIGNATURE_NAME
 
 LATEST_NAME = "LATEST"  # a hint beside the steps: the one that was committed last
+METRICS_NAME = "metrics.jsonl"  # what saves and restores of a run have measured
+METRICS_BYTES_MAX = 8 << 20  # then it gets a number: a store may write all of it for each line
+METRICS_FILES_MAX = 64  # of those with a number, the newest
+METRICS_PATTERN = re.compile(r"metrics-([0-9]{6,})\.jsonl")
 LATEST_BYTES_MAX = 4096  # it holds one name; a longer one is not ours
 _SAVE_ID = re.compile(r"[0-9a-f]{32}")
 DCP_METADATA_NAME = ".metadata"  # of a checkpoint that PyTorch DCP wrote; or our marker
@@ -96,6 +100,23 @@ def misnamed(name: str, step: int | None) -> str | None:
         f"is named step {named}, but holds step {step}: it was renamed, or copied to the wrong "
         "place. Rename it back"
     )
+
+
+def old_metrics(names: Iterable[str]) -> list[str]:
+    """Return those names that files of metrics get when they are full, the oldest first."""
+    found = {name: match[1] for name in names if (match := METRICS_PATTERN.fullmatch(name))}
+    return sorted(found, key=lambda name: int(found[name]))
+
+
+def all_metrics(names: Iterable[str]) -> list[str]:
+    """Return the names of all files of metrics, the oldest first, the one that grows last."""
+    return [*old_metrics(names), METRICS_NAME]
+
+
+def next_metrics(full: Sequence[str]) -> str:
+    """Return the name after the last of those that `old_metrics` returns."""
+    last = METRICS_PATTERN.fullmatch(full[-1]) if full else None
+    return f"metrics-{int(last[1]) + 1 if last else 1:06d}.jsonl"
 
 
 def some(names: Sequence[str], count: int = 0) -> str:

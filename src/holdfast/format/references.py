@@ -47,7 +47,11 @@ def find_references(table: Table, box_start: I64, first_row: I64) -> I64:
 def check_references(
     references: I64, file_first_chunk: I64, start: I64, size: I64, gap_start: I64
 ) -> None:
-    """Check that payloads lie near those they refer to; let empty ones stand where these end."""
+    """Check that payloads lie near those they refer to; let empty ones stand where these end.
+
+    Args:
+        references: of `find_references`, not empty.
+    """
     rows = np.flatnonzero(references != NONE)
     needed = references[rows]
     if np.any(size[needed] == 0):
@@ -59,17 +63,16 @@ def check_references(
         further = references[further[further != NONE]]
     if np.any(further != NONE):
         raise CorruptError("a chunk refers to one that refers to others in turn")
-    if len(rows):
-        # Ranges that overlap are one: what lies in it is read at once.
-        low = np.minimum(start[rows], start[needed])
-        high = np.maximum(start[rows] + size[rows], start[needed] + size[needed])
-        file = np.searchsorted(file_first_chunk, rows, "right") << 40
-        order = np.argsort(low + file)
-        low, high = (low + file)[order], np.maximum.accumulate((high + file)[order])
-        begins = np.flatnonzero(np.concatenate([[True], low[1:] >= high[:-1]]))
-        ends = np.concatenate([begins[1:], [len(low)]]) - 1
-        if np.any(high[ends] - low[begins] > spec.REFERENCE_BYTES_MAX):
-            raise CorruptError("a chunk lies far from the one it refers to")
+    # Ranges that overlap are one: what lies in it is read at once.
+    low = np.minimum(start[rows], start[needed])
+    high = np.maximum(start[rows] + size[rows], start[needed] + size[needed])
+    file = np.searchsorted(file_first_chunk, rows, "right") << 40
+    order = np.argsort(low + file)
+    low, high = (low + file)[order], np.maximum.accumulate((high + file)[order])
+    begins = np.flatnonzero(np.concatenate([[True], low[1:] >= high[:-1]]))
+    ends = np.concatenate([begins[1:], [len(low)]]) - 1
+    if np.any(high[ends] - low[begins] > spec.REFERENCE_BYTES_MAX):
+        raise CorruptError("a chunk lies far from the one it refers to")
 
 
 def find_based(table: Table) -> Bools:

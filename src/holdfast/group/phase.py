@@ -74,6 +74,7 @@ class Phase(AbstractContextManager["Phase"]):
         promised: whether this rank may have told the others that its part is done.
         others: what another rank failed with, or that it is lost; after the block.
         waited_s: how long this rank has waited for the others.
+        met: when all had come, by `time.perf_counter`; 0: there is nobody else.
     """
 
     def __init__(self, group: Group, *, gather: bool = False) -> None:
@@ -83,7 +84,7 @@ class Phase(AbstractContextManager["Phase"]):
         self.answers: list[bytes] = []
         self.promised = False
         self.others: HoldfastError | None = None
-        self.waited_s = 0.0
+        self.waited_s = self.met = 0.0
 
     def __exit__(
         self,
@@ -111,7 +112,8 @@ class Phase(AbstractContextManager["Phase"]):
             verdicts = self._exchange(message)
         except HoldfastError as lost:
             return lost
-        self.waited_s += time.perf_counter() - started
+        self.met = time.perf_counter()
+        self.waited_s += self.met - started
         for rank, verdict in enumerate(verdicts):
             if verdict[:1] == _BAD and rank != self._group.rank:
                 cause = verdict[1:].decode(errors="replace")
@@ -183,7 +185,8 @@ class BriefPhase(Phase):
             if error is None:
                 raise
             return  # this rank's own error says more than the loss of the others
-        self.waited_s += time.perf_counter() - started
+        self.met = time.perf_counter()
+        self.waited_s += self.met - started
         if not asked and self._settled(sums):
             self.sums = sums
             return

@@ -266,7 +266,7 @@ def _in_time(call: Callable[[], Made]) -> Made:
     except RuntimeError as error:
         raise lost_peer(error) from error
     except TimeoutError as error:
-        cause = "the ranks' store does not answer. Is rank 0 stopped, or its host?"
+        cause = "the ranks' store does not answer. Is torchrun stopped, or the host of rank 0?"
         raise PeerError(cause, rank=-1, cause=cause) from error
 
 

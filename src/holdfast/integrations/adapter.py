@@ -74,11 +74,9 @@ def module(name: str, extra: str) -> ModuleType:
 def known_version(package: str, oldest: str, newest_tested: str, extra: str = "") -> str:
     """Return the installed version of a package, which lies between two that are known.
 
-    Later patches of the newest one count as known: ``5.23.4`` where 5.23.0 was tested.
-
     Args:
         package: name of the distribution.
-        extra: the extra that installs it; default: of the same name.
+        oldest, newest_tested, extra: as for `check_version`.
 
     Raises:
         ImportError: it is not installed.
@@ -90,13 +88,30 @@ def known_version(package: str, oldest: str, newest_tested: str, extra: str = ""
     except metadata.PackageNotFoundError as error:
         what = f"holdfast.integrations.{extra}"
         raise ImportError(needs(package, extra, what), name=package) from error
+    return check_version(package, found, oldest, newest_tested, extra)
+
+
+def check_version(
+    package: str, found: str, oldest: str, newest_tested: str, extra: str = ""
+) -> str:
+    """Check that the version of a package lies between two that are known; return it.
+
+    Later patches of the newest one count as known: ``5.23.4`` where 5.23.0 was tested.
+
+    Args:
+        found: its version.
+        extra: the extra that installs it; default: of the same name.
+
+    Raises:
+        OptionError: it is older or newer.
+    """
     number = _number(found)
     if _number(oldest) <= number and number[:2] <= _number(newest_tested)[:2]:
         return found
     raise OptionError(
-        f"{package} {found} is installed; holdfast.integrations.{extra} works with {oldest} to "
-        f"{newest_tested}. Nothing was changed. Run: pip install '{package}=={newest_tested}', or "
-        "upgrade holdfast"
+        f"{package} {found} is installed; holdfast.integrations.{extra or package} works with "
+        f"{oldest} to {newest_tested}. Nothing was changed. Run: pip install "
+        f"'{package}=={newest_tested}', or upgrade holdfast"
     )
 
 

@@ -13,7 +13,7 @@ from ..loading.load import load
 from ..loading.opening import open as open_checkpoint
 from ..state.value import Value
 from .adapter import MARK, check_mark, is_committed, mark
-from .lightning import NAME, VERSION, Path, announce, asked, refuse
+from .lightning import NAME, VERSION, Path, announce, asked, check_alone, refuse
 from .saves import Saves
 
 from lightning.fabric import strategies  # type: ignore[import-not-found] # isort: skip
@@ -32,7 +32,18 @@ class _HoldfastStrategy:
     ) -> None:
         self._saves = Saves(stage=stage, codec=codec, options=options)
         super().__init__(*args, **more)
+        check_alone(self, getattr(self, "_checkpoint_io", None))
         announce(f"checkpoints of all ranks (Fabric's {type(self).__name__})")
+
+    @property
+    def checkpoint_io(self: Any) -> Any:
+        """Return Lightning's own, which loads what holdfast has not saved."""
+        return super().checkpoint_io  # type: ignore[misc]
+
+    @checkpoint_io.setter
+    def checkpoint_io(self: Any, io: Any) -> None:
+        check_alone(self, io)
+        super(_HoldfastStrategy, type(self)).checkpoint_io.fset(self, io)  # type: ignore[misc]
 
     def save_checkpoint(
         self: Any,

@@ -150,12 +150,18 @@ class _HoldfastStrategy:
         self._random: dict[str, Any] | None = None  # restored before the first batch
         self._is_in_place = False  # whether the checkpoint that was loaded last is
         super().__init__(*args, **more)
-        if isinstance(getattr(self, "_checkpoint_io", None), HoldfastCheckpointIO):
-            raise OptionError(
-                f"two integrations save for one Trainer: {type(self).__name__} and "
-                "HoldfastCheckpointIO. Leave HoldfastCheckpointIO out"
-            )
+        check_alone(self, getattr(self, "_checkpoint_io", None))
         announce(f"checkpoints of all ranks ({type(self).__name__})")
+
+    @property
+    def checkpoint_io(self: Any) -> Any:
+        """Return Lightning's own, which loads what holdfast has not saved."""
+        return super().checkpoint_io  # type: ignore[misc]
+
+    @checkpoint_io.setter
+    def checkpoint_io(self: Any, io: Any) -> None:
+        check_alone(self, io)
+        super(_HoldfastStrategy, type(self)).checkpoint_io.fset(self, io)  # type: ignore[misc]
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -313,6 +319,19 @@ class HoldfastModelParallelStrategy(_HoldfastStrategy, _ModelParallel):  # type:
     Example:
         ``Trainer(strategy=HoldfastModelParallelStrategy(data_parallel_size=2))``
     """
+
+
+def check_alone(strategy: Any, io: Any) -> None:
+    """Check that a strategy of holdfast has no plugin of holdfast's beside it.
+
+    Raises:
+        OptionError: it has.
+    """
+    if isinstance(io, HoldfastCheckpointIO):
+        raise OptionError(
+            f"two integrations save for one program: {type(strategy).__name__} and "
+            "HoldfastCheckpointIO. Leave HoldfastCheckpointIO out"
+        )
 
 
 def asked(weights_only: bool | None) -> dict[str, bool]:

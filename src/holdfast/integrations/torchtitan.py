@@ -5,7 +5,7 @@ docs/frameworks/torchtitan.md says how to use them. Checkpoints of DCP are read 
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..data.data_state import DataState
 from ..data.random_state import RandomState
 from ..errors import MismatchError, OptionError
 from ..loading.load import load
+from ..loading.opening import open as open_checkpoint
 from ..state.value import Value
 from ..stores.url import SCHEME, absolute
 from .adapter import MARK, Hook, check_mark, is_committed, known_version, mark
@@ -123,6 +124,7 @@ class HoldfastManager(CheckpointManager):  # type: ignore[misc]
             )
         if is_whole:
             into[RANDOM] = Value()
+        _check_shapes(place, self.states[MODEL].state_dict())
         load(place, into, partial=not is_whole)
         if is_whole:
             _begin_apart(self.states.get("dataloader"))
@@ -160,6 +162,24 @@ class HoldfastManager(CheckpointManager):  # type: ignore[misc]
                 saves.close()
         finally:
             super()._close()
+
+
+def _check_shapes(place: str, model: Mapping[str, Any]) -> None:
+    """Check that a model has the shapes of a checkpoint: torch would say so when it is half filled.
+
+    Raises:
+        MismatchError: it has others. Nothing was loaded.
+    """
+    saved = open_checkpoint(place)
+    shapes = {saved.path_of(name): saved.info(name).shape for name in saved.names()}
+    for name, value in model.items():
+        found = shapes.get((MODEL, name))
+        if found is not None and isinstance(value, torch.Tensor) and tuple(value.shape) != found:
+            raise MismatchError(
+                f"{place} has {name} with the shape {list(found)}, and the model has it with "
+                f"{list(value.shape)}. Nothing was loaded. Resume with the model that was saved, "
+                "or begin another run in another folder"
+            )
 
 
 def _begin_apart(loader: object) -> None:

@@ -143,7 +143,7 @@ def repair(
         raise OptionError(
             "write= (rebuild MANIFEST in place) and to= (write elsewhere) are given; expected one"
         )
-    store, options = open_store(path), options_of(options)
+    options, store = options_of(options), open_store(path)
     found = _find(store, options, report, known, deep=write or to is not None)
     lost, names = found.lost(), names_of(found.subject.manifest)
     tensors = found.subject.manifest.table.header.tensors
@@ -324,8 +324,8 @@ def _check_settled(store: Store, manifest: Manifest) -> None:
     if age < YOUNG_S:
         raise StateError(
             f"the newest data file of {store.location} is {max(age, 0) / 60:.0f} minutes old: its "
-            "save may still run, and would delete its files. Wait until the file is an hour old, "
-            "or write to a new directory (--to)"
+            "save may still run, and would delete its files. Wait until the file is an hour old "
+            "(a job in this run deletes it after a day), or write to a new directory (--to)"
         )
 
 

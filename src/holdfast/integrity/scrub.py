@@ -126,7 +126,8 @@ def scrub(
     """
     if bytes_per_s is not None and not is_positive(bytes_per_s):
         raise OptionError(f"bytes_per_s is {shown(bytes_per_s)}; expected a number above 0")
-    store, options = open_store(path), OPTIONS if options is None else options_of(options)
+    options = OPTIONS if options is None else options_of(options)
+    store = open_store(path)
     if store.exists(spec.MANIFEST_NAME):
         raise OptionError(f"{store.location} is one checkpoint, not a run; use 'holdfast verify'")
     state = _load(store)

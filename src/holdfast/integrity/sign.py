@@ -55,6 +55,7 @@ def sign(
     private = read_private_key(key)
     public = private.public_key().public_bytes_raw()
     signed, below = [], NO_BASE
+    options = options_of(options)
     chain = open_chain(open_store(path))
     for link in chain:
         store = link.store
@@ -62,7 +63,7 @@ def sign(
         if link is not chain[-1] and (made := _signed_before(store, public, digest(data), below)):
             below = digest(made)
             continue
-        statement = _statement(link, data, below, options_of(options), report)
+        statement = _statement(link, data, below, options, report)
         content = encode_signature(statement, public, private.sign(statement))
         pending = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
         store.prepare(pending, content)

@@ -20,7 +20,7 @@ from ..faults.damage import (
 )
 from ..format import spec
 from ..loading.checkpoint import Checkpoint
-from ..options import Options
+from ..options import Options, options_of
 from ..stores.base import Store
 from ..stores.url import open_store
 from ..worker import in_worker
@@ -95,6 +95,7 @@ def verify(
     Example:
         ``print([fault.what for fault in holdfast.verify("runs/a/step-00001000").damage])``
     """
+    options = options_of(options)
     store, known = open_store(path), {} if known is None else known
     location = store.location
     if location in known and not deep:

@@ -73,8 +73,8 @@ class Checkpoint(Described):
         exclude: Patterns = (),
         rename: Rename | None = None,
     ) -> None:
+        self._options = options_of(options)  # first: they may say how the store is reached
         self._store = open_store(path)
-        self._options = options_of(options)
         self._manifest = read_manifest(self._store, check_of(self._options.trust))
         check_alone(self._store)
         self._chain: Chain = ()  # opened when something is read

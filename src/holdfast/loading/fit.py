@@ -167,8 +167,8 @@ def check_fit(
         return found["missing"], unexpected, skipped
     problems = [
         f"{len(differing)} differ: {_listed(differing, '; ')}" if differing else "",
-        f"{len(missing)} are missing in the checkpoint: {_listed(missing)}" if missing else "",
-        f"{len(extra)} are missing in the target: {_listed(extra)}" if extra else "",
+        f"{_are(missing)} missing in the checkpoint: {_listed(missing)}" if missing else "",
+        f"{_are(extra)} missing in the target: {_listed(extra)}" if extra else "",
     ]
     is_repaired = header.is_repaired
     advice = _REPAIRED_ADVICE
@@ -181,6 +181,10 @@ def check_fit(
     )
     error.is_repaired = is_repaired
     raise error
+
+
+def _are(names: Sequence[str]) -> str:
+    return f"{len(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _parts_of_ranks(header: Header, ranks: int, differing: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from ..arguments import (
     encode_arguments,
 )
 from ..engine.chain import Chain, Link, open_chain
-from ..engine.check import check_alone, check_share, read_manifest
+from ..engine.check import check_alone, check_files, check_share, read_manifest
 from ..engine.exchange import Exchange
 from ..engine.pool import Lease, lease
 from ..engine.read import still_there
@@ -36,13 +36,14 @@ from ..plan.choice import Patterns
 from ..plan.load_plan import find_chunks
 from ..plan.reads import coalesce
 from ..plan.rename import Rename
-from ..plan.share_plan import SharedRun, encode_rows, share_out
+from ..plan.share_plan import Holders, SharedRun, encode_rows, share_out
 from ..state.filled import Target
 from ..state.source import Source
 from ..state.target import bind
 from ..stores.url import open_store
 from .agreed import agreed, what_else
 from .fit import check_fit, describe_fit, source_of, wanted_of
+from .reach import Reach
 from .report import LoadReport
 from .request import LoadRequest
 from .selection import Selection, digest_of
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from ..engine.ledger import Ledger
     from ..format.manifest import Manifest
     from ..group.base import Group
     from ..stores.base import Store
@@ -126,13 +128,17 @@ def load_from(
     request: LoadRequest,
     options: Options,
     step: int | None = None,
+    ledger: "Ledger | None" = None,
+    reach: Reach | None = None,
 ) -> LoadReport:
     """Walk all the way; the report lacks only the time.
 
     Args:
         step: of a run, by the directory's name; what does not belong there is let be.
+        ledger: gets the spans.
+        reach: where the files are, if not all of them are at ``path``.
     """
-    opened = _open_alike(path, ranks, into, request, options, step)
+    opened = _open_alike(path, ranks, into, request, options, step, reach)
     if not isinstance(opened, tuple):
         return _load_other(opened, path, ranks, into, request, options)
     links, source, target, fits = opened
@@ -140,13 +146,13 @@ def load_from(
     chain, header = links if len(links) > 1 else (), manifest.table.header
     missing, unexpected, skipped = check_fit(store.location, header, fits, request)
     wants, targets = wanted_of(manifest, target, source)
-    chunks = find_chunks(manifest, wants)
+    chunks, holders = find_chunks(manifest, wants), reach.holders if reach is not None else None
 
     senders = ranks if not chain and ranks.world_size > 1 and sends(ranks) else None
     with contextlib.ExitStack() as held:
         with Phase(ranks) as checked:
             if request.strict and not request.partial:
-                _check_around(store, manifest, ranks, strangers=step is not None)
+                _check_around(store, manifest, ranks, holders, strangers=step is not None)
             elif ranks.rank == COORDINATOR:
                 check_alone(store)
             pool: AbstractContextManager[Lease] = lease(store, options)
@@ -154,30 +160,43 @@ def load_from(
                 pool = contextlib.nullcontext(held.enter_context(pool))
                 checked.answer = encode_rows(chunks)
         exchange, shared = None, tuple[SharedRun, ...]()
-        if any(checked.answers):
-            runs, shared = share_out(manifest, chunks, checked.answers, ranks.rank, SLOT_BYTES)
+        if any(told := checked.answers):
+            runs, shared = share_out(manifest, chunks, told, ranks.rank, SLOT_BYTES, holders)
         else:
-            runs = coalesce(manifest, chunks, SLOT_BYTES)
+            runs = coalesce(manifest, chunks, SLOT_BYTES, store.run_bytes)
         if senders is not None:
             exchange = Exchange(senders, shared)
+        began = time.perf_counter()
         with _saying_what_is_filled():
-            with Phase(ranks), pool as leased:
+            with Phase(ranks) as read, pool as leased:
                 if chain:  # each rank reads all that it needs
                     done = read_chain(chain, leased, runs, targets)
                 else:
                     done = read_shards(store, leased, manifest, runs, targets, exchange)
+            ended = time.perf_counter()
             _finish(target, done, ranks)
-    return LoadReport(
-        path=store.location,
-        step=manifest.table.header.step,
-        tensors=len(target.tensors) + len(target.plain.paths),
-        missing=missing,
-        unexpected=unexpected,
-        bytes_needed=target.size_bytes(),
-        bytes_read=done.read_bytes,
-        bytes_sent=done.sent_bytes,
-        skipped=skipped,
-    )
+    if ledger is not None:
+        _note_spans(ledger, checked, (began, ended - read.waited_s, ended), done.read_bytes)
+    which = (store.location, header.step, len(target.tensors) + len(target.plain.paths))
+    moved = (target.size_bytes(), done.read_bytes, done.sent_bytes)
+    return LoadReport(*which, missing, unexpected, *moved, skipped=skipped)
+
+
+def _note_spans(
+    ledger: "Ledger", checked: Phase, times: tuple[float, float, float], read_bytes: int
+) -> None:
+    """Say when each phase ran; they count from the end of the meeting in which it was checked.
+
+    Args:
+        times: when reading began and ended on this rank, and on all.
+    """
+    now, (began, read_until, ended) = time.perf_counter(), times
+    met = checked.met or began
+    ledger.met, ledger.clock = met, time.time() - (now - met)
+    waited = met - checked.waited_s
+    ledger.spans += [("plan", ledger.started, waited, 0), ("wait", waited, met, 0)]
+    ledger.spans += [("plan", met, began, 0), ("read", began, read_until, read_bytes)]
+    ledger.spans += [("wait", read_until, ended, 0), ("place", ended, now, 0)]
 
 
 def _finish(target: Target, done: Done, ranks: "Group") -> None:
@@ -208,6 +227,7 @@ def _open_alike(
     request: LoadRequest,
     options: Options,
     step: int | None,
+    reach: Reach | None = None,
 ) -> tuple[Chain, Source, Target, list[bytes]] | str | None:
     """Open one checkpoint on all ranks; once more when they found different ones.
 
@@ -221,15 +241,14 @@ def _open_alike(
         MismatchError: they found different ones again; the same text on every rank.
         OptionError: the arguments differ between the ranks.
     """
-    found: list[str] = []
-    known: dict[str, type] = {}
+    found, known = list[str](), dict[str, type]()
     for _ in range(OPENINGS):
         with Phase(ranks) as prepared:
             if not isinstance(into, Mapping):
                 check_into(path, into)
             if request.types != () and not known:
                 known = _by_name(request.types)
-            store, manifest = open_store(path), None
+            store, manifest = open_store(path) if reach is None else reach.store, None
             try:
                 manifest = _read_manifest(store, options, step)
             except (NotCommittedError, StoreError) as error:
@@ -237,8 +256,8 @@ def _open_alike(
                     raise
                 prepared.answer = encode_reply(**what_else(path, store, options, error))
             if manifest is not None:
-                alone, header = (Link(store, manifest),), manifest.table.header
-                chain = open_chain(store, manifest) if len(manifest.based) else alone
+                header, is_link = manifest.table.header, len(manifest.based) > 0
+                chain = open_chain(store, manifest) if is_link else (Link(store, manifest),)
                 source = source_of(header, known, request, store.location)
                 target = bind(into, source, skips=not request.strict, assign=request.assign)
                 fit = describe_fit(header, target, source, request)
@@ -334,7 +353,19 @@ def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manif
     return manifest
 
 
-def _check_around(store: "Store", manifest: "Manifest", ranks: "Group", *, strangers: bool) -> None:
+def _check_around(
+    store: "Store",
+    manifest: "Manifest",
+    ranks: "Group",
+    holders: Holders | None,
+    *,
+    strangers: bool,
+) -> None:
     """Check a rank's part of all bytes that are no payload."""
     with still_there(store):
-        check_share(store, manifest, ranks.rank, ranks.world_size, names=not strangers)
+        if holders is None:
+            check_share(store, manifest, ranks.rank, ranks.world_size, names=not strangers)
+        else:
+            files = range(len(manifest.file_names))
+            here = ranks.rank, ranks.world_size
+            check_files(store, manifest, [n for n in files if holders.reader_of(n, *here)])

@@ -90,10 +90,15 @@ class ReadRun:
         return self.reads.chunks()
 
 
-def coalesce(manifest: Manifest, reads: Reads, run_bytes_max: int) -> tuple[ReadRun, ...]:
+def coalesce(
+    manifest: Manifest, reads: Reads, run_bytes_max: int, run_bytes_min: int = RUN_BYTES_MIN
+) -> tuple[ReadRun, ...]:
     """Join neighbours, given in file order, into runs of at most ``run_bytes_max``.
 
     What a chunk refers to is in its run, added where it is not wanted for itself.
+
+    Args:
+        run_bytes_min: nothing is added to a run of so many.
     """
     reads, begins = _units(manifest, reads)
     if not len(reads.rows):
@@ -104,12 +109,12 @@ def coalesce(manifest: Manifest, reads: Reads, run_bytes_max: int) -> tuple[Read
     first = np.minimum.reduceat(manifest.chunk_gap_start[rows], begins) // page * page
     last = -(-np.maximum.reduceat(ends, begins) // page) * page
     place = file << _FILE_BITS  # so that what is in another file is far away
-    joined = _Joined(first + place, last + place, run_bytes_max)
+    joined = _Joined(first + place, last + place, run_bytes_max, run_bytes_min)
     bounds, firsts, lasts = [*begins.tolist(), len(rows)], first.tolist(), last.tolist()
     files, at, runs = file.tolist(), 0, list[ReadRun]()
     while at < len(files):
         # Behind one that makes the run long enough nothing is added.
-        is_long = lasts[at] - firsts[at] >= RUN_BYTES_MIN
+        is_long = lasts[at] - firsts[at] >= run_bytes_min
         end = at + 1 if is_long else joined.end(at)
         extent = Extent(files[at], firsts[at], max(lasts[at:end]) - firsts[at])
         runs.append(ReadRun(extent, reads[bounds[at] : bounds[end]]))
@@ -120,19 +125,20 @@ def coalesce(manifest: Manifest, reads: Reads, run_bytes_max: int) -> tuple[Read
 class _Joined:
     """Which units are read at once."""
 
-    def __init__(self, first: I64, last: I64, run_bytes_max: int) -> None:
+    def __init__(self, first: I64, last: I64, run_bytes_max: int, run_bytes_min: int) -> None:
         """Prepare.
 
         Args:
             first, last: where each unit begins and ends, in all files one behind the other.
         """
-        self._first, self._last, self._run_bytes_max = first, last, run_bytes_max
+        self._first, self._last = first, last
+        self._run_bytes_max, self._run_bytes_min = run_bytes_max, run_bytes_min
         self._highest = np.maximum.accumulate(last)
 
     def end(self, at: int) -> int:
         """Return the unit behind the last one of the run that begins with a unit."""
         start = int(self._first[at])
-        stop = int(self._highest.searchsorted(start + RUN_BYTES_MIN)) + 1
+        stop = int(self._highest.searchsorted(start + self._run_bytes_min)) + 1
         end, following = self._last[at : stop - 1], self._first[at + 1 : stop]
         end = end[: len(following)]
         near = following - end <= np.minimum(GAP_BYTES_MAX, (end - start) // GAP_SHARE_MAX)

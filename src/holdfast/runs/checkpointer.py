@@ -1,18 +1,17 @@
 """A run of checkpoints: save when due, keep what the policy keeps, restore the newest good one."""
 
-import contextlib
 import logging
 import os
 import secrets
 import signal
-import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
-from ..errors import OptionError, PeerError, writable
+from ..errors import OptionError
 from ..group.base import COORDINATOR
 from ..group.phase import Poll, find_group
 from ..loading.report import LoadReport
@@ -20,12 +19,23 @@ from ..options import Options, options_of
 from ..saving.request import SaveRequest
 from .commit_hook import CommitHook, OnCommit
 from .directory import Run, checked_step
-from .emergency import LastState, meet, release
+from .emergency import LastState, release
+from .events import Observer
+from .leaving import Leaving
+from .observers import Observers
+from .places import LocalDisk, places_of
+from .progress_file import ProgressFile
 from .retention import Keep
-from .rewind import Rewind
 from .saver import Saver
 from .schedule import Every, Schedule
-from .settings import Alike, check_found, check_process, check_run
+from .settings import (
+    Alike,
+    check_found,
+    check_process,
+    check_run,
+    check_tier,
+    warn_of_intervals,
+)
 from .signals import SignalWatch
 
 if TYPE_CHECKING:
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 
-class Checkpointer(Rewind):
+class Checkpointer(Leaving):
     """Saves, keeps and restores the checkpoints of one run under ``root``.
 
     All ranks of the group create one with the same arguments, and call its methods together. Their
@@ -52,8 +62,12 @@ class Checkpointer(Rewind):
     On a signal, or shortly before ``ends_in_s``, `step` saves a last time on all ranks, waits until
     that save is durable, and sets ``stopping``.
 
+    With ``local``, a save is durable on a local disk first, and is uploaded in the background
+    (docs/howto/tiers.md). `step` never waits for an upload. `save`, `wait` and the last save do,
+    with ``durable="store"``.
+
     Args:
-        root: directory of the run.
+        root: directory of the run, or a URL.
         every: `step` saves at multiples of this number of steps; or when a `datetime.timedelta` has
             passed since the last save began; or with "auto", as often as ``overhead`` allows,
             beginning with the first step. None: only `save` saves.
@@ -75,6 +89,13 @@ class Checkpointer(Rewind):
             ``options``.
         on_commit: called on rank 0 as ``on_commit(path, step, metrics)`` when a step is durable,
             while the save's thread waits up to 60 s. Its errors are logged, and fail no save.
+        observe: functions that are called with each `holdfast.Event` of this rank, each in a thread
+            of its own. They never fail or delay a save; one that is too slow loses events.
+        local: directory on a local disk, which all ranks share; ``root`` is the store behind it.
+        durable: "store", or "local": `save`, `wait` and ``on_commit`` then count a step as durable
+            when the local disk has it. That disk dies with its host.
+        drain_s: seconds that `close` waits for uploads; it raises if any is left then.
+        upload_bytes_s: bytes a second that uploads take at most; None: as many as they can.
         codec, group, options: as for `holdfast.save`.
 
     Raises:
@@ -113,6 +134,11 @@ class Checkpointer(Rewind):
         emergency: bool = False,
         deadline_s: float | None = None,
         on_commit: OnCommit | None = None,
+        observe: Iterable[Observer] = (),
+        local: "str | os.PathLike[str] | None" = None,
+        durable: Literal["store", "local"] = "store",
+        drain_s: float = 600.0,
+        upload_bytes_s: float | None = None,
         group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,
     ) -> None:
@@ -123,24 +149,54 @@ class Checkpointer(Rewind):
         self._deadline_s = deadline_s
         request = SaveRequest("", None, None, codec, self._options, stage, busy, deadline_s)
         check_run(request, keep, self._ranks, emergency=emergency)
-        self._run = Run(root, keep or Keep.all())
+        disk = LocalDisk(local, durable, drain_s, upload_bytes_s)
+        store = Run(root, keep or Keep.all(), disk.limit_s(deadline_s))
+        disk.check(store, codec)
+        self._drain_s = drain_s
         self._schedule = Schedule(every, overhead=overhead, mtbf_s=mtbf_s, ends_in_s=ends_in_s)
-        hook = CommitHook(on_commit)
-        self._saver = Saver(self._run, self._ranks, self._schedule, request, hook)
+        warn_of_intervals(store.keep, every, self._ranks)
+        self._connect(store, disk, request, CommitHook(on_commit), observe)
         self._signals = SignalWatch(signals)
         self._last = LastState() if emergency else None
         asks = self._signals.wanted or self._schedule.by_clock or emergency
         self._poll = Poll(self._ranks) if asks else None
-        given = {"signals": self._signals.wanted, "ends_in_s": ends_in_s, "emergency": emergency}
-        self._alike = Alike(self._ranks, self._run, request, every=every, given=given)
+        alike: dict[str, object] = {
+            "signals": self._signals.wanted,
+            "ends_in_s": ends_in_s,
+            "emergency": emergency,
+        }
+        alike |= {"local": local and self._disk.root, "durable": durable == "store"}
+        self._alike = Alike(self._ranks, self._run, request, every=every, given=alike)
         self._token = secrets.randbits(62) + 1  # the coordinator's names where the ranks meet
         self._meeting = 0
         self._report: LoadReport | None = None
         self._stopping = self._closed = False
         self._process = os.getpid()
         # One that is dropped without `close` must not go on catching signals and holding a state.
-        self._release = weakref.finalize(self, release, self._signals, self._last)
+        self._release = weakref.finalize(self, release, self._signals, self._last, *self._beside)
         self._release.atexit = False
+
+    def _connect(
+        self,
+        store: Run,
+        disk: LocalDisk,
+        request: SaveRequest,
+        hook: CommitHook,
+        observe: Iterable[Observer],
+    ) -> None:
+        """Make what the saves of this run go through."""
+        self._observers = Observers(observe, store.root, self._ranks)
+        if self._observers:
+            store.on_retired = partial(self._observers.tell, "retired")
+        given = (disk, self._ranks, self._options, request.codec, hook, self._observers.tell)
+        places = places_of(store, *given)
+        self._run, self._disk, self._tiers = places.run, places.disk, places.tiers
+        self._progress = ProgressFile(self._disk.root, self._ranks, self._schedule)
+        self._beside = (self._observers, self._progress, *places.beside)
+        self._saver = Saver(
+            *(self._disk, self._ranks, self._schedule, request, places.hook),
+            *(self._observers, self._progress, places.tiers),
+        )
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -161,6 +217,7 @@ class Checkpointer(Rewind):
                 if self._signals.asked:  # it is passed on now, and may end the process
                     logger.error("a signal ends training, after this error", exc_info=error)
                 self._end()
+            self._deliver()
 
     def close(self) -> None:
         """Wait for the save in flight, and release the signals. A second call does nothing.
@@ -171,8 +228,17 @@ class Checkpointer(Rewind):
         try:
             if not self._closed:
                 worker.run(self._finish)
+        except KeyboardInterrupt:
+            if self._tiers is not None:
+                self._tiers.say_left()
+            raise
+        except Exception:
+            self._end()
+            self._deliver()
+            raise
         finally:
             self._end()  # again, if two interrupts came in it before
+        self._deliver()
 
     @property
     def stopping(self) -> bool:
@@ -196,12 +262,14 @@ class Checkpointer(Rewind):
             HoldfastError: as `holdfast.save_async`; or the previous save failed. In the second case
                 this call's save has already started. Older checkpoints are untouched.
         """
-        step = self._usable(step)
+        step = self._progress.step = self._usable(step)
         self._meet("step", step)
+        if not self._progress.has_begun:
+            worker.run(self._progress.begin)
         self._signals.pass_on_served()
         self._signals.watch()
-        if self._ranks.rank == COORDINATOR and not self._run.fence.has_entered:
-            worker.run(self._run.fence.enter)
+        if self._ranks.rank == COORDINATOR and not self._disk.fence.has_entered:
+            worker.run(self._disk.fence.enter)
         if self._last is not None:
             self._last.take(step, state)
         self._schedule.begin_step()
@@ -231,20 +299,47 @@ class Checkpointer(Rewind):
         """
         step = self._usable(step)
         self._meet("save", step)
-        worker.run(lambda: self._saver.save(step, state, metrics))
+        if not self._progress.has_begun:
+            worker.run(self._progress.begin)
+        self._then_up(lambda: self._saver.save(step, state, metrics))
 
-    def wait(self) -> None:
-        """Wait until the save in flight is durable, and the retention policy has been applied.
+    def wait(self, tier: Literal["store", "local"] | None = None) -> None:
+        """Wait until the last save is durable, and the retention policy has been applied.
+
+        Args:
+            tier: "local": on the local disk; "store": in the store; default: as ``durable`` says.
+                Without a local disk, they are the same.
 
         Raises:
-            HoldfastError: the save failed.
+            OptionError: an invalid tier.
+            HoldfastError: the save failed; or it is not in the store within ``deadline_s``.
         """
         check_process(self.root, self._process)
-        worker.run(self._saver.wait)
+        check_tier(tier)
+        self._then_up(self._saver.wait, tier)
+
+    def _then_up(self, verb: Callable[[], object], tier: str | None = None) -> None:
+        """Call a verb; wait until what was saved last is in the store, where that is asked for."""
+        tiers = self._tiers
+        if tiers is None or (tier or tiers.durable) != "store":
+            worker.run(verb)
+            return
+
+        def both() -> None:
+            if not tiers.is_ready and self._saver.saved_step is not None:
+                tiers.begin()  # a step that was restored may be on the local disk alone
+            name = tiers.name_wait()
+            verb()
+            limit_s = min(self._deadline_s, self._schedule.left_s)
+            tiers.wait(self._saver.saved_step, limit_s, name)
+
+        worker.run(both)
 
     def _meet(self, verb: str, step: int) -> None:
         if not self._alike.has_met:
             worker.run(lambda: self._alike.check(verb, step=step))
+        if self._tiers is not None and not self._tiers.is_ready:
+            worker.run(self._tiers.begin)
 
     def _agree(self, step: int) -> tuple[bool, bool]:
         """Return whether this is the last save, and whether one is due: the same on every rank."""
@@ -270,44 +365,9 @@ class Checkpointer(Rewind):
         logger.info("saving step %d as the last: training has to end", step)
         try:
             with self._signals.serving():
-                self._saver.save_last(step, state, metrics)
+                self._then_up(lambda: self._saver.save_last(step, state, metrics))
         finally:
             self._stopping = True
-
-    def _leave(self, error: BaseException) -> None:
-        """Wait, and save in an emergency, while an exception is under way."""
-        reason = writable(f"{type(error).__name__}: {error}")
-        logger.info("training ends with %s", reason)  # it is raised when the waiting is over
-        try:
-            self._saver.wait()
-        except Exception as failure:  # whatever it is: the user's own comes first
-            logger.error("the save in flight failed: %s", failure)
-        if self._last is None or isinstance(error, GeneratorExit):
-            return
-        if self._last.step is not None and self._last.step == self._saver.saved_step:
-            return
-        try:
-            step, state = meet(self._ranks, self._meeting, self._last)
-            deadline = time.monotonic() + self._deadline_s
-            ranks = self._ranks.background(f"emergency/{self._meeting}/save", deadline)
-            self._saver.save_with(ranks, step, state, self._saver.completed(None))
-            logger.warning("saved step %d in an emergency, after %s", step, reason)
-        except Exception as failure:
-            logger.error("no emergency save: %s: %s", type(failure).__name__, failure)
-
-    def _finish(self) -> None:
-        if self._poll is not None:
-            with contextlib.suppress(PeerError):  # training's own collectives say it better
-                self._poll.close()
-        self._saver.wait()
-
-    def _end(self) -> None:
-        self._closed = True
-        self._poll = None
-        try:
-            self._release()
-        finally:
-            release(self._signals, self._last)  # if an interrupt came before the end of it
 
     def _usable(self, step: int) -> int:
         """Check that this object can save this step; return its number."""

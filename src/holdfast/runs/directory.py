@@ -9,28 +9,34 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..arguments import plain_number
 from ..engine.check import lost_manifest
 from ..engine.newest import steps_in
 from ..engine.retire import GRACE_S, leaving, retire, revoke_links, sweep, sweep_pending
-from ..errors import CorruptError, HoldfastError, OptionError, StoreError, VersionError, shown
+from ..errors import HoldfastError, OptionError, StoreError, shown
 from ..format import spec
-from ..format.header import Header
-from ..format.manifest import decode_manifest
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
-from ..stores.base import Store, list_if_there
+from ..format.progress import PROGRESS_PREFIX
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
+from ..loading.reach import Reach
+from ..stores.base import list_if_there
 from ..stores.url import open_store
+from .described import Described
 from .fence import Fence
+from .metrics_file import MetricsFile
+from .place import Lack, Place
 from .retention import Keep
+
+if TYPE_CHECKING:
+    from ..group.base import Group
 
 logger = logging.getLogger("holdfast")
 
 PENDING_LATEST_PREFIX = ".latest-"
-METRICS_NAME = "metrics.jsonl"
 _ROOM = (
     "The newest step is written before an old one is deleted, so n steps take the room of n + 1. "
     "Keep fewer steps, or free space for one more"
@@ -57,23 +63,36 @@ class Run:
     Attributes:
         keep: the policy.
         damaged: steps that could not be restored; the same on every rank.
+        described: what the policy looks at.
         fence: who may write here; every removal looks at it.
+        metrics: what saves and restores have measured.
+        is_full: whether steps go since there is no room for another.
+        on_retired: called with each step that was deleted; None: nobody wants to know.
     """
 
-    def __init__(self, root: str | os.PathLike[str], keep: Keep) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], keep: Keep, limit_s: float | None = None
+    ) -> None:
         self.damaged: set[int] = set()
-        self._store = open_store(root, "root")
+        self._store = open_store(root, "root", limit_s)
         self.fence = Fence(self._store)
+        self.metrics = MetricsFile(self._store, self.fence)
         self.keep = keep
-        self._headers: dict[int, Header] = {}  # of steps, where the policy has looked at them
-        self._stamps: dict[int, object] = {}  # of their MANIFESTs: a step may be replaced
-        self._seen = False
+        self.described = Described(self._store)
+        self._clean: dict[str, float] = {}  # steps that needed no sweep, and when: see `_sweep`
+        self._seen = self.is_full = False
         self._committed: int | None = None  # the step that this job saved last: it is durable
+        self.on_retired: Callable[[int], object] | None = None
 
     @property
     def root(self) -> str:
         """Where it is."""
         return self._store.location
+
+    @property
+    def can_link(self) -> bool:
+        """Whether the store can hold chains of deltas."""
+        return self._store.can_link
 
     def path(self, step: int) -> str:
         """Return the directory of a step.
@@ -85,14 +104,53 @@ class Run:
 
     def steps(self) -> list[int]:
         """List the committed steps, ascending."""
-        return steps_in(self._store, self._step_names)
+        return steps_in(self._store, self.step_names)
 
-    def lost(self) -> str | None:
-        """Say that the step LATEST names has lost its MANIFEST; None: it has not."""
+    def found(self, ranks: "Group") -> dict[int, list[Place]]:
+        """Return the steps that the coordinator sees, with their places, on every rank."""
+        with Phase(ranks) as listed:
+            if ranks.rank == COORDINATOR:
+                listed.answer = json.dumps(self.steps()).encode()
+        steps: list[int] = json.loads(listed.answers[COORDINATOR])
+        return {step: [Place(self.path(step))] for step in steps}
+
+    def lacks(self, step: int, place: Place) -> Lack | None:
+        """Find out whether a place cannot be restored from; here, that is found as it is read."""
+        return None
+
+    def reach(self, step: int, place: Place) -> Reach | None:
+        """Return what this rank can read of a place; None: it can read all."""
+        return None
+
+    def note_damaged(self, step: int, place: Place) -> None:
+        """Take note of a step that could not be restored from a place."""
+        self.damaged.add(step)
+
+    def look(self) -> None:
+        """Take note of which job has the run now: one that comes later is newer than this one."""
+        self.fence.look()
+
+    def uncommitted(self) -> list[str]:
+        """List the directories of steps that are not committed, and were not: LATEST says which."""
+        steps = {step_name(step) for step in self.steps()} | {self._latest()}
+        return [name for name in self.step_names() if name not in steps]
+
+    def lost(self, steps: Sequence[int] | None = None) -> str | None:
+        """Say that LATEST names a newer step than all, which has lost its MANIFEST; None: no.
+
+        Args:
+            steps: those that there are; default: those here.
+        """
         latest = self._latest()
-        if latest is None or step_of(latest) is None:
+        step = None if latest is None else step_of(latest)
+        # An older one has been retired: who moved LATEST there was stopped for long, and went on.
+        if (
+            latest is None
+            or step is None
+            or step <= max(self.steps() if steps is None else steps, default=-1)
+        ):
             return None
-        return lost_manifest(self._step_store(latest))
+        return lost_manifest(self._store.below(latest))
 
     def free_bytes(self) -> int | None:
         """Check that a step can be written, and return for how many bytes there is room.
@@ -110,7 +168,7 @@ class Run:
     def advice(self) -> str:
         """Say what a full disk has to do with the policy."""
         steps = self.steps()
-        taken = sum(self._disk_bytes(step) for step in steps) / 1e9
+        taken = sum(self.disk_bytes(step) for step in steps) / 1e9
         return f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r}). {_ROOM}"
 
     def room_advice(self) -> str:
@@ -132,19 +190,22 @@ class Run:
             check: raises when it has to stay; from here on nothing new is made from it.
         """
         self.fence.hold()
-        self._headers.pop(step, None)  # a step of this number may be saved again, with others
+        self.described.forget(step)
         if not self._store.exists(step_name(step)):
             return
-        with leaving(store := self._step_store(step_name(step))):
-            for name in self._step_names():
-                revoke_links(self._step_store(name), step_name(step))
-            check()
+        with leaving(store := self._store.below(step_name(step))):
+            if store.can_link:  # elsewhere no delta is ever made
+                for name in self.step_names():
+                    revoke_links(self._store.below(name), step_name(step))
+                check()
             self.fence.hold()
             if self._latest() == step_name(step):
                 # Of a step without MANIFEST, it says that MANIFEST is lost.
                 self._store.remove(LATEST_NAME)
                 self._store.sync_directory()
             retire(store)
+        if self.on_retired is not None:
+            self.on_retired(step)
 
     def _check_unneeded(self, step: int, unread: set[int]) -> None:
         """Check that no step has been made from one since the policy has looked.
@@ -153,26 +214,11 @@ class Run:
             unread: steps that it could not read, or knows as damaged: it has judged without them.
         """
         for other in sorted(set(self.steps()) - unread - {step}):
-            is_read = self._is_judged(other)
-            base = self._headers[other].base if other in self._headers else None
-            if not is_read or (base and base.name == step_name(step)):
+            if not self._is_judged(other) or self.described.base_of(other) == step_name(step):
                 raise StoreError(
                     f"step {step} is not deleted: step {other} was saved meanwhile, and needs it "
                     "or cannot be read. The next save tries again"
                 )
-
-    def note(self, verb: str, step: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Add what each rank has measured to metrics.jsonl: a line each, in one write.
-
-        It is for people: when it fails, that is only logged.
-        """
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        rows = [{"time": now, "verb": verb, "step": step, **record} for record in records]
-        data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-        try:
-            self._store.append(METRICS_NAME, data)
-        except StoreError as error:
-            logger.warning("metrics.jsonl lacks the %s of step %d: %s", verb, step, error)
 
     def tidy(self, step: int) -> None:
         """Move the hint, retire, sweep: none of it may fail a save that is committed.
@@ -180,6 +226,7 @@ class Run:
         What cannot be done is logged, and keeps nothing else from being done.
         """
         self._seen, self._committed = True, step
+        self._clean.pop(step_name(step), None)  # a step of this number may have been there before
         said = f"step {step} is saved, but"
         with self._warning(said):
             self.fence.hold()
@@ -195,10 +242,33 @@ class Run:
         with self._warning(said):
             # The time now, by the clock of those that are looked at: the hint was just written.
             before_s = self._store.modified_s(LATEST_NAME) - GRACE_S
-            for name in self._step_names():
+            self._sweep(before_s, said)
+            for prefix in (PENDING_LATEST_PREFIX, PROGRESS_PREFIX):
+                sweep_pending(self._store, prefix, before_s)
+
+    def _sweep(self, before_s: float, said: str) -> None:
+        """Remove what dead saves have left in steps.
+
+        On a disk every step is looked at. Elsewhere a look takes requests, so a step that was
+        clean is looked at once a day: what others leave there is removed when it is a day old, and
+        so a day later at most.
+        """
+        names = self.step_names()
+        seen = {name: self._clean[name] for name in names if name in self._clean}
+        self._clean = {name: at for name, at in seen.items() if before_s - at < GRACE_S}
+        for name in names:
+            if name not in self._clean:
                 with self._warning(said):
-                    sweep(self._step_store(name), before_s)
-            sweep_pending(self._store, PENDING_LATEST_PREFIX, before_s)
+                    store, is_base = self._store.below(name), functools.partial(self._is_base, name)
+                    if sweep(store, before_s, is_base) and not store.can_link:
+                        self._clean[name] = before_s
+
+    def _is_base(self, name: str) -> bool:
+        """Return whether a delta that can be read is made from a step."""
+        steps = self.steps() if self._store.can_link else []
+        # A policy that looks at steps has read them by now.
+        read = [s for s in steps if not self.keep.keeps_all or self.described.read(s)]
+        return any(self.described.base_of(s) == name for s in read)
 
     def make_room(self, spare: int | None) -> int:
         """Retire what the policy does not keep of the steps there are; return how many went.
@@ -206,24 +276,26 @@ class Run:
         Args:
             spare: a step that stays all the same.
         """
-        return self._let_go(spare, "there is no room, and")
+        self.is_full = True
+        try:
+            return self._let_go(spare, "there is no room, and")
+        finally:
+            self.is_full = False
+
+    def thin(self, said: str) -> None:
+        """Retire what the policy does not keep; what fails is logged after these words."""
+        self._let_go(None, said)
 
     def _let_go(self, spare: int | None, said: str) -> int:
         gone = 0
+        if self.keep.keeps_all:
+            return gone
         with self._warning(said):
-            # Steps found damaged are no reason to let go of good ones, nor may they be the one
-            # kept.
-            good = [s for s in self.steps() if s not in self.damaged and self._is_judged(s)]
-            metrics = {s: header.metrics for s, header in self._headers.items()}
-            others = {s for s in self.steps() if s not in good}
-            kept = self.keep.kept(good, metrics) | others
-            # What a step needs that cannot be read is not known, but that it is older.
-            unread = max(others - self.damaged, default=-1)
-            kept |= {s for s in good if s < unread}
-            kept = self._with_bases(kept | ({spare} if spare is not None else set()))
-            if set(good) - kept:
+            doomed, others = self._judged(spare)
+            if doomed:
                 self._settle()
-            for step in sorted(set(good) - kept, reverse=True):  # none before what needs it
+            kept = set[int]()
+            for step in doomed:
                 if step in kept:
                     continue
                 below = self._with_bases({step})
@@ -232,6 +304,32 @@ class Run:
                     gone, below = gone + 1, set()
                 kept |= below  # of what could not go
         return gone
+
+    def doomed(self, spare: int | None) -> list[int]:
+        """Return the steps that the policy does not keep, none before what needs it.
+
+        Args:
+            spare: a step that stays all the same.
+        """
+        return self._judged(spare)[0]
+
+    def metric_names(self) -> set[str]:
+        """Return the names of metrics that the steps have, where the policy has looked at them."""
+        return {name for metrics in self.described.metrics().values() for name in metrics}
+
+    def _judged(self, spare: int | None) -> tuple[list[int], set[int]]:
+        """Return the steps that may go, and those that could not be judged."""
+        # Steps found damaged are no reason to let go of good ones, nor may they be the one kept.
+        steps = self.steps()
+        good = [s for s in steps if s not in self.damaged and self._is_judged(s)]
+        metrics = self.described.metrics()
+        others = set(steps) - set(good)
+        kept = self.keep.kept(good, metrics) | others
+        # What a step needs that cannot be read is not known, but that it is older.
+        unread = max(others - self.damaged, default=-1)
+        kept |= {s for s in good if s < unread}
+        kept = self._with_bases(kept | ({spare} if spare is not None else set()))
+        return sorted(set(good) - kept, reverse=True), others
 
     def _settle(self) -> None:
         """Make it durable which steps are there and which are not, before another goes.
@@ -255,8 +353,7 @@ class Run:
         while waiting:
             step = waiting.pop()
             found.add(step)
-            base = self._headers[step].base if step in self._headers else None
-            below = step_of(base.name) if base else None
+            below = step_of(self.described.base_of(step) or "")
             if below is not None and below not in found:
                 waiting.add(below)
         return found
@@ -271,24 +368,9 @@ class Run:
 
     def _is_judged(self, step: int) -> bool:
         """Read what a step says of itself, where the policy does not keep every step."""
-        if self.keep.keeps_all:
-            return True
-        name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
-        try:
-            stamp = self._store.stamp(name)
-            if step not in self._headers or self._stamps[step] != stamp:
-                data = self._store.get(name, spec.MANIFEST_BYTES_MAX)
-                manifest = decode_manifest(data, f"{self.root}/{name}")
-                # Without what may be large.
-                self._headers[step] = manifest.table.header.part(())
-                self._stamps[step] = stamp  # the older of the two: what came since is read again
-        except (CorruptError, StoreError, VersionError) as error:
-            logger.warning("step %d cannot be read, and is not deleted: %s", step, error)
-            self._headers.pop(step, None)
-            return False
-        return True
+        return self.keep.keeps_all or self.described.read(step)
 
-    def _step_names(self) -> list[str]:
+    def step_names(self) -> list[str]:
         """List the directories of steps, committed or not."""
         found = list_if_there(self._store)
         if found is None:
@@ -296,16 +378,20 @@ class Run:
         self._seen = True
         return [e.name for e in found if e.kind == "directory" and step_of(e.name) is not None]
 
-    def _step_store(self, name: str) -> Store:
-        return self._store.below(name)
-
     def _latest(self) -> str | None:
         try:
             return self._store.get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace").strip()
         except StoreError:
             return None
 
-    def _disk_bytes(self, step: int) -> int:
+    def drop_latest(self, steps: Collection[int]) -> None:
+        """Remove LATEST, if it names a step that is none of these: that one is gone on purpose."""
+        latest = self._latest()
+        if latest is not None and step_of(latest) not in steps:
+            self._store.remove(LATEST_NAME)
+
+    def disk_bytes(self, step: int) -> int:
+        """Return the size of the data files of a step."""
         below = f"{step_name(step)}/{spec.DATA_DIRECTORY}"
         saves = self._store.list(below) if self._store.exists(below) else []
         names = [f"{below}/{save.name}" for save in saves if save.kind == "directory"]

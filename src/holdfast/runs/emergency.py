@@ -6,7 +6,7 @@ then they are those of the step before.
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import PeerError, StateError
 from ..group.base import Group
@@ -15,6 +15,16 @@ from ..state.steps import before_any_step
 from .signals import SignalWatch
 
 MEETING_S = 25.0  # with the coordinator's last word, nobody waits for 30 s for ranks that go on
+
+
+class Beside(Protocol):
+    """What runs in a thread of its own beside training."""
+
+    def end(self) -> None:
+        """Let the thread end soon."""
+
+    def close(self) -> None:
+        """Do as `end`, and wait for it for a bounded time."""
 
 
 class LastState:
@@ -83,8 +93,10 @@ def meet(ranks: Group, number: int, last: LastState) -> tuple[int, Mapping[Any, 
     return step, state
 
 
-def release(watch: SignalWatch, last: LastState | None) -> None:
-    """Stop watching for signals, and for steps of optimizers."""
+def release(watch: SignalWatch, last: LastState | None, *ended: Beside) -> None:
+    """Stop watching for signals, and for steps of optimizers, and end what runs beside."""
+    for one in ended:
+        one.end()
     if last is not None:
         last.close()
     watch.close()

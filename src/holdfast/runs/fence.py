@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from ..engine import epochs
@@ -35,16 +36,41 @@ class Fence:
 
     Attributes:
         has_entered: whether `enter` has been called since the last `look`.
+        inherits: whether an epoch that it takes goes by the name of the job before, which saves no
+            step and so leaves nobody's behind.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._seen: int | None = None  # the newest when this job looked
-        self.has_entered = False
+        self.has_entered = self.inherits = False
 
     def look(self) -> None:
         """Take note of the newest epoch: whoever takes a later one from here on comes after us."""
         self._seen, self.has_entered = self._newest(), False
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether this job knows which epoch was the newest when it began."""
+        return self._seen is not None
+
+    def check_past(self, jobs: Collection[str]) -> None:
+        """Check, in a job that could not look at first, that it goes on from what is there.
+
+        Args:
+            jobs: whose past it shares.
+
+        Raises:
+            FencedError: there are steps of another job.
+        """
+        job = epochs.newest_job(self._store)
+        if job in jobs or (job is None and not self._steps()):
+            return
+        raise FencedError(
+            f"{self._store.location} has steps of another job, and could not be read when this one "
+            "began without them. End this job. Start it again to continue from those steps, or "
+            "give it a new run"
+        )
 
     def enter(self) -> None:
         """Take the next epoch with the first step of training, where there is a run already.
@@ -77,9 +103,9 @@ class Fence:
         self._take(newest + 1)
 
     def _take(self, epoch: int) -> None:
-        if not self._store.claim(
-            epoch_name(epoch), f"{json.dumps(_description(epoch))}\n".encode()
-        ):
+        job = epochs.job_of(self._store, epoch - 1) if self.inherits else epochs.this_job()
+        note = f"{json.dumps(_description(epoch) | {'job': job})}\n".encode()
+        if not self._store.claim(epoch_name(epoch), note):
             raise self._refusal(epoch)
         self._seen = epoch  # should what follows fail, it is done again with the next one
         newest = self._newest()
@@ -96,7 +122,7 @@ class Fence:
     def _revoke(self) -> None:
         """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""
         for step in self._steps():
-            if not self._store.can_link:  # what is pending is seen by nobody
+            if not self._store.shows_pending:
                 self._store.revoke("", f"{step}/{MANIFEST_NAME}")
                 continue
             for entry in self._store.list(step):

@@ -4,11 +4,12 @@ import errno
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_state
+from ..engine.ledger import LOAD_PARTS, Ledger
 from ..errors import (
     CorruptError,
     MismatchError,
@@ -26,9 +27,11 @@ from ..loading.report import LoadReport
 from ..loading.request import LoadRequest
 from ..options import Options
 from .directory import Run
+from .place import Place
 
 if TYPE_CHECKING:
     from ..group.base import Group
+    from .tiers import TieredRun
 
 logger = logging.getLogger("holdfast")
 
@@ -50,7 +53,7 @@ def check_into(into: object) -> None:
 
 
 def restore_step(
-    run: Run,
+    run: "Run | TieredRun",
     step: int,
     into: Mapping[Any, Any],
     ranks: "Group",
@@ -58,13 +61,30 @@ def restore_step(
     options: Options,
 ) -> LoadReport:
     """Fill a state from one step; with ``partial`` nothing is noted in the run."""
-    report, record = _load(run, step, into, ranks, request, options)
+    found = run.found(ranks)
+    *others, last = found.get(step, [Place(run.path(step))])
+    for place in others:
+        if (lack := run.lacks(step, place)) is not None:
+            logger.error("%s is left out: %s. Trying %s", place, lack.text, last)
+            continue
+        damage, gone, report = _try(run, step, place, into, ranks, request, options)
+        if report is not None and not (damage or gone):
+            break
+        if damage:
+            run.note_damaged(step, place)
+        logger.error("%s cannot be restored: %s. Trying %s", place, damage or gone, last)
+    else:
+        if (lack := run.lacks(step, last)) is not None:
+            failure = CorruptError if lack.is_damage else NotCommittedError
+            raise failure(f"step {step} is not restored from {last}: {lack.text}")
+        report, record = _load(run, last, step, into, ranks, request, options)
+        if not request.partial:
+            with Phase(ranks) as told:
+                told.answer = json.dumps(record).encode()
+            _note(run, step, [json.loads(answer) for answer in told.answers], ranks)
     if request.partial:
         return report
-    with Phase(ranks) as told:
-        told.answer = json.dumps(record).encode()
-    _note(run, step, [json.loads(answer) for answer in told.answers], ranks)
-    later = [s for s in agree_steps(run, ranks) if s > step]
+    later = [s for s in found if s > step]
     if later and ranks.rank == COORDINATOR:
         logger.warning(
             "step %d is restored, but %s has later steps, up to step %d. restore() and the "
@@ -76,7 +96,7 @@ def restore_step(
 
 
 def restore_newest(
-    run: Run,
+    run: "Run | TieredRun",
     into: Mapping[Any, Any],
     ranks: "Group",
     request: LoadRequest,
@@ -93,8 +113,13 @@ def restore_newest(
     gone, gone_steps = "", set[int]()
     for _ in range(TRIES):
         faults = []
-        for step in reversed(agree_steps(run, ranks)):
-            damage, gone, report = _try(run, step, into, ranks, request, options)
+        for step, place in _in_turn(run.found(ranks)):
+            if (lack := run.lacks(step, place)) is not None:
+                run.note_damaged(step, place)
+                logger.error("step %d in %s is left out: %s", step, place, lack.text)
+                faults += [f"step {step}: {lack.text}"] if lack.is_damage else []
+                continue
+            damage, gone, report = _try(run, step, place, into, ranks, request, options)
             if gone:
                 logger.info("step %d was deleted meanwhile; trying the newest again", step)
                 gone_steps.add(step)
@@ -102,7 +127,7 @@ def restore_newest(
             if not damage and report is not None:
                 _say_lost(run, ranks)
                 return step, report
-            run.damaged.add(step)
+            run.note_damaged(step, place)
             logger.error("step %d is damaged and is skipped: %s", step, damage)
             faults.append(f"step {step}: {damage}")
         else:
@@ -121,22 +146,21 @@ def restore_newest(
     )
 
 
-def _say_lost(run: Run, ranks: "Group") -> None:
+def _say_lost(run: "Run | TieredRun", ranks: "Group") -> None:
     if ranks.rank == COORDINATOR and (lost := run.lost()) is not None:
         logger.error("a newer step was not restored: %s", lost)
 
 
-def agree_steps(run: Run, ranks: "Group") -> list[int]:
-    """Return the steps that the coordinator sees, on every rank."""
-    with Phase(ranks) as listed:
-        if ranks.rank == COORDINATOR:
-            listed.answer = json.dumps(run.steps()).encode()
-    result: list[int] = json.loads(listed.answers[COORDINATOR])
-    return result
+def _in_turn(found: Mapping[int, Sequence[Place]]) -> Iterator[tuple[int, Place]]:
+    """Yield each step with each of its places, the newest first."""
+    for step in sorted(found, reverse=True):
+        for place in found[step]:
+            yield step, place
 
 
 def _load(
-    run: Run,
+    run: "Run | TieredRun",
+    place: Place,
     step: int,
     into: Mapping[Any, Any],
     ranks: "Group",
@@ -146,22 +170,28 @@ def _load(
     """Load a step; return its report, and what this rank has measured."""
     started = time.perf_counter()
     # With its number, stray files are no reason to go back to an older one.
-    report = load_from(run.path(step), ranks, into, request, options, step)
+    ledger = Ledger(started)
+    reach = run.reach(step, place)
+    report = load_from(place.path, ranks, into, request, options, step, ledger, reach)
     seconds = round(time.perf_counter() - started, 6)
+    record = ledger.record()
     return replace(report, seconds=seconds), {
         "rank": ranks.rank,
         "bytes": report.bytes_read,
         "bytes_needed": report.bytes_needed,
         "bytes_sent": report.bytes_sent,
-        "seconds": {"total": seconds},
+        "seconds": {part: record["seconds"].get(part, 0.0) for part in LOAD_PARTS}
+        | {"total": seconds},
         "waits": 0,
         "stall_s": seconds,
+        **{key: record[key] for key in ("host", "clock", "spans")},
     }
 
 
 def _try(
-    run: Run,
+    run: "Run | TieredRun",
     step: int,
+    place: Place,
     into: Mapping[Any, Any],
     ranks: "Group",
     request: LoadRequest,
@@ -177,7 +207,7 @@ def _try(
     report: LoadReport | None = None
     told: dict[str, Any] = {}
     try:
-        report, told["record"] = _load(run, step, into, ranks, request, options)
+        report, told["record"] = _load(run, place, step, into, ranks, request, options)
     except BaseException as error:  # whatever it is: the other ranks are on their way to judge it
         failure = error
     with Phase(ranks) as judged:
@@ -198,13 +228,13 @@ def _try(
     return damage, gone, report
 
 
-def _note(run: Run, step: int, records: list[dict[str, Any]], ranks: "Group") -> None:
+def _note(run: "Run | TieredRun", step: int, records: list[dict[str, Any]], ranks: "Group") -> None:
     if ranks.rank != COORDINATOR:
         return
     gigabytes = sum(record["bytes"] for record in records) / 1e9
     seconds = max(record["stall_s"] for record in records)
     logger.info("restored step %d of %s: %.3f GB in %.2f s", step, run.root, gigabytes, seconds)
-    run.note("load", step, records)
+    run.metrics.add("load", step, records)
 
 
 def _kind_of(error: BaseException) -> str:

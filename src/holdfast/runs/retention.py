@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import OptionError, shown
 
 Metrics = Mapping[int, Mapping[str, float]]  # by step
 _Rule = Callable[[Sequence[int], Metrics], set[int]]
+
+LOCAL_STEPS = 2  # what a Checkpointer keeps on its local disk, unless `Keep.local` says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Keep:
         text: what the policy is called: the same on all ranks.
         metrics: names of the metrics that the rules use.
         bests: metric and mode of each `Keep.best`.
+        intervals: number of steps of each `Keep.every`.
+        local_count: number of steps of `Keep.local`; 0: it is not given.
 
     Raises:
         OptionError: an invalid count, metric or mode.
@@ -39,16 +43,25 @@ class Keep:
     text: str = "Keep.all()"
     metrics: frozenset[str] = frozenset()
     bests: tuple[tuple[str, str], ...] = ()
+    intervals: tuple[int, ...] = ()
+    local_count: int = 0
 
     def __or__(self, other: "Keep") -> "Keep":
         """Keep what either policy keeps."""
         if not isinstance(other, Keep):
             raise OptionError(f"a Keep | {shown(other)} is invalid; expected Keep | Keep")
-        if not self.rules or not other.rules:
-            return Keep()
         text = f"{self.text} | {other.text}"
+        local = max(self.local_count, other.local_count)
+        if self._is_local and other._is_local:
+            return Keep.local(local)
+        if self._is_local or other._is_local:  # it says nothing of what the store keeps
+            one = other if self._is_local else self
+            return replace(one, text=text, local_count=local)
+        if not self.rules or not other.rules:
+            return Keep(text=text, local_count=local) if local else Keep()
         metrics, best = self.metrics | other.metrics, self.bests + other.bests
-        return Keep(self.rules + other.rules, text, metrics, best)
+        intervals = self.intervals + other.intervals
+        return Keep(self.rules + other.rules, text, metrics, best, intervals, local)
 
     def __and__(self, other: object) -> "Keep":
         raise OptionError("Keep & Keep is invalid; expected Keep | Keep: what either keeps is kept")
@@ -80,7 +93,7 @@ class Keep:
         """
         _positive("Keep.every", steps)
         rule = lambda known, _: {s for s in known if s % steps == 0}  # noqa: E731
-        return Keep((rule,), f"Keep.every({steps})")
+        return Keep((rule,), f"Keep.every({steps})", intervals=(steps,))
 
     @staticmethod
     def best(metric: str, count: int, *, mode: str = "min") -> "Keep":
@@ -114,6 +127,27 @@ class Keep:
 
         text = f"Keep.best({metric!r}, {count}, mode={shown(mode)})"
         return Keep((rule,), text, frozenset({metric}), ((metric, mode),))
+
+    @staticmethod
+    def local(count: int) -> "Keep":
+        """Return how many of the newest checkpoints stay on the local disk of a Checkpointer.
+
+        By itself it keeps all in the store; join it with a policy, which is that of the store.
+
+        Raises:
+            OptionError: the count is not an integer above 0.
+        """
+        _positive("Keep.local", count)
+        return Keep(text=f"Keep.local({count})", local_count=count)
+
+    @property
+    def local_steps(self) -> int:
+        """How many of the newest steps stay on the local disk, where there is one."""
+        return self.local_count or LOCAL_STEPS
+
+    @property
+    def _is_local(self) -> bool:
+        return self.text == f"Keep.local({self.local_count})"
 
     @property
     def keeps_all(self) -> bool:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import worker
@@ -16,13 +17,15 @@ from ..plan.choice import Patterns
 from ..plan.rename import Rename
 from .directory import checked_step
 from .emergency import LastState
-from .restore import agree_steps, check_into, restore_newest, restore_step
+from .observers import Observers
+from .restore import check_into, restore_newest, restore_step
 from .saver import Saver
 from .settings import Alike
 from .view import RunView
 
 if TYPE_CHECKING:
     from ..group.base import Group
+    from .tiers import TieredRun
 
 
 class Rewind(RunView, ABC):
@@ -31,9 +34,11 @@ class Rewind(RunView, ABC):
     _ranks: "Group"
     _options: Options
     _saver: Saver
+    _observers: Observers
     _alike: Alike
     _last: LastState | None
     _report: LoadReport | None
+    _tiers: "TieredRun | None"
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -96,10 +101,12 @@ class Rewind(RunView, ABC):
         self._alike.check("restore", step=step, **request.arguments())
         self._saver.rest()
         self._saver.saved_step = None
+        if self._tiers is not None and not partial:
+            self._tiers.leave()
         with Phase(self._ranks):
             check_into(into)
             if not partial and self._ranks.rank == COORDINATOR:
-                self._run.fence.look()
+                self._run.look()
         assert into is not None, "check_into has refused it"
         given = (into, self._ranks, request, self._options)
         if step is not None:
@@ -107,6 +114,9 @@ class Rewind(RunView, ABC):
         elif (found := restore_newest(self._run, *given)) is not None:
             step, self._report = found
         self._saver.saved_step = None if partial else step
+        if self._observers and step is not None and self._report is not None:
+            seconds = MappingProxyType({"total": self._report.seconds})
+            self._observers.tell("restored", step, bytes=self._report.bytes_read, seconds=seconds)
         return step
 
     def retire_after(self, step: int) -> list[int]:
@@ -123,10 +133,16 @@ class Rewind(RunView, ABC):
     def _retire_after(self, step: int) -> list[int]:
         self._alike.check("retire_after", step=step)
         self._saver.rest()
-        later = [s for s in agree_steps(self._run, self._ranks) if s > step]
+        if self._tiers is not None and not self._tiers.is_ready:
+            self._tiers.begin()
+        if self._tiers is not None:
+            self._tiers.check_seen()
+        later = [s for s in self._run.found(self._ranks) if s > step]
         if self._saver.saved_step in later:
             self._saver.saved_step = None
         with Phase(self._ranks):
             for s in reversed(later if self._ranks.rank == COORDINATOR else []):
                 self._run.retire(s)
+        if self._tiers is not None:
+            self._tiers.retire_elsewhere(later)
         return later

@@ -20,10 +20,15 @@ from ..saving.request import NoRoomError, SaveRequest
 from ..saving.save import Records, save_now, start_save
 from .commit_hook import CommitHook
 from .directory import Run
+from .failures import note_failure
+from .observers import Observers, SaveEvents
+from .progress_file import ProgressFile
 from .schedule import Schedule
 
 if TYPE_CHECKING:
     from ..group.base import Group
+    from .places import TierHook
+    from .tiers import TieredRun
 
 logger = logging.getLogger("holdfast")
 
@@ -56,17 +61,22 @@ class Saver:
         ranks: "Group",
         schedule: Schedule,
         request: SaveRequest,
-        hook: CommitHook,
+        hook: "CommitHook | TierHook",
+        observers: Observers,
+        progress: ProgressFile,
+        tiers: "TieredRun | None" = None,
     ) -> None:
         """Prepare; ``request`` lacks the path, the step and the metrics of each save.
 
         Its ``stage`` may be "sync" too.
         """
-        self._hook = hook
+        self._tiers = tiers
+        self._hook, self._observers, self._progress = hook, observers, progress
         self.saved_step: int | None = None
         self._run, self._ranks, self._schedule = run, ranks, schedule
         self._request = request
         self._flight: _Flight | None = None
+        self._skipped = 0  # saves, since one began
         self._epoch = object()  # another from each `rest`: what was left before is not listened to
 
     def begin(self, step: int, state: State, metrics: Metrics) -> bool:
@@ -77,6 +87,7 @@ class Saver:
             return True
         before = self._flight
         if not self._start(step, state, metrics, self._request):
+            self._skipped += 1
             return False
         self._tell(before)
         return True
@@ -125,17 +136,23 @@ class Saver:
     ) -> None:
         """Save in this thread, with these ranks."""
         counts = ledger or Ledger(time.perf_counter())
-        epoch = self._epoch
+        epoch, skipped = self._epoch, self._skipped
         self._replace_damaged(step, ranks)
         self._schedule.try_save()
         started = time.perf_counter()
+        counts.tell = events = self._events(step)
+        self._progress.save = step, counts
         request = self._for(step, metrics, self._request)
-        records = self._in_room(ranks, lambda: save_now(state, request, ranks, counts))
+        with self._noting(step, events):
+            records = self._in_room(ranks, lambda: save_now(state, request, ranks, counts))
+        counts.state = "committed"
         taken_s = time.perf_counter() - started
         self._schedule.measure(taken_s)
         if epoch is self._epoch:  # else its caller went on without it, and may have restored
             self.saved_step = step
-        held_s = taken_s + self._conclude(step, records, metrics, holds=True)
+        self._skipped = 0
+        self._progress.committed(step, taken_s, taken_s)
+        held_s = taken_s + self._conclude(step, records, metrics, skipped, events, holds=True)
         if self._request.stage == "sync":  # others say nothing about those that `begin` makes
             self._schedule.begin_flight()
             self._schedule.end_flight(taken_s, held_s)
@@ -182,25 +199,56 @@ class Saver:
 
     def _start(self, step: int, state: State, metrics: Metrics, request: SaveRequest) -> bool:
         took_s: list[float] = []
+        events, skipped = self._events(step), self._skipped
 
         def after(records: Records) -> None:
             took_s.extend(record["seconds"]["total"] for record in records[:1])
-            self._conclude(step, records, metrics)
+            self._conclude(step, records, metrics, skipped, events)
 
         def begun(handle: SaveHandle) -> None:
             # No later: a body that its caller has left could meet the next one here.
             self.settle()
             self._flight = _Flight(step, handle, handle.ledger.stall_s, took_s)
-            self.saved_step = step
+            self._progress.save = step, handle.ledger
+            handle.when_ended(lambda: self._note_end(handle, step, events))
+            self.saved_step, self._skipped = step, 0
             self._schedule.begin_flight()
 
         self._replace_damaged(step, self._ranks)
         self._schedule.try_save()
-        request = self._for(step, metrics, request)
+        request = replace(self._for(step, metrics, request), tell=events)
         start: Callable[[], SaveHandle] = lambda: start_save(  # noqa: E731
             state, request, self._ranks, after, begun
         )
-        return not self._in_room(self._ranks, start).skipped
+        with self._noting(step, events):
+            return not self._in_room(self._ranks, start).skipped
+
+    def _events(self, step: int) -> SaveEvents | None:
+        return SaveEvents(self._observers, step) if self._observers else None
+
+    @contextlib.contextmanager
+    def _noting(self, step: int, events: SaveEvents | None) -> Iterator[None]:
+        """Tell of a failure before the save is in flight; a flight tells of its own."""
+        try:
+            yield
+        except Exception as error:
+            self._note_failure(step, error, events)
+            raise
+
+    def _note_end(self, handle: SaveHandle, step: int, events: SaveEvents | None) -> None:
+        if handle.failure is not None:
+            self._note_failure(step, handle.failure, events)
+        else:
+            took_s = time.perf_counter() - handle.ledger.started
+            self._progress.committed(step, took_s, handle.ledger.stall_s)
+
+    def _note_failure(self, step: int, error: BaseException, events: SaveEvents | None) -> None:
+        self._progress.failed(step, error)
+        note_failure(self._run, self._ranks, step, error)
+        if self._progress.save is not None and self._progress.save[0] == step:
+            self._progress.save[1].state = "failed"
+        if events is not None:
+            events.failed(error)
 
     def _in_room(self, ranks: "Group", save: Callable[[], Made]) -> Made:
         """Save; where there is no room, let go of what the policy does, and try once more."""
@@ -225,23 +273,37 @@ class Saver:
                 )
             spare = self._run.free_bytes()
             self._run.fence.hold()
+            if self._tiers is not None:
+                self._tiers.check(step)
+                spare = spare if self._tiers.has_one_disk() else None
             return spare
 
         path, check = self._run.path(step), self._run.fence.hold
         request = replace(request, path=path, step=step, metrics=metrics, check_last=check)
-        return replace(request, free_bytes=find_room)
+        request = replace(request, free_bytes=find_room)
+        return request if self._tiers is None else self._tiers.shared(request)
 
     def _conclude(
-        self, step: int, records: Records, metrics: Metrics, *, holds: bool = False
+        self,
+        step: int,
+        records: Records,
+        metrics: Metrics,
+        skipped: int,
+        events: SaveEvents | None,
+        *,
+        holds: bool = False,
     ) -> float:
         """Do what follows a commit; of all ranks the coordinator has the records.
 
         Args:
+            skipped: how many saves were skipped since the one before this.
             holds: training is held up by it.
 
         Returns:
             How long it took, in seconds.
         """
+        if events is not None:
+            events.committed(metrics or {}, records)
         if not records:
             return 0.0
         started = time.perf_counter()
@@ -250,7 +312,10 @@ class Saver:
         record = records[COORDINATOR]
         record["seconds"]["retire"] = round(taken_s, 6)
         record["stall_s"] = round(record["stall_s"] + taken_s * holds, 6)
-        self._run.note("save", step, records)
+        committed = max((span[2] for span in record["spans"]), default=0.0)
+        record["spans"].append(["retire", committed, round(committed + taken_s, 6), 0])
+        rows = [record | {"skipped": skipped} for record in records]
+        self._run.metrics.add("save", step, rows)
         self._hook.tell(self._run.path(step), step, metrics)
         return time.perf_counter() - started
 
@@ -261,7 +326,8 @@ class Saver:
         with Phase(ranks):
             if ranks.rank == COORDINATOR:
                 logger.warning("replacing step %d, which was found damaged", step)
-                self._run.retire(step)
+                with contextlib.nullcontext() if self._tiers is None else self._tiers.paused():
+                    self._run.retire(step)
         self._run.damaged.discard(step)
 
     @contextlib.contextmanager
@@ -272,7 +338,8 @@ class Saver:
         except AlreadyCommittedError as error:
             self._run.fence.hold()  # when it was another job's save, that says more
             raise AlreadyCommittedError(
-                f"{error}. To train on from an earlier step, call retire_after(step) first"
+                f"{error}. To train on from an earlier step, call retire_after(step) first. If "
+                "another job has saved it since this one restored, end one of them"
             ) from error
         except NoSpaceError as error:
             told = NoSpaceError(f"{error.args[0]}. {self._advice()}")

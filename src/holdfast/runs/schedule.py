@@ -115,6 +115,21 @@ class Schedule:
             return False
         return self._clock() - self._began >= self.interval_s()
 
+    def next_due(self, step: int) -> tuple[int, float]:
+        """Return the step at which the next save is due, or the time of it; for another thread.
+
+        Returns:
+            (step, seconds since 1970); -1, 0.0: that is not known.
+        """
+        if isinstance(self._every, int):
+            return (max(step, 0) // self._every + 1) * self._every, 0.0
+        if self._every is None or (self._every == "auto" and not self._saves):
+            return -1, 0.0
+        since = self._made if self._began is None else self._began
+        timed = self._every if isinstance(self._every, timedelta) else None
+        after_s = self.interval_s() if timed is None else timed.total_seconds()
+        return -1, time.time() + max(0.0, since + after_s - self._clock())
+
     def ending(self) -> bool:
         """Return whether the last save has to begin now, by this rank's clock, to end in time."""
         if self._ends is None:

@@ -1,5 +1,7 @@
 """What a Checkpointer is given: whether it is valid, and the same on all ranks. Knows no files."""
 
+import logging
+import math
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -18,7 +20,11 @@ from .schedule import Every
 if TYPE_CHECKING:
     from ..group.base import Group
     from .directory import Run
+    from .tiers import TieredRun
 
+logger = logging.getLogger("holdfast")
+
+DURABLE = ("store", "local")  # the tiers that a save can be durable in
 _CHOICES = {"stage": ("eager", "lazy", "sync"), "busy": ("wait", "skip")}
 
 
@@ -45,6 +51,27 @@ def check_run(request: SaveRequest, keep: object, ranks: "Group", *, emergency: 
             f"group is a {type(ranks).__name__} without a method background(), which saves in the "
             'background need; give stage="sync" and emergency=False'
         )
+
+
+def check_tier(tier: object) -> None:
+    """Check which tier is waited for.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if tier is not None and tier not in DURABLE:
+        raise OptionError(f"tier is {shown(tier)}; expected one of {', '.join(DURABLE)}, or None")
+
+
+def warn_of_intervals(keep: Keep, every: Every, ranks: "Group") -> None:
+    """Log that `Keep.every` keeps fewer steps than it says, where ``every`` saves no others."""
+    for steps in keep.intervals if ranks.rank == COORDINATOR else ():
+        if isinstance(every, int) and steps % every:
+            logger.warning(
+                "every=%d saves few multiples of %d, so Keep.every(%d) keeps only multiples of %d. "
+                "Give Keep.every a multiple of %d",
+                *(every, steps, steps, math.lcm(steps, every), every),
+            )
 
 
 def check_found(root: str, ranks: "Group") -> None:
@@ -84,7 +111,7 @@ class Alike:
     def __init__(
         self,
         ranks: "Group",
-        run: "Run",
+        run: "Run | TieredRun",
         request: SaveRequest,
         *,
         every: Every,
@@ -93,8 +120,8 @@ class Alike:
         """Prepare; nothing is told yet.
 
         Args:
-            given: further arguments. That they are given has to be the same on all ranks; of their
-                values the coordinator's count.
+            given: further arguments. A text has to be the same on all ranks. Of others, that they
+                are given has to be; of their values the coordinator's count.
         """
         self._ranks, self.has_met = ranks, False
         self._arguments: dict[str, Any] = {
@@ -105,7 +132,7 @@ class Alike:
             "codec": show_codec(find_codec(request.codec)),
             "stage": request.stage,
             "busy": request.busy,
-            **{name: "given" if value else "not given" for name, value in given.items()},
+            **{name: _told(value) for name, value in given.items()},
         }
 
     def check(self, verb: str, **arguments: Any) -> None:
@@ -123,3 +150,7 @@ class Alike:
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
         self.has_met = True
+
+
+def _told(value: object) -> str:
+    return value if isinstance(value, str) and value else "given" if value else "not given"

@@ -4,6 +4,7 @@ Changes nothing; knows no other rank.
 """
 
 import logging
+from typing import TYPE_CHECKING
 
 from ..engine.check import read_manifest
 from ..engine.trust import check_of
@@ -13,13 +14,16 @@ from ..stores.url import open_store
 from .directory import Run
 from .retention import Keep
 
+if TYPE_CHECKING:
+    from .tiers import TieredRun
+
 logger = logging.getLogger("holdfast")
 
 
 class RunView:
     """The directory of a run, as one process sees it."""
 
-    _run: Run
+    _run: "Run | TieredRun"
     _options: Options
 
     @property

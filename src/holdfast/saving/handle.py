@@ -178,6 +178,8 @@ class SaveHandle(Future):
         """Tell that the sources may change."""
         if self.ledger.state == "staging":
             self.ledger.state = "writing"
+            if self.ledger.tell is not None:
+                self.ledger.tell("staged", self.ledger)
         self._staged.set()
 
     def wait_done(self, timeout: float | None = None) -> None:

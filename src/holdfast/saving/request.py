@@ -15,6 +15,7 @@ from ..options import Options
 from ..version import __version__
 
 if TYPE_CHECKING:
+    from ..engine.ledger import Ledger
     from ..group.base import Group
 
 STEP_LIMIT = 1 << 53  # as docs/format.md says
@@ -34,6 +35,11 @@ class SaveRequest:
             returns what may be written there. None: that is not looked at.
         check_last: called on the coordinator right before the commit; raises when there may be
             none.
+        here: ranks that share the coordinator's disk, where each host has its own; None: all share
+            one.
+        tell_ranks: called on the coordinator after the commit; ``heed`` is given its result, on
+            every rank. Neither raises.
+        tell: called with each stage that the save has come to, and its ledger.
     """
 
     path: str | os.PathLike[str]
@@ -46,7 +52,11 @@ class SaveRequest:
     deadline_s: float = 1800.0
     replace: bool = False
     free_bytes: Callable[[], int | None] | None = None
-    check_last: Callable[[], None] | None = None
+    check_last: Callable[[], object] = bytes
+    here: frozenset[int] | None = None
+    tell_ranks: Callable[[], bytes] = bytes
+    heed: Callable[[bytes], object] = bytes
+    tell: "Callable[[str, Ledger], object] | None" = None
 
     def arguments(self, place: str, codec: Codec, *, background: bool) -> dict[str, Any]:
         """Return what all ranks have to give alike, as values of JSON.

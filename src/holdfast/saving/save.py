@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace as with_fields
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,9 +28,11 @@ from ..engine.pool import lease, staging
 from ..engine.registry import CODECS, describe_codec, find_codec
 from ..engine.replace import check_replaceable, commit_over, remove_replaced
 from ..engine.staging import LazyCopies, copy_now, hold
+from ..engine.write import make_durable
 from ..engine.write_pipeline import write_shards
 from ..errors import StoreError
 from ..format.rows import written_in
+from ..format.spec import MANIFEST_NAME
 from ..format.table import Table
 from ..format.values import encode_value
 from ..group.base import COORDINATOR
@@ -54,7 +57,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
-_USAGE = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
 Files = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
 
@@ -85,16 +87,14 @@ def save(
             ranks give the same names, or none.
         codec: "raw"; "lossless": exact, in fewer bytes; "delta": exact, and of weights only the
             change since the previous checkpoint in the same directory; or lossy: "compact",
-            "compact:tiny" to "compact:high", "excp". Or one of `holdfast.codecs` with options. See
-            docs/codecs.md.
+            "compact:tiny" to "compact:high", "excp" (docs/codecs.md); or one of `holdfast.codecs`.
         replace: whether to replace a checkpoint at ``path``, in one atomic step (docs/replace.md).
         group: ranks that save together; default: the default process group, or this process.
             ``"alone"``: this process by itself, even if there is a process group.
         options: settings such as ``io`` and ``writers``.
 
     Raises:
-        OptionError: an invalid argument, or the ranks gave different ones; the text says which
-            rank gave what.
+        OptionError: an invalid argument, or the ranks gave different ones.
         StateError: the state cannot be saved as given; the text names the leaf.
         AlreadyCommittedError: there is a checkpoint at ``path``; or one that ``replace`` refuses.
         ReplacedError, FencedError: as docs/replace.md says of ``replace``.
@@ -142,12 +142,10 @@ def save_async(
         moved: an argument that is a field of `Options` now: ``deadline_s`` still works, and warns.
 
     Returns:
-        The save in flight: ``wait_staged()``, ``result()``, ``done()``, ``progress()``,
-        ``cancel()``.
+        The save: ``wait_staged()``, ``result()``, ``done()``, ``progress()``, ``cancel()``.
 
     Raises:
-        HoldfastError: as `save`; or the error of the previous save, if no call has raised it yet.
-            Nothing is saved by this call then.
+        HoldfastError: as `save`; or the previous save's, not raised yet. Nothing is saved then.
 
     Example:
         ``handle = holdfast.save_async({"model": model}, "runs/a/step-00000007")``
@@ -170,7 +168,7 @@ def save_now(
     with told:
         proposal = _propose(told, state, request, ranks)
     agreement, store = agree(proposal, told, ranks.rank), proposal.store
-    ledger.planned(agreement.files.payload_bytes, told.waited_s)
+    ledger.planned(agreement.files.payload_bytes, told.waited_s, told.met)
 
     def write() -> Files:
         files, shards, codec = agreement.files, agreement.cached.shards, agreement.codec
@@ -205,7 +203,7 @@ def start_save(
             check_background(request, ranks)
             is_mine = stack.enter_context(reserve(request.busy, request.deadline_s))
             raise_untold()
-            ledger = Ledger()
+            ledger = Ledger(tell=request.tell)
             proposal = _propose(told, state, request, ranks, is_mine=is_mine)
             # A connection in use is not looked at: this save is not going to begin.
             meet = ranks.connect() if is_mine else ranks.background
@@ -215,7 +213,7 @@ def start_save(
         if busy := [rank for rank, first in enumerate(firsts) if first["busy"]]:
             return handle.skip(busy, request.busy)
         agreement = agree(proposal, told, ranks.rank)
-        ledger.planned(agreement.files.payload_bytes, told.waited_s)
+        ledger.planned(agreement.files.payload_bytes, told.waited_s, told.met)
         background = meet(agreement.files.header.save_id, handle.deadline)
         take_flight(handle)
         try:
@@ -246,21 +244,25 @@ def _propose(
         is_mine: whether the process's one save in the background is this one; None: it is none.
     """
     if not isinstance(state, Mapping):
-        check_order(request.path, state, _USAGE)
+        usage = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
+        check_order(request.path, state, usage)
         check_state(state)
-    store = open_store(request.path)
+    store = open_store(request.path, limit_s=request.deadline_s)
     named = request.codec
     codec = (CODECS.get(named) if isinstance(named, str) else None) or find_codec(named)
     request = checked_request(request)
     word: dict[str, Any] = {}
     if ranks.rank == COORDINATOR:
-        check_replaceable(store) if request.replace else check_absent(store)
+        check_replaceable(store) if request.replace else check_absent(store, reclaims=False)
         word["save_id"], word["step"] = secrets.token_hex(16), request.step
         word["base"] = choose_base(store, codec, ranks.rank) if codec.every > 1 else None
-        metrics = dict(request.metrics or {})
-        word["metrics"] = encode_value(metrics, ("metrics",)) if metrics else {}
+        word["metrics"] = (
+            encode_value(dict(request.metrics), ("metrics",)) if request.metrics else {}
+        )
         if request.free_bytes is not None:
             word["free_bytes"] = request.free_bytes()
+        if not store.shows_pending:
+            store.reclaim(MANIFEST_NAME)  # not before: an older job has been refused by now
     leaves = flatten(state)
     background, busy = is_mine is not None, is_mine is False
     settings = request.settings(codec, ranks.world_size, background=background)
@@ -303,10 +305,7 @@ def _stage(
     if copies:
         hold_steps(leaves.optimizers, hold_step)
     worker.check()  # who left before may have changed what was copied; from here on steps wait
-    if copies:
-        handle.hold_with(copies.before_step)
-    else:
-        handle.staged()
+    handle.hold_with(copies.before_step) if copies else handle.staged()
 
     def write() -> Files:
         if copies:
@@ -336,9 +335,10 @@ def _finish(
         with written:
             tables, basis = write()
             ledger.close()
+            if request.here is not None and ranks.rank not in request.here:
+                make_durable(store, tables)
             plan = agreement.cached.plan
-            # The coordinator's is whole when it has committed.
-            measured = ledger.record() if ranks.rank != COORDINATOR else {}
+            measured = {} if ranks.rank == COORDINATOR else ledger.record()  # its own comes later
             share = Share(
                 {"rank": ranks.rank, **measured},
                 objects_from(plan, ranks.rank, agreement.objects) if plan.objects else [],
@@ -352,14 +352,15 @@ def _finish(
         if written.others is not None and getattr(error, "errno", 0) == errno.ENOENT:
             raise written.others from error  # who failed first has removed what was written here
         raise
-    ledger.seconds["wait"] += written.waited_s
-    records: Records = []
-    with Outcome(ranks):
+    records, started = Records(), time.perf_counter()
+    ledger.spans.append(("wait", written.met - written.waited_s, written.met, 0))
+    with Outcome(ranks) as outcome:
         if ranks.rank == COORDINATOR:
-            started = time.perf_counter()
             shares = decode_shares(written.answers) if ranks.world_size > 1 else [share]
             records = _commit(agreement, shares, ledger, request)
-            ledger.seconds["commit"] = time.perf_counter() - started
+            ledger.spans.append(("commit", started, time.perf_counter(), 0))
+            outcome.answer = request.tell_ranks()
+    request.heed(outcome.answers[0])
     cached_plans.remember(agreement.cached)
     if request.replace and ranks.rank == COORDINATOR:
         ledger.state = "committed"  # who waits need not give up: old files are deleted now
@@ -368,10 +369,9 @@ def _finish(
         end_link(agreement.writing, basis)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
-        seconds, stall_s = time.perf_counter() - ledger.started, ledger.stall_s
-        stalled = f", training held up for {stall_s:.3f} s" if stall_s else ""
-        gigabytes = agreement.size_bytes / 1e9
-        logger.info("saved %s: %.3f GB in %.2f s%s", store.location, gigabytes, seconds, stalled)
+        stalled = f", training held up for {ledger.stall_s:.3f} s" if ledger.stall_s else ""
+        took = (agreement.size_bytes / 1e9, time.perf_counter() - ledger.started, stalled)
+        logger.info("saved %s: %.3f GB in %.2f s%s", store.location, *took)
     return records
 
 
@@ -384,11 +384,10 @@ def _commit(
     losses = [*map(attrgetter("losses"), shares)]
     lost = join_losses(losses) if any(losses) else ()
     header = with_fields(agreement.files.header, objects=values, losses=lost)
-    publish = commit_over if request.replace else commit
+    publish = commit_over if request.replace else partial(commit, here=request.here)
 
     def look() -> None:
-        if request.check_last is not None:
-            request.check_last()  # on a slow disk it may take until the deadline
+        request.check_last()  # on a slow disk it may take until the deadline
         ledger.check_deadline()
 
     try:

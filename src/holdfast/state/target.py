@@ -5,7 +5,7 @@ else (objects, optimizer state that did not exist, ``load_state_dict`` of what w
 `Target.finish`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,7 @@ from .tree import (
     Setter,
     holds_tensors,
     item_setter,
+    items_of,
     look_up,
     modules_in,
     no_setter,
@@ -271,7 +272,10 @@ class _Bind(OptimizerTarget):
                     "state_dict() use numbers: load it with an optimizer without them"
                 )
         kept: dict[Path, Any] = {}
-        if self.source.gone and (lost := self.source.gone_below(path)):
+        lost = self.source.gone_below(path) if self.source.gone else []
+        if self.source.is_repaired and not lost and not isinstance(value, Optimizer):
+            lost = [*_lacking(current, path, set(found))]
+        if lost:
             self.target.missing += lost
             self.target.used.update(found)
             if not isinstance(value, Optimizer) or (numbers := numbers_of(lost, path)) is None:
@@ -349,3 +353,14 @@ def _is_plain_dict(value: dict[Any, Any]) -> bool:
 
 def _new_plain(_leaf: Path, _rest: Path, wanted: Tensor) -> torch.Tensor:
     return torch.empty(wanted.shape, dtype=TORCH_DTYPES[wanted.dtype], device="cpu")
+
+
+def _lacking(state: Any, path: Path, found: set[Path]) -> Iterator[Path]:
+    """Yield what an object's own state has and a checkpoint has not: values may be lost, too."""
+    if path in found:
+        return
+    if not isinstance(state, (Mapping, list, tuple)):
+        yield path
+        return
+    for key, item in items_of(state):
+        yield from _lacking(item, (*path, key), found)

@@ -6,12 +6,15 @@ the bytes of files that are open, and a `Queue` moves many of them at a time.
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from .._core import Pool
 from ..errors import StoreError
+
+Fetch = Callable[[int, int, int, Callable[[memoryview], Any]], Future[Any]]  # fd, size, offset
 
 Names = list[tuple[str, str]]  # each with the kind of what it names, as `Entry` has it
 
@@ -75,12 +78,17 @@ class Queue(Protocol):
     Attributes:
         direct: whether addresses, sizes and offsets have to be multiples of 4096.
         pending: requests submitted and not yet handed back by `wait`.
+        fetch: begins a read into memory of the store's client, as much as may be there. In the
+            thread that has read it, calls a function with it. None: there is no such memory, so
+            `submit_read` copies nothing twice.
     """
 
     @property
     def direct(self) -> bool: ...
     @property
     def pending(self) -> int: ...
+    @property
+    def fetch(self) -> "Fetch | None": ...
 
     def submit_write(
         self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
@@ -119,10 +127,19 @@ class Store(Protocol):
 
     @property
     def can_link(self) -> bool:
-        """Whether a file can get a second name, and what is prepared be taken away by others.
+        """Whether a file can get a second name. Chains of deltas need that."""
 
-        Replacing a checkpoint in its place, and chains of deltas, need that.
-        """
+    @property
+    def can_replace(self) -> bool:
+        """Whether a checkpoint can be replaced in its place: with links, or else by `swap`."""
+
+    @property
+    def shows_pending(self) -> bool:
+        """Whether what is prepared is a file that others see, and can take away."""
+
+    @property
+    def run_bytes(self) -> int:
+        """How many bytes are worth a read of their own; fewer are joined with their neighbours."""
 
     @property
     def vfs(self) -> DataFiles:
@@ -173,10 +190,13 @@ class Store(Protocol):
     def get(self, name: str, bytes_max: int) -> bytes:
         """Read a whole file of at most ``bytes_max`` bytes."""
 
-    def prepare(self, pending_name: str, data: bytes) -> None:
+    def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:
         """Write a file under a name that `publish` or `replace` takes away; its bytes are durable.
 
         After a crash it may be there; another may remove it meanwhile, then there is none.
+
+        Args:
+            name: what `publish` will give it. Whoever revokes that from here on is obeyed.
         """
 
     def publish(self, pending_name: str, name: str) -> bool:
@@ -192,8 +212,22 @@ class Store(Protocol):
         When it fails, one or the other is there.
         """
 
+    def swap(self, pending_name: str, name: str, stamp: str) -> bool:
+        """Do as `replace`, if what has the name still has this `stamp`; where files have no links.
+
+        Returns:
+            False: it has another one, or is gone. What was prepared is gone either way.
+        """
+
     def rename(self, pending_name: str, name: str) -> None:
         """Give what `prepare` wrote its name in place of what has it; a crash may undo that."""
+
+    def move(self, name: str, second: str) -> None:
+        """Give a whole, synced file another name in place of what has it; a crash may undo that.
+
+        It makes the directories above. Only where `shows_pending`: elsewhere a file has its name
+        when it is whole.
+        """
 
     def claim(self, name: str, note: bytes) -> bool:
         """Create a file in one exclusive step; return False when it is there already."""
@@ -202,14 +236,11 @@ class Store(Protocol):
         """Keep a file that is prepared under one name from being published under the other.
 
         It may also be prepared later. One that is published already stays. A directory may now
-        have the name that is pending.
+        have the name that is pending. What `swap` does is not kept from anything.
         """
 
-    def withdraw(self, name: str) -> None:
-        """Remove a published file; another writer that is about to publish there comes too late."""
-
     def reclaim(self, name: str) -> None:
-        """Let this process publish under a name that it, or another, has revoked or withdrawn."""
+        """Let this process publish under a name that it, or another, has revoked."""
 
     def unbar(self, name: str) -> None:
         """Let everybody publish under such a name: the dead writers are gone for sure."""
@@ -238,7 +269,7 @@ class Store(Protocol):
     def modified_s(self, name: str) -> float:
         """Return when something was last modified: seconds since 1970, by its server's clock."""
 
-    def stamp(self, name: str) -> object:
+    def stamp(self, name: str) -> str:
         """Return what is another when a file is: where another one has taken its name, too."""
 
     def forget_cached(self) -> None:
@@ -252,6 +283,9 @@ class Store(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file; no error when it is not there."""
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        """Remove data files, by as few calls as there can be; no error for those not there."""
 
     def remove_directory(self, name: str = "") -> bool:
         """Remove a directory when it is empty; return whether it is gone."""

@@ -7,11 +7,11 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, starmap
 from operator import attrgetter
 
-from .._core import Vfs, probe
+from .._core import Vfs, look_anew, probe
 from ..errors import StoreError, writable
 from .base import Entry, Names
 from .local_marks import append, bar, claim
@@ -19,6 +19,7 @@ from .local_paths import GONE, forget_below, free_below
 from .local_queue import LocalQueue
 
 SETTLED_S = 3600.0  # an entry this old is on the disk: kernels write back within a minute
+STALE_ATTEMPTS = 3  # to read a file that another client of NFS may remove once it is open
 TICK_S = 10.0  # an entry that comes so much later changes its directory's time, on any file system
 
 _current_vfs = Vfs.posix()  # of new stores; `holdfast.testing` puts faulty and recording ones here
@@ -42,12 +43,12 @@ def use_vfs(vfs: Vfs) -> Iterator[Vfs]:
 class LocalStore:
     """See `holdfast.stores.base.Store`."""
 
-    can_link = True
+    can_link = can_replace = shows_pending = True
+    run_bytes = 4 << 20
 
     def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
         self.location = os.path.abspath(os.fspath(root))
-        self._below = f"{self.location.rstrip('/')}/"
-        self.vfs = vfs or _current_vfs
+        self._below, self.vfs = f"{self.location.rstrip('/')}/", vfs or _current_vfs
         self._made: set[str] = set()  # directories in which this store has made one
         self._synced: set[str] = set()  # those, and where its files are: since they were made
 
@@ -90,8 +91,9 @@ class LocalStore:
 
     def exists(self, name: str) -> bool:
         """Return whether anything of this name is there; a broken link counts."""
+        look_anew(path := self._path(name))
         try:
-            os.lstat(self._path(name))
+            os.lstat(path)
         except OSError as error:
             # "Cannot tell" must not read as "is not there": a commit would remove its own files.
             if error.errno in GONE:
@@ -118,10 +120,7 @@ class LocalStore:
             self._synced.add(place)
 
     def sync_path(self, name: str) -> None:
-        """Sync the directories from that of ``name`` up to the one that holds the root.
-
-        Not again those of `sync_made`: no entry on the way to ``name`` has come since.
-        """
+        """Sync the directories up to that which holds the root; not again those of `sync_made`."""
         directory = self._path(name).rpartition("/")[0] or "/"
         top = os.path.dirname(self.location)
         while True:
@@ -159,17 +158,21 @@ class LocalStore:
 
     def get(self, name: str, bytes_max: int) -> bytes:
         """Read a whole file; its size is checked before anything is allocated."""
-        descriptor = self.open(name, direct=False)
-        try:
-            size = self.vfs.size(descriptor)
-            if size > bytes_max:
+        attempts = STALE_ATTEMPTS
+        while True:
+            descriptor = self.open(name, direct=False)
+            try:
+                if (size := self.vfs.size(descriptor)) <= bytes_max:
+                    return self.vfs.read(descriptor, size, 0)
                 cause = OSError(errno.EFBIG, f"it has {size} bytes; expected at most {bytes_max}")
                 raise self._failure("read", name, cause)
-            return self.vfs.read(descriptor, size, 0)
-        finally:
-            self.vfs.close(descriptor)
+            except StoreError as error:
+                if error.errno != errno.ESTALE or not (attempts := attempts - 1):
+                    raise
+            finally:
+                self.vfs.close(descriptor)
 
-    def prepare(self, pending_name: str, data: bytes) -> None:
+    def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:
         """Write a file and sync its bytes; it is there whole, or not at all, unless by a crash."""
         path = self._path(pending_name)
         try:
@@ -205,11 +208,13 @@ class LocalStore:
         self.rename(pending_name, name)
         self.vfs.sync_directory(os.path.dirname(self._path(name)))
 
-    def claim(self, name: str, note: bytes) -> bool:
-        """Create a file in one exclusive step; return False when it is there already.
+    def move(self, name: str, second: str) -> None:
+        """Rename, below directories that are made; a crash may leave what was there before."""
+        self._make_directories(os.path.dirname(self._path(second)))
+        self.rename(name, second)
 
-        It is not synced: a machine that goes down takes those with it whom the file keeps out.
-        """
+    def claim(self, name: str, note: bytes) -> bool:
+        """Create a file, unsynced: a machine that goes down takes those along whom it keeps out."""
         path = self._path(name)
         self._make_directories(os.path.dirname(path))
         return claim(self.vfs, path, note)
@@ -218,9 +223,9 @@ class LocalStore:
         """Put a directory where a file may be, or may yet be made, by another."""
         bar(self.vfs, self._path(pending_name))
 
-    def withdraw(self, name: str) -> None:
-        """Remove a file: what is pending is revoked by its own name."""
-        self.remove(name)
+    def swap(self, pending_name: str, name: str, stamp: str) -> bool:
+        """Refuse: a disk cannot do that in one step."""
+        raise StoreError(f"{self._path(name)} is on a disk, which compares nothing when it renames")
 
     def reclaim(self, name: str) -> None:
         """Do nothing: names that are pending are each of one save."""
@@ -267,8 +272,15 @@ class LocalStore:
         try:
             self.vfs.unlink(self._path(name))
         except StoreError as error:
-            if error.errno not in GONE:
+            # NFS's name of a removed file that is open here: it goes when that is closed.
+            is_silly = error.errno == errno.EBUSY and "/.nfs" in self._path(name)
+            if error.errno not in GONE and not is_silly:
                 raise
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        """Remove files one by one."""
+        for name in names:
+            self.remove(name)
 
     def remove_directory(self, name: str = "") -> bool:
         """Remove a directory when it is empty."""
@@ -286,10 +298,10 @@ class LocalStore:
         """Return when something was last modified: seconds since 1970, by its server's clock."""
         return self._stat(name).st_mtime
 
-    def stamp(self, name: str) -> object:
+    def stamp(self, name: str) -> str:
         """Return what is another when a file is: where another one has taken its name, too."""
         found = self._stat(name)
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
 
     def append(self, name: str, data: bytes) -> None:
         """Add lines to a file in one call, unsynced; the rest of a torn line stands alone."""
@@ -304,11 +316,7 @@ class LocalStore:
         return free_below(self.location)
 
     def _path(self, name: str) -> str:
-        """Return where a name is.
-
-        Raises:
-            StoreError: it is not UTF-8, so it is none of ours.
-        """
+        """Return where a name is; one that is not UTF-8 is none of ours, and a StoreError."""
         path = self._below + name if name else self.location
         if not path.isascii() and path != writable(path):
             error = StoreError(f"the name of {path} is not UTF-8; rename or remove it")
@@ -317,8 +325,9 @@ class LocalStore:
         return path
 
     def _stat(self, name: str) -> os.stat_result:
+        look_anew(path := self._path(name))
         try:
-            return os.lstat(self._path(name))
+            return os.lstat(path)
         except OSError as error:
             raise self._failure("stat", name, error) from error
 
@@ -348,6 +357,7 @@ class LocalStore:
     def _make_directories(self, path: str) -> None:
         """Make a directory and those above it; `sync_made` makes them durable."""
         missing = []
+        look_anew(path)
         while path and not os.path.isdir(path):
             missing.append(path)
             path = path.rpartition("/")[0]
@@ -374,19 +384,16 @@ def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
         path, here = parent, above
 
 
-def _kind_of(entry: "os.DirEntry[str]") -> str:
-    if entry.is_file(follow_symlinks=False):
-        return "file"
-    return "directory" if entry.is_dir(follow_symlinks=False) else "other"
-
-
 def _nearby(directory: str) -> str:
-    """Return a directory of the same file system to probe in: above this one where there is one.
-
-    A checkpoint's own directory holds nothing but the checkpoint, not even for a moment.
-    """
+    """Return a directory to probe in: above this one, which may be a checkpoint's, if it can be."""
     while directory != "/" and not os.path.isdir(directory):
         directory = directory.rpartition("/")[0] or "/"
     above = directory.rpartition("/")[0] or "/"
     same = os.stat(above).st_dev == os.stat(directory).st_dev
     return above if same and os.access(above, os.W_OK) else directory
+
+
+def _kind_of(entry: "os.DirEntry[str]") -> str:
+    if entry.is_file(follow_symlinks=False):
+        return "file"
+    return "directory" if entry.is_dir(follow_symlinks=False) else "other"

@@ -4,46 +4,56 @@ Names are keys; a directory is there while something is below it. Nothing is eve
 that has returned is durable.
 
 Invariants:
-  1. What is published appears by one conditional PUT: if nothing has the name, or in place of a bar
-     that this process made, told by its ETag. So of many writers one wins, without a clock.
-  2. A bar is an object of its own content. Nobody sees it: its name reads as one that nothing has.
-     A writer that was about to publish there fails. The newest bar is its maker's alone.
+  1. A bar is an object of its own content. Nobody sees it: its name reads as one that nothing has.
+     The newest bar of a name is its maker's alone.
+  2. What is published appears by one conditional PUT, in place of a bar that this process put there
+     before, told by its ETag. So of many writers one wins, without a clock.
   3. Bytes given to `prepare` stay in memory until they are published: others cannot take them
-     away. To keep a dead writer from publishing, `revoke` bars the name that it would give.
+     away. To keep a dead writer from publishing, `revoke` puts another bar in place of its own. A
+     request that is still on its way then fails, however late it comes, and also when that bar
+     has been removed.
 Knows names and bytes; the client is obstore's.
 """
 
+import contextlib
 import errno
-import secrets
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from ..errors import StoreError
+from . import objects_client as requests
 from .base import Entry, Names
-from .objects_client import api, check_conditions, client, errors_of, split_url
-from .objects_files import FILES, Files, ObjectQueueKind, Opened, Upload
+from .objects_bar import BAR_BYTES, BAR_MAGIC, new_bar
+from .objects_client import api, check_answers, check_conditions, connect, head, instead_of, this
+from .objects_errors import errors_of, is_lock, store_error
+from .objects_files import Opened, Upload
+from .remote_files import FILES, RUN_BYTES, Files, ThreadedQueueKind, short_read
 
-BAR_MAGIC = b"holdfast bars this name\n"
-BAR_BYTES = len(BAR_MAGIC) + 33  # and a random number, so that each has an ETag of its own
 ATTEMPTS = 100  # of a change that others race for
 
-_bars: dict[str, str] = {}  # location of a name → ETag of the bar that this process made
+_bars: dict[str, Any] = {}  # location of a name → the bar that this process made, as `this` says
 
 
 class ObjectStore:
     """See `holdfast.stores.base.Store`."""
 
-    can_link = False
+    can_link, can_replace, shows_pending = False, True, False
+    run_bytes = RUN_BYTES
 
-    def __init__(self, url: str, named: str = "path") -> None:
+    def __init__(self, url: str, named: str = "path", limit_s: float | None = None) -> None:
         """Prepare; nothing is asked yet.
+
+        Args:
+            limit_s: how long a request may take at most, with its retries; see `client`.
 
         Raises:
             OptionError: the URL is invalid, or obstore or its settings are.
         """
-        self._scheme, self._bucket, self._prefix = split_url(url, named)
-        self._client = client(self._scheme, self._bucket)
+        made = connect(url, named, limit_s)
+        self._scheme, self._bucket, self._prefix, self._client, self._traffic = made
+        self._limit_s = limit_s
         self._base = f"{self._scheme}://{self._bucket}"
         self.location = f"{self._base}/{self._prefix}".rstrip("/")
         self._prepared: dict[str, bytes] = {}
@@ -53,14 +63,15 @@ class ObjectStore:
         """The objects that are open."""
         return FILES
 
-    def queue_kind(self, io: str, depth: int, block_bytes: int) -> ObjectQueueKind:
+    def queue_kind(self, io: str, depth: int, block_bytes: int) -> ThreadedQueueKind:
         """Return how objects are written and read; there is one way."""
-        return ObjectQueueKind(depth)
+        return ThreadedQueueKind(self._traffic.parts_in_flight, self._traffic.part_bytes)
 
     def sibling(self, name: str) -> "ObjectStore":
         """Return the store of another prefix beside this one."""
         above = self._prefix.rpartition("/")[0]
-        return ObjectStore("/".join(part for part in (self._base, above, name) if part))
+        url = "/".join(part for part in (self._base, above, name) if part)
+        return ObjectStore(url, limit_s=self._limit_s)
 
     def above(self) -> "ObjectStore":
         """Return the store of the prefix above; of a whole bucket, itself."""
@@ -68,7 +79,7 @@ class ObjectStore:
 
     def below(self, name: str) -> "ObjectStore":
         """Return the store of a prefix below this one."""
-        return ObjectStore(f"{self._base}/{self._key(name)}")
+        return ObjectStore(f"{self._base}/{self._key(name)}", limit_s=self._limit_s)
 
     def above_with(self, name: str, beginning: bytes) -> str:
         """Return the nearest prefix above with an object of this name that begins so."""
@@ -87,55 +98,60 @@ class ObjectStore:
 
     def create(self, name: str, *, direct: bool) -> int:
         """Begin an object; nobody sees it before it is synced."""
-        return FILES.add(Upload(self._client, self._key(name), self._where(name)))
+        where = self._where(name)
+        return FILES.add_written(Upload(self._client, self._key(name), where, self._traffic))
 
     def open(self, name: str, *, direct: bool) -> int:
         """Open an object for ranged reads."""
         size = self._head(name)["size"]
-        return FILES.add(Opened(self._client, self._key(name), self._where(name), size))
+        return FILES.add_read(Opened(self._client, self._key(name), self._where(name), size))
 
-    def sync_made(self, name: str) -> None:
+    def sync_made(self, name: str = "") -> None:
         """Do nothing: what is there is durable."""
 
-    def sync_path(self, name: str) -> None:
-        """Do nothing: what is there is durable."""
-
-    def sync_above(self, name: str) -> None:
-        """Do nothing: what is there is durable."""
-
-    def sync_directory(self, name: str = "") -> None:
-        """Do nothing: what is there is durable."""
+    sync_path = sync_above = sync_directory = sync_made
 
     def get(self, name: str, bytes_max: int) -> bytes:
-        """Read a whole object; its size is checked before its bytes are asked for."""
+        """Read a whole object by one request: another may be put in its place meanwhile."""
         if name in self._prepared:
             return self._prepared[name]
-        found = self._found(name)
-        if found is None or self._is_bar(name, found):
-            raise _error(errno.ENOENT, f"read {self._where(name)}: there is no such object")
-        if found["size"] > bytes_max:
-            text = f"it has {found['size']} bytes; expected at most {bytes_max}"
-            raise _error(errno.EFBIG, f"read {self._where(name)}: {text}")
-        return bytes(
-            Opened(self._client, self._key(name), self._where(name), found["size"]).read(
-                found["size"], 0
-            )
-        )
+        where = self._where(name)
+        with errors_of("read", where):
+            size, data = requests.get(self._client, self._key(name), bytes_max)
+        if size > bytes_max:
+            text = f"read {where}: {size} bytes; at most {bytes_max} expected"
+            raise store_error(errno.EFBIG, text)
+        if len(data) != size:
+            raise short_read(where, size, 0, len(data))
+        if data.startswith(BAR_MAGIC):
+            raise self._missing("read", name)
+        return data
 
-    def prepare(self, pending_name: str, data: bytes) -> None:
-        """Keep the bytes until they get their name."""
-        self._prepared[pending_name] = data
-
-    def publish(self, pending_name: str, name: str) -> bool:
-        """Put the object if nothing has its name, or a bar of this process.
+    def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:
+        """Keep the bytes until they get their name; bar that, if nothing has it.
 
         Raises:
             OptionError: the store does not keep to conditions.
+            StoreError: another process bars it.
         """
-        check_conditions(self._client, self._base, f"{self._key('')}.probe".strip("/"))
+        self._prepared[pending_name] = data
+        if name:
+            self._reserve(name)
+
+    def publish(self, pending_name: str, name: str) -> bool:
+        """Put the object in place of this process's bar.
+
+        Raises:
+            OptionError: as `prepare`, if that was not told the name.
+        """
         data = self._prepared.pop(pending_name)
-        bar = _bars.pop(self._where(name), None)
-        return self._put(name, data, "create" if bar is None else {"e_tag": bar})
+        try:
+            mode = _bars.pop(self._where(name), None) if self._reserve(name) else "create"
+        except StoreError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            return False
+        return mode is not None and self._put(name, data, mode)
 
     def replace(self, pending_name: str, name: str) -> None:
         """Put the object in place of what has its name; not of a bar."""
@@ -143,12 +159,16 @@ class ObjectStore:
         for _ in range(ATTEMPTS):
             found = self._found(name)
             if found is not None and self._is_bar(name, found):
-                raise _error(errno.EEXIST, f"replace {self._where(name)}: another job bars it")
-            if self._put(name, data, _instead_of(found)):
+                raise store_error(errno.EEXIST, f"replace {self._where(name)}: another job bars it")
+            if self._put(name, data, instead_of(found)):
                 return
         raise self._contended("replace", name)
 
     rename = replace
+
+    def swap(self, pending_name: str, name: str, stamp: str) -> bool:
+        """Put the object in place of the one that has this ETag."""
+        return self._put(name, self._prepared.pop(pending_name), json.loads(stamp))
 
     def claim(self, name: str, note: bytes) -> bool:
         """Put an object if nothing has its name."""
@@ -160,12 +180,8 @@ class ObjectStore:
 
     def reclaim(self, name: str) -> None:
         """Make a bar of this name ours, if there is one."""
-        if self._where(name) not in _bars:
-            self._bar(name, lambda found: found is not None and self._is_bar(name, found))
-
-    def withdraw(self, name: str) -> None:
-        """Put a bar in place of a published object: other writers come too late."""
-        self._bar(name, lambda found: found is not None)
+        held = _bars.get(self._where(name))
+        self._bar(name, lambda found: found and this(found) != held and self._is_bar(name, found))
 
     def unbar(self, name: str) -> None:
         """Remove a bar."""
@@ -176,35 +192,41 @@ class ObjectStore:
 
     def link(self, name: str, second: str) -> None:
         """Refuse: there are no second names."""
-        raise _error(errno.EOPNOTSUPP, f"link {self._where(name)}: objects have one name")
+        raise store_error(errno.EOPNOTSUPP, f"link {self._where(name)}: objects have one name")
+
+    move = link
 
     def append(self, name: str, data: bytes) -> None:
-        """Put an object again with more at its end; of two who do, none is lost."""
+        """Put an object again with more at its end; of two who do, none is lost or twice there."""
+        whole = b""
         for _ in range(ATTEMPTS):
             found = self._found(name)
             before = b"" if found is None else self._read(self._key(name), found["size"])
-            if before and not before.endswith(b"\n"):
-                before += b"\n"
-            if self._put(name, before + data, _instead_of(found)):
+            if whole and before.startswith(whole):
+                return  # ours came through before its answer was lost, and it was sent again
+            whole = before + b"\n" * (before[-1:] not in (b"", b"\n")) + data
+            if self._put(name, whole, instead_of(found)):
                 return
         raise self._contended("append to", name)
 
     def list(self, name: str = "") -> list[Entry]:
-        """List what is below a name, sorted; a bar is not listed."""
+        """List what is below a name, sorted; without bars, and the object that some keep for it."""
         key = self._key(name)
         with errors_of("list", self._where(name)):
-            found = api().list_with_delimiter(self._client, key or None)
+            found = requests.repeated(lambda: api().list_with_delimiter(self._client, key or None))
         start = len(key) + 1 if key else 0
         entries = [Entry(path[start:], "directory", 0) for path in found["common_prefixes"]]
-        barred = 0
+        hidden = 0
         for item in found["objects"]:
             child = item["path"][start:]
-            if self._is_bar(f"{name}/{child}" if name else child, item):
-                barred += 1
+            if not child or self._is_bar(f"{name}/{child}" if name else child, item):
+                hidden += 1
             else:
                 entries.append(Entry(child, "file", item["size"]))
-        if not entries and not barred and key:
-            raise _error(errno.ENOENT, f"list {self._where(name)}: nothing is there")
+        if not entries and not hidden:
+            check_answers(self._client, self._base)
+        if not entries and not hidden and key:
+            raise store_error(errno.ENOENT, f"list {self._where(name)}: nothing is there")
         return sorted(entries, key=lambda entry: entry.name)
 
     def scan(self) -> Iterator[str]:
@@ -224,20 +246,25 @@ class ObjectStore:
             return "directory"
         if name and (found := self._found(name)) is not None:
             return "" if self._is_bar(name, found) else "file"
-        return "directory" if next(self._all_below(key, 1), None) is not None else ""
+        return "directory" if self._is_any_below(key) else ""
 
     def modified_s(self, name: str) -> float:
         """Return when an object, or the youngest below a name, was put, by the store's clock."""
         if (found := self._found(name) if name else None) is not None:
             return float(found["last_modified"].timestamp())
-        times = [item["last_modified"].timestamp() for item in self._all_below(self._key(name))]
+        with errors_of("list", self._where(name)):
+            below = requests.list_below(self._client, self._key(name))
+        times = [item["last_modified"].timestamp() for item in below]
         if not times:
-            raise _error(errno.ENOENT, f"stat {self._where(name)}: nothing is there")
+            raise store_error(errno.ENOENT, f"stat {self._where(name)}: nothing is there")
         return float(max(times))
 
-    def stamp(self, name: str) -> object:
-        """Return the ETag."""
-        return self._head(name)["e_tag"]
+    def stamp(self, name: str) -> str:
+        """Return the ETag, or what the store has for that, as JSON."""
+        found = self._head(name)
+        if self._is_bar(name, found):
+            raise self._missing("find", name)
+        return json.dumps(this(found))
 
     def forget_cached(self) -> None:
         """Do nothing: nothing is cached."""
@@ -253,9 +280,33 @@ class ObjectStore:
             if found is not None and not self._is_bar(name, found):
                 self._delete(name)
 
+    def remove_all(self, names: Sequence[str]) -> None:
+        """Remove data files, which are no bars, by one request for many where a store has that."""
+        with contextlib.suppress(Exception):
+            if names:
+                api().delete(self._client, [*map(self._key, names)])
+            return
+        for name in names:  # a lock, or a right that is missing: the first that stays says why
+            self.remove(name)
+
     def remove_directory(self, name: str = "") -> bool:
         """Return whether nothing is below a name."""
-        return next(self._all_below(self._key(name), 1), None) is None
+        return not self._is_any_below(self._key(name))
+
+    def _reserve(self, name: str) -> bool:
+        """Bar a name that nothing has, unless this process does already.
+
+        Returns:
+            False: nothing can be replaced here, a bar neither.
+        """
+        if not check_conditions(self._client, self._base, f"{self._key('')}.probe".strip("/")):
+            return False
+        if self._where(name) in _bars or self._put(name, new_bar(), "create", is_bar=True):
+            return True
+        if (found := self._found(name)) is None or self._is_bar(name, found):
+            text = "another save or job bars it. Let one job save to each path"
+            raise store_error(errno.EEXIST, f"write {self._where(name)}: {text}")
+        return True
 
     def _bar(self, name: str, may: Any) -> None:
         """Put a bar of our own, where what has the name lets us."""
@@ -263,8 +314,7 @@ class ObjectStore:
             found = self._found(name)
             if not may(found):
                 return
-            data = BAR_MAGIC + secrets.token_hex(16).encode() + b"\n"
-            if self._put(name, data, _instead_of(found), is_bar=True):
+            if self._put(name, new_bar(), instead_of(found), is_bar=True):
                 return
         raise self._contended("bar", name)
 
@@ -273,10 +323,10 @@ class ObjectStore:
         where, exceptions = self._where(name), api().exceptions
         with errors_of("write", where):
             try:
-                made = api().put(
-                    self._client, self._key(name), data, mode=mode, use_multipart=False
-                )
-            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                made = requests.put(self._client, self._key(name), data, mode)
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+                if is_lock(error):
+                    raise
                 # Ours may have come through before its answer was lost, and it was sent again.
                 if not is_bar or not self._is_ours(name, data):
                     return False
@@ -286,7 +336,7 @@ class ObjectStore:
                     raise  # there is no bucket
                 return False  # what was to be replaced is gone
         if is_bar:
-            _bars[where] = made["e_tag"]
+            _bars[where] = this(made)
         return True
 
     def _is_ours(self, name: str, data: bytes) -> bool:
@@ -298,15 +348,18 @@ class ObjectStore:
 
     def _read(self, key: str, size: int) -> bytes:
         """Return the first bytes of an object; none, where there is none."""
-        try:
-            with errors_of("read", f"{self._base}/{key}"):
-                found = api().head(self._client, key)
-                size = min(size, found["size"])
-                return bytes(Opened(self._client, key, f"{self._base}/{key}", size).read(size, 0))
-        except StoreError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return b""
+        where = f"{self._base}/{key}"
+        for _ in range(ATTEMPTS):
+            try:
+                with errors_of("read", where):
+                    size = min(size, head(self._client, key)["size"])
+                return bytes(Opened(self._client, key, where, size).read(size, 0))
+            except StoreError as error:
+                if error.errno == errno.ENOENT:
+                    return b""
+                if error.errno != errno.EIO:  # a shorter one has been put in its place
+                    raise
+        raise self._contended("read", key)
 
     def _found(self, name: str) -> Any:
         """Return what the store says of an object; None: there is none."""
@@ -319,20 +372,19 @@ class ObjectStore:
 
     def _head(self, name: str) -> Any:
         with errors_of("find", self._where(name)):
-            return api().head(self._client, self._key(name))
+            return head(self._client, self._key(name))
 
     def _delete(self, name: str) -> None:
         try:
             with errors_of("remove", self._where(name)):
-                api().delete(self._client, self._key(name))
+                requests.repeated(lambda: api().delete(self._client, self._key(name)))
         except StoreError as error:
             if error.errno != errno.ENOENT:
                 raise
 
-    def _all_below(self, key: str, count: int = 1000) -> Iterator[Any]:
+    def _is_any_below(self, key: str) -> bool:
         with errors_of("list", f"{self._base}/{key}"):
-            for part in api().list(self._client, key or None, chunk_size=count):
-                yield from part
+            return requests.is_any_below(self._client, key)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}".strip("/") if name else self._prefix
@@ -340,16 +392,9 @@ class ObjectStore:
     def _where(self, name: str) -> str:
         return f"{self._base}/{self._key(name)}"
 
+    def _missing(self, what: str, name: str) -> StoreError:
+        return store_error(errno.ENOENT, f"{what} {self._where(name)}: there is no such object")
+
     def _contended(self, what: str, name: str) -> StoreError:
         text = f"{what} {self._where(name)}: others changed it {ATTEMPTS} times meanwhile"
-        return _error(errno.EAGAIN, text)
-
-
-def _instead_of(found: Any) -> Any:
-    return "create" if found is None else {"e_tag": found["e_tag"]}
-
-
-def _error(number: int, text: str) -> StoreError:
-    error = StoreError(text)
-    error.errno = number
-    return error
+        return store_error(errno.EAGAIN, text)

@@ -1,94 +1,116 @@
-"""Objects that are open: uploads in parts, and ranged reads into memory. Knows no checkpoints.
+"""Objects that are open: uploads in parts, and ranged reads. Knows no checkpoints.
 
-An upload is seen by nobody before `sync` has ended; one that is closed without is aborted. Its
-bytes come in their order. A client has threads of its own, which send parts while more come.
+An upload is seen by nobody before `sync` has ended; one that is closed without is aborted. A client
+has threads of its own, which send parts while more come.
 """
 
 import contextlib
-import ctypes
-import errno
-import itertools
-from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .._core import Pool
 from ..errors import StoreError
-from .base import Code
-from .objects_client import api, errors_of
+from .objects_client import api, put, repeated
+from .objects_errors import errors_of
+from .objects_settings import Traffic
+from .remote_files import HELD_BYTES, Written, short_read
 
-PART_BYTES = 16 << 20  # of an upload; larger where a file would have more than PARTS_MAX
+PIECE_BYTES = 256 << 10  # of what is read: smaller ones are joined
 PARTS_MAX = 9000  # S3 takes 10,000
-PARTS_IN_FLIGHT = 8
-HELD_BYTES = 4096  # of an upload's end, until it is known where that is
-FIRST_DESCRIPTOR = 1 << 20  # no descriptor of this machine
 
 
-class Upload:
-    """One new object."""
+class Upload(Written):
+    """One new object. Memory goes out from where it is, in whole parts: it is not copied."""
 
-    def __init__(self, client: Any, key: str, where: str) -> None:
-        self._client, self._key, self._where = client, key, where
-        self._part_bytes = PART_BYTES
+    keeps_memory = True
+
+    def __init__(self, client: Any, key: str, where: str, traffic: Traffic) -> None:
+        super().__init__(where)
+        self.gives_back = type(client).__name__ != "MemoryStore"  # where it is the object
+        self._client, self._key, self._traffic = client, key, traffic
+        self._part_bytes = traffic.part_bytes
+        self._rest: deque[memoryview] = deque()  # not handed to the client yet
+        self._rest_bytes = self._sent = 0
         self._writer: Any = None
-        self._held = b""
-        self._sent = 0
         self._is_over = False
 
     def expect(self, size: int) -> None:
         """Choose parts for so many bytes."""
-        self._part_bytes = max(PART_BYTES, -(-size // PARTS_MAX))
+        self._part_bytes = max(self._traffic.part_bytes, -(-size // PARTS_MAX))
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Add bytes; return when they are copied."""
-        if offset != self._sent + len(self._held):
+        """Add bytes, which stay as they are until nothing refers to ``data`` any more."""
+        if offset != self._sent + self._rest_bytes:
             raise StoreError(
-                f"write {self._where} at {offset}: expected {self._sent + len(self._held)}"
+                f"write {self._where} at {offset}: expected {self._sent + self._rest_bytes}"
             )
-        if len(data) < HELD_BYTES:
-            data = memoryview(self._held + bytes(data))
-        else:
-            self._send(self._held)
-        self._send(data[:-HELD_BYTES])
-        self._held = bytes(data[-HELD_BYTES:])
+        self._rest.append(data)
+        self._rest_bytes += len(data)
+        # A whole part is sent at once. Of a part that is begun the client would keep the memory
+        # until the next one comes.
+        self._hand_over((self._rest_bytes - HELD_BYTES) // self._part_bytes * self._part_bytes)
+
+    def retained(self) -> int:
+        """Count the writes of which something is not handed to the client yet."""
+        return len({id(piece.obj) for piece in self._rest if not isinstance(piece.obj, bytes)})
+
+    def settle(self) -> None:
+        """Copy that, so that its memory is free."""
+        self._rest = deque([memoryview(b"".join(self._rest))])
 
     def truncate(self, size: int) -> None:
         """Say where the end is."""
-        if not 0 <= size - self._sent <= len(self._held):
+        if not 0 <= size - self._sent <= self._rest_bytes:
             raise StoreError(f"cut {self._where} at {size}: {self._sent} bytes have been sent")
-        self._held = self._held[: size - self._sent]
+        while (kept := size - self._sent - self._rest_bytes) < 0:
+            piece = self._rest.pop()
+            self._rest_bytes -= len(piece)
+            if len(piece) + kept > 0:
+                self._rest.append(piece[:kept])
+                self._rest_bytes += len(piece) + kept
 
     def finish(self) -> None:
         """Make it an object; return when it is durable."""
         with errors_of("write", self._where):
             if self._writer is None:
-                api().put(self._client, self._key, self._held, use_multipart=False)
+                put(self._client, self._key, [*self._rest] or b"")  # pieces are not joined
             else:
-                self._writer.write(self._held)
+                self._hand_over(self._rest_bytes)
                 self._writer.close()
         self._is_over = True
 
     def close(self) -> None:
         """Abort it, unless it is finished."""
+        self._rest.clear()
         if self._writer is not None and not self._is_over:
             self._is_over = True
             with contextlib.suppress(Exception):
                 self._writer.__exit__(InterruptedError, InterruptedError(), None)
 
-    def _send(self, data: "bytes | memoryview") -> None:
-        if not len(data):
-            return
+    def _hand_over(self, size: int) -> None:
+        """Give the client the next bytes, which it sends while more come."""
+        while size > 0:
+            piece = self._rest.popleft()
+            if len(piece) > size:
+                self._rest.appendleft(piece[size:])
+                piece = piece[:size]
+            self._rest_bytes -= len(piece)
+            self._sent += len(piece)
+            size -= len(piece)
+            if len(piece):
+                self._send(piece)
+
+    def _send(self, data: memoryview) -> None:
         with errors_of("write", self._where):
             if self._writer is None:
                 self._writer = api().open_writer(
                     self._client,
                     self._key,
                     buffer_size=self._part_bytes,
-                    max_concurrency=PARTS_IN_FLIGHT,
+                    max_concurrency=self._traffic.parts_in_flight,
                 )
                 self._writer.__enter__()
-            self._writer.write(bytes(data))  # it keeps what it is given until it has sent it
-        self._sent += len(data)
+            self._writer.write(data)
 
 
 class Opened(NamedTuple):
@@ -105,143 +127,37 @@ class Opened(NamedTuple):
         if not size:
             return b""
         with errors_of("read", self.where):
-            found = api().get_range(self.client, self.key, start=offset, length=size)
-        if len(found) != size:
-            error = StoreError(
-                f"read {self.where}[{offset}:+{size}]: the store sent {len(found)} bytes"
+            found = repeated(
+                lambda: api().get_range(self.client, self.key, start=offset, length=size)
             )
-            error.errno = errno.EIO
-            raise error
+        if len(found) != size:
+            raise short_read(self.where, size, offset, len(found))
         return found
 
-
-class Files:
-    """See `holdfast.stores.base.DataFiles`."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(FIRST_DESCRIPTOR)
-        self._open: dict[int, Upload | Opened] = {}
-
-    def add(self, file: "Upload | Opened") -> int:
-        """Give a file a descriptor."""
-        descriptor = next(self._numbers)
-        self._open[descriptor] = file
-        return descriptor
-
-    def upload(self, fd: int) -> Upload:
-        """Return what is written under a descriptor."""
-        file = self._open[fd]
-        assert isinstance(file, Upload)
-        return file
-
-    def opened(self, fd: int) -> Opened:
-        """Return what is read under a descriptor."""
-        file = self._open[fd]
-        assert isinstance(file, Opened)
-        return file
-
-    def size(self, fd: int) -> int:
-        """Return the size in bytes."""
-        return self.opened(fd).size
-
-    def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Read ``size`` bytes, fewer only at the end."""
-        return bytes(self.opened(fd).read(size, offset))
-
-    def write(self, fd: int, data: "bytes | bytearray | memoryview", offset: int) -> None:
-        """Add ``data``."""
-        self.upload(fd).write(memoryview(data).cast("B"), offset)
-
-    def allocate(self, fd: int, size: int) -> None:
-        """Choose parts for so many bytes: a store has no room to reserve."""
-        self.upload(fd).expect(size)
-
-    def truncate(self, fd: int, size: int) -> None:
-        """Say how long the object is in the end."""
-        self.upload(fd).truncate(size)
-
-    def sync(self, fd: int) -> None:
-        """Make the upload an object."""
-        self.upload(fd).finish()
-
-    def close(self, fd: int) -> None:
-        """Forget a descriptor; abort an upload that was not synced."""
-        if isinstance(file := self._open.pop(fd), Upload):
-            file.close()
-
-
-FILES = Files()
-
-
-class ObjectQueue:
-    """See `holdfast.stores.base.Queue`."""
-
-    direct = False
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._threads: ThreadPoolExecutor | None = None
-        self._over: SimpleQueue[tuple[int, int, int]] = SimpleQueue()
-        self.pending = 0
-
-    def submit_write(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
-    ) -> None:
-        """Copy memory into the parts of an upload, which its client sends."""
-        self.pending += 1
-        self._call(lambda: FILES.upload(fd).write(_memory(address, size), offset), tag, size)
-
-    def submit_read(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
-    ) -> None:
-        """Begin a ranged read."""
-        self.pending += 1
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._depth, "holdfast-objects")
-        file = FILES.opened(fd)
-
-        def read() -> None:
-            found = memoryview(file.read(size, offset))
-            _memory(address, len(found))[:] = found
-
-        self._threads.submit(self._call, read, tag, max(0, min(size, file.size - offset)))
-
-    def wait(self) -> list[tuple[int, int, int]]:
-        """Block until a request is whole; return (tag, bytes done, errno) of each that is."""
-        if not self.pending:
-            return []
-        done = [self._over.get()]
-        with contextlib.suppress(Empty):
-            while True:
-                done.append(self._over.get_nowait())
-        self.pending -= len(done)
-        return done
-
-    def close(self) -> None:
-        """Finish what was submitted."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
-
-    def _call(self, function: Any, tag: int, size: int) -> None:
-        try:
-            function()
-        except BaseException as error:
-            code = getattr(error, "errno", None) or errno.EIO
-            self._over.put((tag, 0, Code(code, str(error))))
+    def pieces(self, size: int, offset: int) -> Iterator[Any]:
+        """Yield the same as they come, before the last one is there."""
+        size = max(0, min(size, self.size - offset))
+        if not size:
             return
-        self._over.put((tag, size, 0))
+        count, stream = 0, None
 
+        def next_piece() -> Any:
+            nonlocal stream
+            if stream is None:  # at first, and where it broke off
+                rest = {"range": (offset + count, offset + size)}
+                found = api().get(self.client, self.key, options=rest)
+                stream = iter(found.stream(min_chunk_size=PIECE_BYTES))
+            try:
+                return next(stream, None)
+            except Exception:
+                stream = None
+                raise
 
-class ObjectQueueKind(NamedTuple):
-    """See `holdfast.stores.base.QueueKind`."""
-
-    depth: int
-
-    def make(self, pool: Pool) -> ObjectQueue:
-        """Make a queue."""
-        return ObjectQueue(self.depth)
-
-
-def _memory(address: int, size: int) -> memoryview:
-    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        with errors_of("read", self.where):
+            while count < size and (piece := repeated(next_piece)) is not None:
+                count += len(piece)
+                if count > size:
+                    break
+                yield piece
+        if count != size:
+            raise short_read(self.where, size, offset, count)

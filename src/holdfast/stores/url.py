@@ -4,28 +4,38 @@ import os
 import re
 
 from ..errors import OptionError, StoreError, shown
+from . import hdfs_client
 from .base import Store
+from .hdfs import HdfsStore
 from .local import LocalStore
 from .objects import ObjectStore
 from .objects_client import SCHEMES
 
 SCHEME = "holdfast://"  # of a checkpoint's directory, where DCP's calls name one
-REMOTE = tuple(f"{scheme}://" for scheme in SCHEMES)
+HDFS = f"{hdfs_client.SCHEME}://"
+REMOTE = (HDFS, *(f"{scheme}://" for scheme in SCHEMES))
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_ONE_SLASH = tuple(beginning[:-1] for beginning in REMOTE)  # what pathlib makes of a URL
 
 
-def open_store(path: "str | os.PathLike[str]", named: str = "path") -> Store:
+def open_store(
+    path: "str | os.PathLike[str]", named: str = "path", limit_s: float | None = None
+) -> Store:
     """Return the store at ``path``.
 
     Args:
         named: the argument that a user gave it as.
+        limit_s: how long one request to a server may take, with its retries; less, if its settings
+            say so.
 
     Raises:
         OptionError: a URL of a scheme there is no store for, or no path at all.
         StoreError: it is relative, and the working directory was deleted.
     """
+    if isinstance(path, str) and path.startswith(HDFS):
+        return HdfsStore(path, named)
     if isinstance(path, str) and path.startswith(REMOTE):
-        return ObjectStore(path, named)
+        return ObjectStore(path, named, limit_s)
     return LocalStore(absolute(path, named))
 
 
@@ -46,7 +56,7 @@ def located(
 
 
 def is_remote(path: object) -> bool:
-    """Return whether this is the URL of a store of objects, of whatever form."""
+    """Return whether this is the URL of a store that is no disk, of whatever form."""
     return isinstance(path, str) and path.startswith(REMOTE)
 
 
@@ -71,6 +81,11 @@ def absolute(
         scheme = f"There is no store for {match[1]:.20}://"
         why = "This call takes no URL" if is_remote(name) else scheme
         raise OptionError(f"{named} {shown(name)} is a URL; expected {expected}. {why}")
+    if name.startswith(_ONE_SLASH):
+        raise OptionError(
+            f"{named} is {shown(name)}; expected two slashes, of which pathlib.Path drops one. "
+            "Give the URL as a string. For a directory of this name, begin with './'"
+        )
     expanded = _with_home(name, named) if name.startswith("~") else name
     try:
         found = os.path.abspath(expanded)

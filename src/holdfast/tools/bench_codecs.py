@@ -36,7 +36,7 @@ def bench_codecs(path: str, base: str | None, *, gib: float) -> Document:
 
 
 def render(document: Document) -> list[str]:
-    """Show a line for each codec."""
+    """Show a line for each codec: how many times smaller it makes everything, and each role."""
     trials = document["trials"]
     tried = trials[0]["size_bytes"]
     base = document["base"]
@@ -48,7 +48,7 @@ def render(document: Document) -> list[str]:
     lines.append(named or "there is no step before it: codecs that make links were left out")
     roles = [role for role in (*ROLES, "") if any(role in trial["roles"] for trial in trials)]
     heads = [role or "other" for role in roles]
-    rows = [("codec", "smaller by", *heads, "lost", "GB/s in", "GB/s out")]
+    rows = [("codec", "smaller", *heads, "lost", "GB/s in", "GB/s out")]
     for trial in trials:
         size, stored = trial["size_bytes"], trial["stored_bytes"]
         energy = trial["energy"]
@@ -68,7 +68,7 @@ def render(document: Document) -> list[str]:
 def _share(size: int, stored: int) -> str:
     if not size:
         return ""
-    return f"{100 * stored / size:.3g} %" if stored >= 1e-4 * size else "<0.01 %"
+    return f"{size / stored:.2f}x" if stored >= 1e-4 * size else ">10,000x"
 
 
 def _speed(size: int, seconds: float) -> str:

@@ -30,6 +30,8 @@ class Distance:
         not_finite: of those, how many have no finite distance; they count in no other figure.
         max_abs: largest finite distance.
         sum_abs: sum of the finite distances, wide enough that it does not overflow.
+        with_angle: whether to add up ``squares``.
+        squares: sums of a², b², a b and (b - a)² over the elements that are finite on both sides.
     """
 
     elements: int = 0
@@ -37,6 +39,8 @@ class Distance:
     not_finite: int = 0
     max_abs: float = 0.0
     sum_abs: np.longdouble = field(default_factory=np.longdouble)
+    with_angle: bool = False
+    squares: npt.NDArray[np.longdouble] = field(default_factory=lambda: np.zeros(4, np.longdouble))
 
     @property
     def mean_abs(self) -> float:
@@ -51,6 +55,8 @@ class Distance:
 
     def _add_block(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.elements += a.numel()
+        if self.with_angle and a.is_floating_point() and a.dtype != torch.float4_e2m1fn_x2:
+            self._add_angle(a.to(torch.float64).numpy(), b.to(torch.float64).numpy())
         bits_a, bits_b = _bits(a), _bits(b)
         differs = (bits_a != bits_b).any(dim=1)
         count = int(differs.sum())
@@ -65,6 +71,14 @@ class Distance:
         if len(finite):
             self.max_abs = max(self.max_abs, float(finite.max()))
             self.sum_abs += finite.sum(dtype=np.longdouble)
+
+    def _add_angle(self, a: Floats, b: Floats) -> None:
+        finite = np.isfinite(a) & np.isfinite(b)
+        if not finite.all():
+            a, b = a[finite], b[finite]
+        with np.errstate(over="ignore"):
+            parts = (a @ a, b @ b, a @ b, (b - a) @ (b - a))
+        self.squares += np.array(parts, np.longdouble)
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:

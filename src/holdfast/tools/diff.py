@@ -3,12 +3,14 @@
 import json
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import Checkpoint
 from .. import open as open_checkpoint
+from ..convert.names import Choice
+from ..errors import OptionError
 from ..format.names import display_names
 from ..format.values import decode_value, encode_value
 from ..layout import Path, Shape, batches
@@ -58,32 +60,49 @@ class _Side:
         return {"path": self.checkpoint.location, "step": self.checkpoint.step}
 
 
-def diff(path_a: str | os.PathLike[str], path_b: str | os.PathLike[str]) -> Document:
+def diff(
+    path_a: str | os.PathLike[str],
+    path_b: str | os.PathLike[str],
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    tolerance: float | None = None,
+    with_angle: bool = False,
+) -> Document:
     """Compare two checkpoints: names, dtypes, shapes, every element, every object.
 
+    Args:
+        include, exclude: which names are compared, as for `holdfast.load`.
+        tolerance: tensors that are nowhere further apart are the same; None: to the bit.
+        with_angle: also add up the squares of floating-point tensors, which takes longer.
+
     Raises:
+        OptionError: the tolerance is negative.
+        MismatchError: a pattern fits no name.
         NotCommittedError: there is no checkpoint at one of the paths.
         CorruptError, VersionError, StoreError: one cannot be read.
     """
+    if tolerance is not None and not tolerance >= 0:
+        raise OptionError(f"the tolerance is {tolerance:g}; expected a number from 0")
     a, b = _Side(open_checkpoint(path_a)), _Side(open_checkpoint(path_b))
-    paths = list(dict.fromkeys([*a.paths(), *b.paths()]))
-    names = display_names(paths)
+    names = _names(a, b, Choice(include, exclude))
     in_a, in_b = set(a.paths()), set(b.paths())
-    only_a = [names[path] for path in paths if path not in in_b]
-    only_b = [names[path] for path in paths if path not in in_a]
+    only_a = [name for path, name in names.items() if path not in in_b]
+    only_b = [name for path, name in names.items() if path not in in_a]
     changed, alike = [], []
-    for path in (path for path in paths if path in in_a and path in in_b):
+    for path in (path for path in names if path in in_a and path in in_b):
         forms = a.form(path), b.form(path)
         if forms[0] != forms[1]:
             changed.append({"name": names[path], "a": forms[0], "b": forms[1]})
-        else:
-            alike.append(path)
-    tensors = list(_tensor_figures(a, b, [p for p in alike if p in a.tensors], names))
+            continue
+        alike.append(path)
+    tensors = _judged(_tensor_figures(a, b, alike, names, with_angle=with_angle), tolerance)
     objects = list(_object_changes(a, b, [p for p in alike if p in a.objects], names))
-    differing = [entry for entry in tensors if entry["differing"]]
+    differing = [entry for entry in tensors if not entry["same"]]
     return {
         "a": a.summary(),
         "b": b.summary(),
+        "tolerance": tolerance,
         "same": not (only_a or only_b or changed or differing or objects),
         "only_in_a": only_a,
         "only_in_b": only_b,
@@ -103,16 +122,38 @@ def diff(path_a: str | os.PathLike[str], path_b: str | os.PathLike[str]) -> Docu
     }
 
 
+def _names(a: _Side, b: _Side, choice: Choice) -> dict[Path, str]:
+    """Return the names that are compared, by path: those of A, and then those of B alone."""
+    names = display_names(list(dict.fromkeys([*a.paths(), *b.paths()])))
+    where = f"{a.checkpoint.location} and {b.checkpoint.location}"
+    kept = {*choice.names([*names.values()], where)}
+    return {path: name for path, name in names.items() if name in kept}
+
+
+def _judged(entries: Iterable[Document], tolerance: float | None) -> list[Document]:
+    """Say of each tensor whether it is the same."""
+    return [e | {"same": not e["differing"] or _is_within(e, tolerance)} for e in entries]
+
+
+def _is_within(entry: Document, tolerance: float | None) -> bool:
+    """Whether two tensors are as close as they have to be; None: to the bit."""
+    is_finite = not entry["not_finite"]
+    return tolerance is not None and is_finite and bool(entry["max_abs"] <= tolerance)
+
+
 def _tensor_figures(
-    a: _Side, b: _Side, paths: list[Path], names: dict[Path, str]
+    a: _Side, b: _Side, paths: list[Path], names: dict[Path, str], *, with_angle: bool
 ) -> Iterator[Document]:
     """Compare tensors; what is tied on both sides is read once for all its names."""
+    paths = [path for path in paths if path in a.tensors]
     pairs = {path: (a.own_name(path), b.own_name(path)) for path in paths}
     sizes = {pair: a.checkpoint.info(pair[0]).size_bytes for pair in pairs.values()}
     found: dict[Pair, Document] = {}
     with Progress("diff", 2 * sum(sizes.values())) as progress:
         for batch in batches(sizes, sizes.__getitem__, SLAB_BYTES):
-            for pair, distance in _distances(a.checkpoint, b.checkpoint, batch, progress):
+            for pair, distance in _distances(
+                a.checkpoint, b.checkpoint, batch, progress, with_angle=with_angle
+            ):
                 found[pair] = distance
     for path in paths:
         info = a.checkpoint.info(a.tensors[path])
@@ -121,13 +162,18 @@ def _tensor_figures(
 
 
 def _distances(
-    a: Checkpoint, b: Checkpoint, batch: list[Pair], progress: Progress
+    a: Checkpoint,
+    b: Checkpoint,
+    batch: list[Pair],
+    progress: Progress,
+    *,
+    with_angle: bool,
 ) -> Iterator[tuple[Pair, Document]]:
     from .compare import Distance  # imports torch, which takes longer than all before it
 
     info = a.info(batch[0][0])
     if info.size_bytes > SLAB_BYTES:
-        distance = Distance()
+        distance = Distance(with_angle=with_angle)
         for box in slabs(info.shape, info.size_bytes, SLAB_BYTES):
             distance.add(a.tensor(batch[0][0], box), b.tensor(batch[0][1], box))
             progress.advance(2 * info.size_bytes * prod(box[1]) // prod(info.shape))
@@ -135,19 +181,21 @@ def _distances(
         return
     in_a, in_b = a.tensors(name for name, _ in batch), b.tensors(name for _, name in batch)
     for pair in batch:
-        distance = Distance()
+        distance = Distance(with_angle=with_angle)
         distance.add(in_a[pair[0]], in_b[pair[1]])
         progress.advance(2 * a.info(pair[0]).size_bytes)
         yield pair, _figures(distance)
 
 
 def _figures(distance: "Distance") -> Document:
+    angle = {"squares": [float(value) for value in distance.squares]}
     return {
         "elements": distance.elements,
         "differing": distance.differing,
         "not_finite": distance.not_finite,
         "max_abs": distance.max_abs,
         "mean_abs": distance.mean_abs,
+        **(angle if distance.with_angle else {}),
     }
 
 
@@ -204,7 +252,7 @@ def _unordered(value: Any) -> Any:
 def render(document: Document, *, everything: bool = False) -> list[str]:
     """Show the differences as lines, the largest first; with ``everything`` all of them."""
     width, lines = screen_size()
-    differing = [entry for entry in document["tensors"] if entry["differing"]]
+    differing = [entry for entry in document["tensors"] if not entry["same"]]
     rows = _rows(document, differing)
     limit = len(rows) if everything else max(lines - FRAME_ROWS, ROWS_MIN)
     if len(rows) > limit:

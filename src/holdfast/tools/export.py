@@ -70,6 +70,11 @@ def convert_any(source: str, target: str, *, pickled: bool) -> dict[str, Any]:
         if pickled:
             raise OptionError("--pickled is for checkpoints of DCP alone; leave it out")
         return export(source, target, to=None)
+    if os.path.isfile(os.path.expanduser(source)):
+        raise OptionError(
+            f"{source} is a file; expected the directory of a checkpoint of DCP or holdfast. Run "
+            f"'holdfast import {source} {target}' to convert a file of another format"
+        )
     return convert(source, target, pickled=pickled)
 
 

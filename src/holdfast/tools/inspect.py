@@ -15,6 +15,7 @@ from ..stores.url import open_store
 from .inspect_run import FIGURE_WIDTH, describe_run, metrics_of, render_run
 from .run_listing import find_run
 from .text import (
+    clip,
     columns,
     cut,
     printable,
@@ -27,6 +28,7 @@ from .tree import Leaf, Node, Row, grow, rows_of
 
 Document = dict[str, Any]
 
+ID_SHOWN = 8  # characters of a save's id; --json has all
 FORM_WIDTH = 28  # of a shape or a value; longer ones are cut
 TREE_ROWS_MIN = 8
 STEP_ROWS_MIN = 4
@@ -160,7 +162,7 @@ def _heading(document: Document, width: int) -> list[str]:
         text = " x ".join(f"{name} {size}" for name, size in sizes)
         parts.append(f"mesh {cut(printable(text), FIGURE_WIDTH)}")
     if document["save_id"]:
-        parts.append(f"save {document['save_id']}")
+        parts.append(f"save {document['save_id'][:ID_SHOWN]}")
     parts.append(f"by {cut(printable(document['written_by']), FIGURE_WIDTH)}")
     if document["base"] is not None:
         parts.append(f"a delta of {cut(printable(document['base']), FIGURE_WIDTH)}")
@@ -207,7 +209,7 @@ def _leaves(document: Document) -> Iterator[tuple[str, Leaf]]:
         )
     for entry in document["objects"]:
         value = printable(reprlib.repr(decode_value(entry["value"])))
-        yield entry["name"], Leaf(entry["type"], cut(value, FORM_WIDTH), objects=1)
+        yield entry["name"], Leaf(entry["type"], clip(value, FORM_WIDTH), objects=1)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -12,8 +12,19 @@ from ..format.names import misnamed, names_of_dcp, some, step_name, step_of
 from ..format.values import decode_value, encode_value
 from ..stores.base import Store
 from ..stores.url import open_store
+from .behind import behind, behind_text
 from .run_listing import RunListing, Step
-from .text import columns, cut, printable, repaired_advice, show_bytes, show_count
+from .text import (
+    columns,
+    cut,
+    join_fitting,
+    printable,
+    repaired_advice,
+    screen_size,
+    show_bytes,
+    show_count,
+    width_of,
+)
 
 Document = dict[str, Any]
 
@@ -25,11 +36,13 @@ _OPENED = ("committed", "damaged", "unreadable")
 
 def describe_run(run: RunListing) -> Document:
     """Describe the steps of a run as a document."""
+    store = open_store(run.location)
     return {
         "kind": "run",
         "path": run.location,
         "latest": run.latest,
-        "steps": _with_bases(run, [_describe_step(step, run.latest) for step in run.steps]),
+        "steps": _with_bases(run, [describe_one(step, run.latest) for step in run.steps]),
+        "behind": behind(store, [entry.name for entry in store.list()]),
     }
 
 
@@ -55,7 +68,8 @@ def _lacking(step: Document, known: Mapping[str, Document], store: Store) -> Doc
     return None
 
 
-def _describe_step(step: Step, latest: str | None) -> Document:
+def describe_one(step: Step, latest: str | None) -> Document:
+    """Describe a step as a document; its chain is not looked at."""
     found: Document = {"name": step.name, "state": "uncommitted", "disk_bytes": step.disk_bytes}
     empty: Document = {
         "step": None,
@@ -120,6 +134,7 @@ def render_run(document: Document, limit: int | None) -> list[str]:
     return [
         printable(document["path"]),
         f"  steps: {counts}   {size}   {_latest_text(document)}",
+        *(f"  {line}" for line in behind_text(document["behind"])),
         *([f"  … {hidden:,} earlier; --all shows them"] if hidden else []),
         *(f"  {line}" for line in body),
         *_notes(document),
@@ -176,10 +191,11 @@ def _step_cells(step: Document) -> tuple[str, str, str]:
         parts.append(codecs)
     if step["repaired"]:
         parts.append("repaired: restore() skips it")
-    return (name, size, cut("   ".join([*parts, *metrics_of(step["metrics"])]), FIGURE_WIDTH))
+    room = max(screen_size()[0] - 2 - width_of(name) - width_of(size) - 4, FIGURE_WIDTH // 2)
+    return (name, size, join_fitting([*parts, *metrics_of(step["metrics"])], room, "   "))
 
 
-def metrics_of(metrics: Document) -> Iterator[str]:
+def metrics_of(metrics: Document, digits: int = 6) -> Iterator[str]:
     """Show each metric of a step: its name and number."""
     for name, number in decode_value(metrics).items():
-        yield f"{cut(printable(name), FIGURE_WIDTH // 2)} {number:g}"
+        yield f"{cut(printable(name), FIGURE_WIDTH // 2)} {number:.{digits}g}"

@@ -9,25 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
-
-from .text import show_bytes
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from .. import SaveHandle
 
 PATIENCE_S = 2.0  # what ends before needs no bar
 REDRAW_S = 0.1
-
-
-class Bar(Protocol):
-    """Something that draws how far a task has come."""
-
-    def draw(self, done_bytes: int) -> None:
-        """Show the state."""
-
-    def erase(self) -> None:
-        """Leave the terminal as it was."""
 
 
 class Progress:
@@ -71,7 +59,7 @@ class Progress:
             return
         self._next_draw_s = now_s + REDRAW_S
         if self._bar is None:
-            self._bar = _new_bar(self._verb, self._total_bytes, self._stream)
+            self._bar = Bar(self._verb, self._total_bytes, self._stream)
         # Reads are rounded to pages and gaps: a little more may be read than there is.
         self._bar.draw(min(self._done_bytes, self._total_bytes))
 
@@ -103,37 +91,8 @@ def watch(handle: "SaveHandle", *, stream: TextIO | None = None) -> Iterator[Non
         thread.join()
 
 
-def _new_bar(verb: str, total_bytes: int, stream: TextIO) -> Bar:
-    try:
-        return _RichBar(verb, total_bytes, stream)
-    except ImportError:
-        return PlainBar(verb, total_bytes, stream)
-
-
-class PlainBar:
-    """One line, written over itself."""
-
-    def __init__(self, verb: str, total_bytes: int, stream: TextIO) -> None:
-        self._verb, self._total_bytes, self._stream = verb, total_bytes, stream
-        self._width = 0
-
-    def draw(self, done_bytes: int) -> None:
-        """See `Bar`."""
-        percent = 100 * done_bytes // max(self._total_bytes, 1)
-        size = f"{show_bytes(done_bytes)} of {show_bytes(self._total_bytes)}"
-        line = f"{self._verb} {percent:3d} %  {size}"
-        self._stream.write("\r" + line.ljust(self._width))
-        self._stream.flush()
-        self._width = len(line)
-
-    def erase(self) -> None:
-        """See `Bar`."""
-        self._stream.write("\r" + " " * self._width + "\r")
-        self._stream.flush()
-
-
-class _RichBar:
-    """A bar with speed and remaining time, where rich is installed."""
+class Bar:
+    """A bar with speed and remaining time."""
 
     def __init__(self, verb: str, total_bytes: int, stream: TextIO) -> None:
         from rich.console import Console
@@ -159,9 +118,9 @@ class _RichBar:
         self._progress.start()
 
     def draw(self, done_bytes: int) -> None:
-        """See `Bar`."""
+        """Show the state."""
         self._progress.update(self._task, completed=done_bytes)
 
     def erase(self) -> None:
-        """See `Bar`."""
+        """Leave the terminal as it was."""
         self._progress.stop()

@@ -84,17 +84,18 @@ def _recompressed(
     codec: str, done: list[Place], kept: list[Place], damaged: list[Document]
 ) -> Document:
     every = sorted([*done, *kept], key=lambda place: place[1])
-    steps = [
+    steps: list[Document] = [
         {
             "path": open_store(there).location,
             "from_bytes": _files(here),
             "to_bytes": _files(there),
+            "size_bytes": elements_bytes(there),
             "kept": (here, there) in kept,
             "codecs": list(open(there).codecs),
         }
         for here, there in every
     ]
-    total = sum(elements_bytes(there) for _, there in every)
+    total = sum(step["size_bytes"] for step in steps)
     return {"codec": codec, "size_bytes": total, "checkpoints": steps, "damaged": damaged}
 
 
@@ -117,7 +118,8 @@ def render_recompress(document: Document) -> list[str]:
     """Say what was written, a line for each checkpoint and one for all."""
     found = document["checkpoints"]
     lines = [
-        f"{printable(c['path'])}: {show_bytes(c['from_bytes'])} → {show_bytes(c['to_bytes'])}"
+        f"{printable(c['path'])}: {show_bytes(c['from_bytes'])} → {show_bytes(c['to_bytes'])}, "
+        f"{_smaller(c['size_bytes'], c['to_bytes'])}"
         + (f", was there already ({', '.join(c['codecs'])})" if c["kept"] else "")
         for c in found
     ]
@@ -126,8 +128,14 @@ def render_recompress(document: Document) -> list[str]:
         for d in document["damaged"]
     ]
     after = sum(c["to_bytes"] for c in found)
-    ratio = document["size_bytes"] / after if after else 0.0
-    return [*lines, f"{show_bytes(after)} in all, {ratio:.2f}x smaller than the elements"]
+    total = _smaller(document["size_bytes"], after)
+    return [*lines, f"{show_bytes(after)} in all, {total} than the elements"]
+
+
+def _smaller(size_bytes: int, stored_bytes: int) -> str:
+    """Show how many times smaller than its elements something is, as `bench --codecs` does."""
+    ratio = size_bytes / stored_bytes if stored_bytes else 0.0
+    return f"{ratio:.2f}x smaller" if ratio >= 1.005 else "no smaller"
 
 
 def render_rebase(document: Document) -> list[str]:

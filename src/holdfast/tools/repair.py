@@ -66,12 +66,32 @@ def render(document: Document) -> list[str]:
     """Say what was found, a few lines for each checkpoint that is not whole."""
     lines = [line for found in document["checkpoints"] for line in _render_one(found)]
     if document["run"]:
+        lines += _first(document)
         newest = document["newest_good"]
         good = sum(found["state"] == "good" for found in document["checkpoints"])
         lines.append(
             f"{good:,} of {show_count(len(document['checkpoints']), 'step')} good; "
             + (f"newest good: {printable(newest)}" if newest else "none is good")
         )
+    return lines
+
+
+def _first(document: Document) -> list[str]:
+    """Say which steps to rebuild first: the bases that have lost no more than their MANIFEST."""
+    lines, checkpoints = [], document["checkpoints"]
+    for base in (found["path"] for found in checkpoints if found["state"] == "rebuildable"):
+        needy = [
+            found
+            for found in checkpoints
+            if found["path"] != base and any(d["where"] == base for d in found["damage"])
+        ]
+        if needy:
+            where, again = printable(base), printable(document["path"])
+            lines.append(
+                f"first run 'holdfast repair {where} --write': without it "
+                f"{show_count(len(needy), 'other step')} cannot be read. "
+                f"Then run 'holdfast repair {again}' again"
+            )
     return lines
 
 

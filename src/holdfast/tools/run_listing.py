@@ -25,6 +25,7 @@ class Step:
         committed: whether it has a MANIFEST, or cannot be looked at.
         disk_bytes: of everything in it that a save may have written.
         foreign: the names in it, where none of them is holdfast's.
+        is_gone: whether it was deleted from a store of objects, which keeps its place for a while.
     """
 
     name: str
@@ -32,15 +33,21 @@ class Step:
     committed: bool
     disk_bytes: int
     foreign: tuple[str, ...] = ()
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunListing:
-    """A directory of steps; ``latest`` is what its LATEST says, or None without one."""
+    """A directory of steps; ``latest`` is what its LATEST says, or None without one.
+
+    Attributes:
+        earlier: how many steps before these were not looked at.
+    """
 
     location: str
     steps: tuple[Step, ...]
     latest: str | None
+    earlier: int = 0
 
     @property
     def committed(self) -> list[Step]:
@@ -53,11 +60,14 @@ class RunListing:
         return [step for step in self.steps if step.committed or step.name == self.latest]
 
 
-def find_run(path: str | os.PathLike[str]) -> RunListing | None:
+def find_run(path: str | os.PathLike[str], newest: int | None = None) -> RunListing | None:
     """Return the run at ``path``, or None when there are no steps or it is a checkpoint itself.
 
     Programs that save through DCP name directories as they like: where none is named ``step-*``,
     all checkpoints are steps.
+
+    Args:
+        newest: look at no more steps than so many of the newest; default: at all.
 
     Raises:
         OptionError: ``path`` is no path.
@@ -66,17 +76,27 @@ def find_run(path: str | os.PathLike[str]) -> RunListing | None:
     if store.exists(spec.MANIFEST_NAME):
         return None
     try:
-        entries = store.list()
+        names = run_names(store)
     except StoreError:
         return None  # opening it as a checkpoint says why
-    directories = [e.name for e in entries if e.kind == "directory"]
-    names = [name for name in directories if name.startswith(STEP_PREFIX)]
-    if not names:
-        names = [name for name in directories if _is_checkpoint(store, name)]
     if not names:
         return None
-    steps = tuple(_step(store, name) for name in sorted(names, key=_order))
-    return RunListing(store.location, steps, _latest(store))
+    shown = names[-newest:] if newest is not None else names
+    steps = tuple(step for name in shown if not (step := look_at(store, name)).is_gone)
+    return RunListing(store.location, steps, _latest(store), len(names) - len(shown))
+
+
+def run_names(store: Store) -> list[str]:
+    """List the names of the steps of a run, in their order; none: it is no run.
+
+    Raises:
+        StoreError: it cannot be listed.
+    """
+    directories = [e.name for e in store.list() if e.kind == "directory"]
+    names = [name for name in directories if name.startswith(STEP_PREFIX)]
+    if not names:
+        names = [name for name in directories if is_checkpoint(store, name)]
+    return sorted(names, key=_order)
 
 
 def disk_bytes(store: Store, name: str) -> int:
@@ -93,32 +113,36 @@ def disk_bytes(store: Store, name: str) -> int:
     return total
 
 
-def _step(store: Store, name: str) -> Step:
+def look_at(store: Store, name: str) -> Step:
+    """Look at the directory of a step, without opening the step."""
     try:
         committed = store.exists(f"{name}/{spec.MANIFEST_NAME}")
     except StoreError:
         committed = True  # for all that is known; who opens it says why it cannot be read
-    names = [] if committed else _names(store, name)
+    listed = None if committed else _names(store, name)
+    names = listed or []
     # Without MANIFEST `.metadata` is DCP's, and of the drop-in's marker there is nothing to say.
     others = [n for n in names if is_foreign(n) or n == DCP_METADATA_NAME]
     foreign = tuple(names) if len(others) == len(names) else ()
-    return Step(name, f"{store.location}/{name}", committed, disk_bytes(store, name), foreign)
+    is_gone = listed == [] and not store.can_link  # what cannot be listed is shown
+    size = disk_bytes(store, name)
+    return Step(name, f"{store.location}/{name}", committed, size, foreign, is_gone)
 
 
-def _is_checkpoint(store: Store, name: str) -> bool:
+def is_checkpoint(store: Store, name: str) -> bool:
     """Whether a directory is a committed checkpoint, of holdfast or of DCP."""
     try:
         files = (spec.MANIFEST_NAME, DCP_METADATA_NAME)
-        return any(store.exists(f"{name}/{file}") for file in files)
+        return any(store.exists(f"{name}/{file}" if name else file) for file in files)
     except StoreError:
         return False
 
 
-def _names(store: Store, name: str) -> list[str]:
+def _names(store: Store, name: str) -> list[str] | None:
     try:
         return sorted(entry.name for entry in store.list(name))
     except StoreError:
-        return []
+        return None
 
 
 def _order(name: str) -> tuple[float, str]:

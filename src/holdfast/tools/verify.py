@@ -17,7 +17,7 @@ from ..errors import (
 )
 from ..format import spec
 from ..format.header import REPAIRED
-from ..format.names import some
+from ..format.names import names_of_dcp, some
 from ..stores.url import open_store
 from .progress import Progress
 from .run_listing import RunListing, disk_bytes, find_run
@@ -25,6 +25,10 @@ from .text import printable, repaired_advice, show_bytes, show_count
 
 Document = dict[str, Any]
 BOXES_SHOWN_MAX = 3  # of a tensor; --json has all
+NOT_CHECKED = {
+    "no MANIFEST": "without MANIFEST, which a save is writing or has left",
+    "dcp": "that PyTorch DCP wrote",
+}
 Signers = Sequence[str] | None
 
 
@@ -62,7 +66,18 @@ def verify(
             f"{run.location} has {show_count(len(run.steps), 'step')}, none of them committed; "
             "give a run with checkpoints"
         )
-    return _document(run.location, found, deep=deep, strict=strict)
+    document = _document(run.location, found, deep=deep, strict=strict)
+    return document | {"unchecked": _unchecked(run)}
+
+
+def _unchecked(run: RunListing) -> list[Document]:
+    """Name the steps that are not checked, and say why."""
+    checked = {step.name for step in run.checked}
+    return [
+        {"name": step.name, "why": "dcp" if names_of_dcp(step.foreign) else "no MANIFEST"}
+        for step in run.steps
+        if step.name not in checked
+    ]
 
 
 def _verify_steps(run: RunListing, *, deep: bool, keys: Signers) -> list[Document]:
@@ -118,6 +133,10 @@ def render(document: Document) -> list[str]:
         if found["foreign"] and (found["damage"] or found["good"]):
             unsigned = "not checked, and not signed" if found["signer"] else "not checked"
             lines.append(f"     {_foreign(found)}, {unsigned}")
+    for why, text in NOT_CHECKED.items():
+        steps = [printable(one["name"]) for one in document["unchecked"] if one["why"] == why]
+        if steps:
+            lines.append(f"not checked: {show_count(len(steps), 'step')} {text}: {some(steps)}")
     if any(found["damage"] for found in document["checkpoints"]):
         lines.append(what_is_left(printable(document["path"])))
     return lines
@@ -222,4 +241,11 @@ def _document(location: str, found: list[Document], *, deep: bool, strict: bool)
     for one in found if strict else ():
         one["good"] = one["good"] and not one["foreign"]
     good = all(f["good"] for f in found)
-    return {"path": location, "good": good, "deep": deep, "strict": strict, "checkpoints": found}
+    return {
+        "path": location,
+        "good": good,
+        "deep": deep,
+        "strict": strict,
+        "checkpoints": found,
+        "unchecked": [],
+    }

@@ -1,4 +1,4 @@
-"""A training loop of accelerate: DDP or FSDP2, checkpoints that accelerate names and numbers.
+"""A training loop of accelerate: DDP, FSDP2 or FSDP1, with checkpoints that accelerate numbers.
 
 ``accelerate_program.py SETTINGS``: `native.Start` as JSON.
 """
@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import ProjectConfiguration
 from cpu import shard_on_cpu
+from flat_cpu import flatten_on_cpu
 from results import finish_whole, say_step
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -42,9 +43,11 @@ def accelerator_of(settings: dict[str, Any]) -> Accelerator:
     given: dict[str, Any] = {"cpu": True, "step_scheduler_with_optimizer": False}
     if "fsdp" in settings["kind"] and settings["ranks"] > 1:
         shard_on_cpu()
+        flatten_on_cpu()
         given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
+            fsdp_version=1 if "fsdp1" in settings["kind"] else 2,
             state_dict_type="SHARDED_STATE_DICT",
+            sync_module_states=False,
             auto_wrap_policy="size_based_wrap",
             min_num_params=10,
             cpu_ram_efficient_loading=False,
@@ -62,6 +65,8 @@ def main(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     dropout = torch.nn.Dropout(0.0 if settings["kind"].endswith("exact") else 0.1)
     net: Any = torch.nn.Sequential(torch.nn.Linear(16, 610), dropout, torch.nn.Linear(610, 16))
+    if "fsdp1" in settings["kind"]:  # which makes other parameters of them
+        net = accelerator.prepare(net)
     optimizer: Any = torch.optim.AdamW(net.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)
     rows = torch.randn(BATCH * STEPS, 16, generator=torch.Generator().manual_seed(3))

@@ -168,6 +168,16 @@ def test_what_differs_is_refused_with_names(tmp_path: Path) -> None:
         Program(tmp_path).accelerator.load_state(str(place))
 
 
+def test_only_one_integration_is_active(installed: adapter.Hook) -> None:
+    stock = Accelerator.save_state
+    with pytest.raises(OptionError, match="accelerate, which is active, and accelerate"):
+        adapter.install("accelerate")
+    assert Accelerator.save_state is stock
+    installed.remove()
+    assert Accelerator.save_state.__module__ == "accelerate.accelerator"
+    assert Accelerator.save_state is not stock
+
+
 def test_a_checkpoint_of_accelerate_itself_is_loaded(
     tmp_path: Path, installed: adapter.Hook
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import holdfast
-from holdfast.errors import MismatchError
+from holdfast.errors import MismatchError, OptionError
 from holdfast.integrations import adapter
 from holdfast.integrations import fabric as fabrics
 from holdfast.integrations.lightning import HoldfastCheckpointIO, HoldfastSingleDeviceStrategy
@@ -95,6 +95,40 @@ def test_a_checkpoint_of_another_framework_is_refused(tmp_path: Path) -> None:
     holdfast.save({"model": Net(), **adapter.mark("transformers", "5.23.0")}, tmp_path / "a")
     with pytest.raises(MismatchError, match=r"saved by transformers 5\.23\.0; lightning cannot"):
         train(tmp_path / "ours", "strategy", STEPS, str(tmp_path / "a"))
+
+    holdfast.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "plain")
+    fabric = lightning.Fabric(strategy=fabrics.HoldfastSingleDeviceStrategy(device="cpu"))
+    for name, by in (("a", r"transformers 5\.23\.0"), ("plain", "a program without a framework")):
+        with pytest.raises(MismatchError, match=f"saved by {by}; lightning cannot"):
+            train(tmp_path / "ours", "io", STEPS, str(tmp_path / name))
+        with pytest.raises(MismatchError, match=f"saved by {by}; lightning cannot"):
+            fabric.load(tmp_path / name, {"model": torch.nn.Linear(2, 2)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_model_is_refused_with_names(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, kind, 2)
+    place, net = str(tmp_path / "step=2.ckpt"), Net.__init__
+
+    def wider(self: Any, seed: int = 0) -> None:
+        net(self, seed)
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Linear(9, 4))
+
+    monkeypatch.setattr(Net, "__init__", wider)
+    with pytest.raises((MismatchError, RuntimeError), match=r"net\.[012]\.weight"):
+        train(tmp_path, kind, 4, place)
+
+
+def test_two_integrations_at_once_are_refused() -> None:
+    both = {"plugins": [HoldfastCheckpointIO()]}
+    with pytest.raises(OptionError, match="HoldfastSingleDeviceStrategy and HoldfastCheckpointIO"):
+        lightning.Trainer(strategy=HoldfastSingleDeviceStrategy(device="cpu"), **both)
+    with pytest.raises(OptionError, match="HoldfastSingleDeviceStrategy and HoldfastCheckpointIO"):
+        lightning.Fabric(strategy=fabrics.HoldfastSingleDeviceStrategy(device="cpu"), **both)
+    with pytest.raises(OptionError, match="Leave HoldfastCheckpointIO out"):
+        HoldfastSingleDeviceStrategy(device="cpu", checkpoint_io=HoldfastCheckpointIO())
 
 
 def test_fabric_loads_its_own_checkpoints_and_ours(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue  # noqa: E402
 
 import holdfast  # noqa: E402
-from holdfast.errors import HoldfastError, OptionError, StateError  # noqa: E402
-from holdfast.integrations.adapter import install  # noqa: E402
+from holdfast.errors import HoldfastError, MismatchError, OptionError, StateError  # noqa: E402
+from holdfast.integrations.adapter import install, mark  # noqa: E402
 
 
 class Kind(enum.Enum):
@@ -157,6 +157,26 @@ def test_without_the_hook_megatron_names_the_backend_that_it_lacks(
     hook.remove()
     with pytest.raises(CheckpointingException, match=r"load_sharded.*'holdfast'"):
         checkpointing.load(state_of(0), place)
+
+
+def test_only_one_integration_is_active(hook: Any) -> None:
+    with pytest.raises(OptionError, match="megatron, which is active, and megatron"):
+        install("megatron", pickles=True)
+
+
+def test_a_checkpoint_of_another_framework_is_refused(tmp_path: Path) -> None:
+    checkpointing.save(state_of(), place := place_in(tmp_path))
+    other = {"model": torch.nn.Linear(2, 2), **mark("lightning", "2.6.6")}
+    holdfast.save(other, f"{place}/holdfast", replace=True)
+    with pytest.raises(MismatchError, match=r"saved by lightning 2\.6\.6; megatron cannot"):
+        checkpointing.load(state_of(0), place)
+
+
+def test_a_changed_model_is_refused_with_its_name(tmp_path: Path) -> None:
+    checkpointing.save(state_of(), place := place_in(tmp_path))
+    changed = state_of(0) | {"model": {"w": tensor("w", torch.zeros(8, 5))}}
+    with pytest.raises((MismatchError, CheckpointingException), match=r"\bw\b"):
+        checkpointing.load(changed, place)
 
 
 def test_tensors_cannot_be_taken_out_of_a_checkpoint(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from torchtitan.models.llama3 import model_registry
 
 import holdfast
 from holdfast.errors import MismatchError
+from holdfast.integrations import adapter
 from holdfast.integrations.torchtitan import HoldfastManager
 
 GROUP = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-3})
@@ -41,9 +42,15 @@ def ranks() -> Iterator[None]:
 class Program:
     """The smallest Llama, whose last step is saved by a manager."""
 
-    def __init__(self, root: Path, kind: Any, *, seed: int = 0, **given: Any) -> None:
+    def __init__(
+        self, root: Path, kind: Any, *, seed: int = 0, wider: bool = False, **given: Any
+    ) -> None:
         spec = model_registry("debugmodel", attn_backend="flex")
         self.model = spec.model.build()
+        if wider:
+            weight = self.model.tok_embeddings.weight
+            rows = torch.zeros(len(weight) + 1, *weight.shape[1:])
+            self.model.tok_embeddings.weight = torch.nn.Parameter(rows)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for value in self.model.parameters():
@@ -168,3 +175,16 @@ def test_the_weights_alone_begin_another_run_and_resume_none(tmp_path: Path, dty
         assert torch.equal(one.to(getattr(torch, dtype)).to(two.dtype), two)
     older = Program(tmp_path / "a", HoldfastManager, seed=1)
     assert older.manager.load(step=LAST - 1)
+
+
+def test_a_checkpoint_of_another_framework_is_refused(tmp_path: Path) -> None:
+    state = {"model": torch.nn.Linear(2, 2), **adapter.mark("lightning", "2.6.6")}
+    holdfast.save(state, tmp_path / "step-3")
+    with pytest.raises(MismatchError, match=r"saved by lightning 2\.6\.6; torchtitan cannot"):
+        Program(tmp_path, HoldfastManager).manager.load()
+
+
+def test_a_changed_model_is_refused_with_names(tmp_path: Path) -> None:
+    Program(tmp_path, HoldfastManager).train()
+    with pytest.raises(MismatchError, match=r"tok_embeddings\.weight"):
+        Program(tmp_path, HoldfastManager, wider=True).manager.load(step=LAST - 1)

@@ -1,6 +1,7 @@
 """A Trainer of Lightning with strategies and plugins of Lightning's, or of holdfast.
 
-``lightning_native.py CHECKPOINTS RESULT KIND STOCK|HOLDFAST DROPOUT``; KIND is mp, ddp or io. The
+``lightning_native.py CHECKPOINTS RESULT KIND STOCK|HOLDFAST DROPOUT``; KIND is mp, ddp, fsdp1
+or io. The
 global batch is the same on any number of ranks.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import lightning
 import torch
+from flat_cpu import flatten_on_cpu
 from lightning.pytorch import strategies
 from lightning.pytorch.callbacks import ModelCheckpoint
 from results import finish, say_step
@@ -81,13 +83,21 @@ class Model(lightning.LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Flat(strategies.FSDPStrategy):  # type: ignore[misc]
+    """Lightning's own strategy, which it refuses by its very type where there is no GPU."""
+
+
 def arguments(kind: str, *, routed: bool) -> dict[str, Any]:
     """Return what the Trainer is given: the lines that differ."""
     sizes: dict[str, Any] = {"data_parallel_size": RANKS, "tensor_parallel_size": 1}
     gloo = {"process_group_backend": "gloo"}
+    if kind == "fsdp1":
+        flatten_on_cpu()
     if not routed:
         if kind == "io":
             return {}
+        if kind == "fsdp1":
+            return {"strategy": Flat(**gloo, state_dict_type="sharded")}
         if kind == "ddp":
             return {"strategy": strategies.DDPStrategy(**gloo)}
         return {"strategy": strategies.ModelParallelStrategy(**sizes, **gloo)}
@@ -98,6 +108,8 @@ def arguments(kind: str, *, routed: bool) -> dict[str, Any]:
             "plugins": [ours.HoldfastCheckpointIO()],
             "callbacks": [ours.HoldfastRandomState()],
         }
+    if kind == "fsdp1":
+        return {"strategy": ours.HoldfastFSDPStrategy(**gloo)}
     if kind == "ddp":
         return {"strategy": ours.HoldfastDDPStrategy(**gloo)}
     stage = os.environ.get("STAGE", "eager")

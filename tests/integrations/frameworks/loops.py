@@ -58,6 +58,7 @@ NATIVES = {
     "lightning": Native("lightning_native.py", "mp", sizes=RESIZED, fills=True),
     "lightning-lazy": Native("lightning_native.py", "mp", more=(("STAGE", "lazy"),)),
     "lightning-ddp": Native("lightning_native.py", "ddp", sizes=((2, 1),)),
+    "lightning-fsdp1": Native("lightning_native.py", "fsdp1", sizes=((2, 1),)),
     "lightning-io": Native("lightning_native.py", "io", ranks=1, fills=True),
     "fabric": Native("fabric_native.py", "mp", sizes=RESIZED, fills=True),
     "torchtitan": Native("torchtitan_native.py", "own", fills=True),

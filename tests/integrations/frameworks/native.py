@@ -110,6 +110,11 @@ PROGRAMS = {
         full_disk=True,
     ),
     "trainer-fsdp2": Program(HF, "FSDP2, `HoldfastTrainer`", *TRAINER, "fsdp", "class"),
+    "trainer-fsdp1": Program(
+        *(HF, 'FSDP1, `install("transformers")`', *TRAINER, "fsdp1-exact", "install"),
+        kills=(2,),
+        moves=((2, 1),),
+    ),
     "trainer-lora": Program(
         *(("transformers", "peft"), "LoRA with FSDP2", *TRAINER, "fsdp-lora", "class"), kills=(2,)
     ),
@@ -135,6 +140,7 @@ PROGRAMS = {
     ),
     "accelerate-ddp": _accelerate("DDP", "ddp", full_disk=True),
     "accelerate-fsdp2": _accelerate("FSDP2", "fsdp"),
+    "accelerate-fsdp1": _accelerate("FSDP1", "fsdp1-exact", kills=(2,), moves=((2, 1),)),
     "accelerate-moves": _accelerate(
         "FSDP2, on another number of ranks", "fsdp-exact", kills=(), moves=((2, 1), (1, 3))
     ),
@@ -360,16 +366,16 @@ def page_of(name: str) -> Page:
 
 def table(page: str) -> str:
     """Return the table of a page."""
-    lines = ["| versions | program | killed | beside the framework alone, not killed |"]
+    lines = ["| versions | program | killed | compared with the framework alone, not killed |"]
     lines.append("|---|---|---|---|")
     for program in (each for each in PROGRAMS.values() if each.page == page):
         versions = ", ".join(f"{package} {pinned()[package]}" for package in program.versions)
         kills = f"in {len(program.kills) or 1} save{'s' * (len(program.kills) > 1)}"
         moves = "; ".join(f"{one} → {other} ranks" for one, other in program.moves)
-        near = f"{moves}: weights to {TOLERANCE:g}"
-        full = "; trains on with a full disk" if program.full_disk else ""
-        said = f"{'the same bits' if program.kills else near}{full}"
-        lines.append(f"| {versions} | {program.does} | {kills} | {said} |")
+        said = ["the same bits"] * bool(program.kills)
+        said += [f"{moves}: weights to {TOLERANCE:g}"] * bool(moves)
+        said += ["trains on with a full disk"] * program.full_disk
+        lines.append(f"| {versions} | {program.does} | {kills} | {'; '.join(said)} |")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 def say_step(step: int) -> None:
@@ -19,13 +20,25 @@ def say_step(step: int) -> None:
 def digest_of(module: torch.nn.Module, optimizers: Iterable[Any]) -> str:
     """Return the digest of every bit that this rank holds of parameters, buffers and moments."""
     digest = hashlib.sha256()
-    for name, value in module.state_dict().items():
+    for name, value in tensors_of(module).items():
         _add(digest, name, value)
     for optimizer in optimizers:
         for number, state in optimizer.state_dict()["state"].items():
             for key, value in sorted(state.items()):
                 _add(digest, f"{number}.{key}", value)
     return digest.hexdigest()
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the tensors of a module by name; whole where FSDP1 has made its parameters flat."""
+    parts = (
+        module.modules() if isinstance(module, torch.nn.Module) else ()
+    )  # Megatron's are several
+    if not any(isinstance(part, FullyShardedDataParallel) for part in parts):
+        return dict(module.state_dict())
+    with FullyShardedDataParallel.summon_full_params(module, writeback=False):
+        named = [(name, value.detach().clone()) for name, value in module.named_parameters()]
+    return {name.replace("_fsdp_wrapped_module.", ""): value for name, value in named}
 
 
 def _add(digest: Any, name: str, value: Any) -> None:
@@ -58,7 +71,7 @@ def finish_whole(
     """Write what `finish` does, and every parameter whole, for other numbers of ranks."""
     os.environ.setdefault("RANK", "0")
     finish(result, losses, module, optimizers)
-    named = module.state_dict().items()
+    named = tensors_of(module).items()
     whole = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in named}
     if os.environ["RANK"] == "0":
         cpu = {name: value.detach().cpu().clone() for name, value in whole.items()}

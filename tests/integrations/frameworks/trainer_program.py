@@ -1,4 +1,4 @@
-"""A Trainer of transformers: DDP, FSDP2 or DeepSpeed, or adapters; by itself or with holdfast.
+"""A Trainer of transformers: DDP, FSDP2, FSDP1 or DeepSpeed, or adapters; alone or with holdfast.
 
 ``trainer_program.py SETTINGS``: `native.Start` as JSON.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from cpu import drive_on_cpu, shard_on_cpu
+from flat_cpu import flatten_on_cpu
 from results import finish_whole, say_step
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -98,9 +99,10 @@ def main(settings: dict[str, Any]) -> None:
     sharded = {
         "fsdp": "full_shard auto_wrap",
         "fsdp_config": {
-            "version": 2,
+            "version": 1 if "fsdp1" in kind else 2,
             "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
             "state_dict_type": "SHARDED_STATE_DICT",
+            "sync_module_states": False,
         },
     }
     if kind.startswith("zero"):
@@ -124,6 +126,7 @@ def main(settings: dict[str, Any]) -> None:
     arguments.device  # noqa: B018  makes accelerate's state, which `shard_on_cpu` changes
     if "fsdp" in kind and ranks > 1:
         shard_on_cpu()
+        flatten_on_cpu()
     base = Trainer
     if ours == "class":
         from holdfast.integrations.transformers import HoldfastTrainer as base

@@ -9,8 +9,10 @@ left. Readers do not look at the name (docs/format.md §1).
 """
 
 import contextlib
+import errno
 import json
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from ... import __version__
@@ -77,12 +79,21 @@ def hear(store: Store, rank: int, given: Word | None = None) -> Word:
     return word
 
 
-def check_stands(store: Store, word: Word, rank: int) -> None:
+@contextlib.contextmanager
+def standing(store: Store, word: Word, rank: int) -> Iterator[None]:
     """Check, when this rank has written its share, that no other has failed by then.
+
+    Who fails removes the files of all. A rank that misses its own then tells why.
 
     Raises:
         PeerError: one has, or another save of the same path has begun.
     """
+    try:
+        yield
+    except StoreError as error:
+        if error.errno != errno.ENOENT or hear(store, rank) == word:
+            raise
+        raise _another_save(store) from error
     if hear(store, rank) != word:
         raise _another_save(store)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ...convert.dcp_paths import PICKLED, path_of
+from ...convert.torch_archive import plain_value
 from ...engine.commit import check_absent, commit
 from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
@@ -34,7 +36,7 @@ from ...engine.pool import lease
 from ...engine.registry import RAW
 from ...engine.replace import check_replaceable, commit_over, remove_replaced
 from ...engine.write_pipeline import write_shards
-from ...errors import AlreadyCommittedError, OptionError, StateError
+from ...errors import AlreadyCommittedError, CorruptError, OptionError, StateError
 from ...format.names import DCP_METADATA_NAME, names_of_dcp
 from ...format.rows import written_in
 from ...layout import Box, Path, Shard, size_of
@@ -50,7 +52,7 @@ from .healing import heal
 from .names import stored_in
 from .place import Call, Placed
 from .plan import WrittenShare, header_of, join, pieces_of
-from .word import Word, check_stands, end, give, hear, take_back
+from .word import Word, end, give, hear, standing, take_back
 
 logger = logging.getLogger("holdfast")
 
@@ -64,7 +66,7 @@ class _Save(Call):
 
 
 class HoldfastWriter(Placed, StorageWriter):
-    """Writes what DCP saves as a holdfast checkpoint: committed in one step, durable, never torn.
+    """Writes what DCP saves as a holdfast checkpoint: durable, and committed in one atomic step.
 
     Every planner's plan is taken as it is. Also an ``AsyncStager``: `dcp.async_save` copies the
     state to host memory with it, again for each save, before it returns. DCP calls its methods.
@@ -171,8 +173,8 @@ class HoldfastWriter(Placed, StorageWriter):
         store, rank = self._call.store or open_store(self._call.path), self._call.rank
         word = hear(store, rank, self._call.word)
         try:
-            share = self._write(store, word, plan, planner)
-            check_stands(store, word, rank)
+            with standing(store, word, rank):
+                share = self._write(store, word, plan, planner)
         except BaseException:
             take_back(store, word)
             raise
@@ -319,6 +321,8 @@ def _value_of(item: WriteItem, planner: SavePlanner) -> Any:
     try:
         return torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
+        with suppress(CorruptError, OptionError, StateError):
+            return plain_value(data, item.index.fqn)
         named = re.search(r"GLOBAL (\S+)", str(error))  # of torch's text, which is for programmers
         kind = f"the type {named[1]}" if named else "a type"
         raise StateError(f"{item.index.fqn} is of {kind}, which needs a pickle") from error

@@ -1,0 +1,85 @@
+"""How a Checkpointer ends: it waits, saves in an emergency, and lets go of what runs beside."""
+
+import contextlib
+import logging
+import time
+import weakref
+from abc import ABC
+from typing import Any
+
+from .. import worker
+from ..errors import PeerError, writable
+from ..group.phase import Poll
+from .emergency import Beside, meet, release
+from .rewind import Rewind
+from .schedule import Schedule
+from .signals import SignalWatch
+
+logger = logging.getLogger("holdfast")
+
+
+class Leaving(Rewind, ABC):
+    """See `holdfast.Checkpointer`."""
+
+    _schedule: Schedule
+    _signals: SignalWatch
+    _poll: Poll | None
+    _beside: tuple[Beside, ...]
+    _deadline_s: float
+    _drain_s: float
+    _meeting: int
+    _closed: bool
+    _release: "weakref.finalize[..., Any]"
+
+    def _leave(self, error: BaseException) -> None:
+        """Wait, and save in an emergency, while an exception is under way."""
+        reason = writable(f"{type(error).__name__}: {error}")
+        logger.info("training ends with %s", reason)  # it is raised when the waiting is over
+        try:
+            self._saver.wait()
+        except Exception as failure:  # whatever it is: the user's own comes first
+            logger.error("the save in flight failed: %s", failure)
+        self._save_in_emergency(error, reason)
+        try:
+            if self._tiers is not None and isinstance(error, KeyboardInterrupt):
+                self._tiers.say_left()
+            elif self._tiers is not None:
+                self._tiers.drain_alone(min(self._drain_s, self._schedule.left_s))
+        except Exception as failure:
+            logger.error("%s", failure)
+
+    def _save_in_emergency(self, error: BaseException, reason: str) -> None:
+        if self._last is None or isinstance(error, GeneratorExit):
+            return
+        if self._last.step is not None and self._last.step == self._saver.saved_step:
+            return
+        try:
+            step, state = meet(self._ranks, self._meeting, self._last)
+            deadline = time.monotonic() + self._deadline_s
+            ranks = self._ranks.background(f"emergency/{self._meeting}/save", deadline)
+            self._saver.save_with(ranks, step, state, self._saver.completed(None))
+            logger.warning("saved step %d in an emergency, after %s", step, reason)
+        except Exception as failure:
+            logger.error("no emergency save: %s: %s", type(failure).__name__, failure)
+
+    def _finish(self) -> None:
+        if self._poll is not None:
+            with contextlib.suppress(PeerError):  # training's own collectives say it better
+                self._poll.close()
+        self._saver.wait()
+        if self._tiers is not None:
+            self._tiers.drain(min(self._drain_s, self._schedule.left_s))
+
+    def _end(self) -> None:
+        self._closed = True
+        self._poll = None
+        try:
+            self._release()
+        finally:
+            # If an interrupt came before the end of it.
+            release(self._signals, self._last, *self._beside)
+
+    def _deliver(self) -> None:
+        """Let observers see what they were told, and the rest end, for a bounded time."""
+        for one in reversed(self._beside):  # an upload may still tell of its end
+            worker.run(one.close)

@@ -1,0 +1,62 @@
+"""Reads and writes what a local run says of itself: see `format/local_mark.py`."""
+
+import os
+from collections.abc import Iterable
+
+from ..errors import OptionError, StoreError
+from ..format.local_mark import (
+    JOBS_MAX,
+    MARK_BYTES_MAX,
+    MARK_NAME,
+    LocalMark,
+    decode_store,
+    encode_store,
+    job_name,
+    jobs_in,
+)
+from ..stores.base import Store, list_if_there
+
+PENDING_MARK_PREFIX = ".store-"
+
+
+def read_mark(local: Store) -> LocalMark:
+    """Read what a local run says of itself.
+
+    Raises:
+        OptionError: its file is none of ours.
+        StoreError: it cannot be read.
+    """
+    if not local.exists(MARK_NAME):
+        return LocalMark()
+    store = decode_store(local.get(MARK_NAME, MARK_BYTES_MAX))
+    if store is None:
+        raise OptionError(
+            f"{local.location}/{MARK_NAME} does not say which store this local run belongs to; "
+            "expected what a Checkpointer with local= writes. Give another local directory, or "
+            "delete this one"
+        )
+    return LocalMark(store, jobs_in(entry.name for entry in list_if_there(local) or ()))
+
+
+def write_mark(local: Store, store: str, jobs: Iterable[str]) -> None:
+    """Add jobs, durably, and the store, if none is named yet."""
+    if not local.exists(MARK_NAME):
+        pending = f"{PENDING_MARK_PREFIX}{os.urandom(8).hex()}"
+        local.prepare(pending, encode_store(store))
+        local.replace(pending, MARK_NAME)
+    mine = jobs_in(map(job_name, jobs))  # what an epoch names may be anything
+    for job in sorted(mine):
+        local.claim(job_name(job), b"")
+    local.sync_directory()
+    others = [job_name(job) for job in jobs_in(entry.name for entry in local.list()) - mine]
+    if len(others) > JOBS_MAX:
+        others.sort(key=lambda name: _time_of(local, name))
+        for name in others[:-JOBS_MAX]:
+            local.remove(name)
+
+
+def _time_of(local: Store, name: str) -> float:
+    try:
+        return local.modified_s(name)
+    except StoreError:
+        return 0.0  # another job has just forgotten it

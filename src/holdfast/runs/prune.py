@@ -1,0 +1,155 @@
+"""Delete the steps of a run that a policy does not keep, from outside of a job.
+
+Refuses a run that a job writes to. Else it takes the run's next epoch first, so that a job that was
+frozen meanwhile is refused and cannot save beside the deletion.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..brief import brief
+from ..engine.epochs import epoch_name, epochs_of, held
+from ..errors import BusyError, NotCommittedError, OptionError, StoreError, shown
+from ..format.names import some
+from ..stores.base import Store, list_if_there
+from ..stores.tail import read_head
+from ..stores.url import open_store
+from .check_run import read_progress
+from .directory import Run
+from .retention import Keep
+
+LIVE_S = 300.0  # a job that was silent for longer does not run, or its clock is far off
+_EPOCH_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What `prune` deleted, or would delete.
+
+    Attributes:
+        path: directory of the run.
+        removed: steps that were deleted; with ``dry_run``, that would be.
+        kept: steps that stay.
+        freed_bytes: size of what was removed.
+        dry_run: True if nothing was deleted.
+
+    Example:
+        ``print(holdfast.prune("runs/a", holdfast.Keep.latest(3)).removed)``
+    """
+
+    path: str
+    removed: tuple[int, ...]
+    kept: tuple[int, ...]
+    freed_bytes: int
+    dry_run: bool
+
+    __repr__ = brief
+
+
+def prune(path: str | os.PathLike[str], keep: Keep, *, dry_run: bool = True) -> Pruned:
+    """Delete the steps of a run that a policy does not keep.
+
+    The newest step stays, and so do the bases of delta checkpoints that stay. A step that cannot be
+    read stays too, with all before it that it may need.
+
+    Args:
+        path: directory of the run.
+        keep: the policy, as for `holdfast.Checkpointer`.
+        dry_run: only say which steps would be deleted. Give False to delete them.
+
+    Returns:
+        The steps that went, or would go, and those that stay.
+
+    Raises:
+        OptionError: an invalid argument, or no step has the metric that the policy needs.
+        NotCommittedError: this is no run, or it has no steps.
+        BusyError: a job runs there.
+        FencedError: a job has begun there meanwhile.
+        StoreError: the disk or the network failed.
+
+    Example:
+        ``holdfast.prune("runs/a", holdfast.Keep.latest(3), dry_run=False)``
+    """
+    if not isinstance(keep, Keep):
+        raise OptionError(f"keep is {shown(keep)}; expected a Keep, such as Keep.latest(3)")
+    run, store = Run(path, keep), open_store(path)
+    _check_quiet(store)
+    before = run.steps()
+    if not before:
+        raise NotCommittedError(
+            f"{store.location} has no committed step; give the directory that holds step-00001000 "
+            "and others"
+        )
+    run.fence.look()
+    run.fence.inherits = True
+    doomed = run.doomed(None)
+    _check_metrics(run, keep)
+    sizes = {step: run.disk_bytes(step) for step in doomed}
+    if not dry_run and doomed:
+        run.fence.hold()
+        run.make_room(None)
+        after = run.steps()
+        doomed = [step for step in doomed if step not in after]
+    kept = tuple(step for step in before if step not in doomed)
+    freed_bytes = sum(sizes[step] for step in doomed)
+    return Pruned(store.location, tuple(sorted(doomed)), kept, freed_bytes, dry_run)
+
+
+def _check_metrics(run: Run, keep: Keep) -> None:
+    """Check that some step has what the policy compares: else it would keep next to nothing."""
+    known = run.metric_names()
+    if lacking := sorted(keep.metrics - known):
+        raise OptionError(
+            f"no step of {run.root} has the metric {', '.join(lacking)}, so {keep!r} would delete "
+            f"nearly all of them; found {some(sorted(known)) or 'no metrics'}"
+        )
+
+
+def _check_quiet(store: Store) -> None:
+    names = [entry.name for entry in list_if_there(store) or ()]
+    if (who := _running(store, names)) is not None:
+        raise BusyError(
+            f"{store.location} is in use by {who}; nothing was deleted. Give that job keep=, or "
+            "prune when it has ended"
+        )
+
+
+def _running(store: Store, names: Sequence[str]) -> str | None:
+    """Say which job runs there, as far as can be told; None: none does."""
+    for said in read_progress(store, names):
+        is_fresh = abs(time.time() - said.time_s) < LIVE_S
+        if is_fresh and not _is_dead(said.host, said.pid):
+            return f"process {said.pid} on {said.host}, which said so at step {said.step}"
+    newest = max(epochs_of(store), default=0)
+    if not newest or held.get(store.location) == newest:
+        return None
+    try:
+        found = json.loads(read_head(store, epoch_name(newest), _EPOCH_BYTES_MAX))
+        host, pid, started = str(found["host"]), int(found["pid"]), str(found["started"])
+        began_s = datetime.fromisoformat(started).timestamp()
+    except (StoreError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # it says nothing of a job
+    if host != os.uname().nodename or not 0 < _started_s(pid) <= began_s + 1:
+        return None
+    return f"process {pid} on this machine, which has taken its epoch {newest}"
+
+
+def _is_dead(host: str, pid: int) -> bool:
+    """Whether a process of this machine has ended; of others, nobody can tell."""
+    return host == os.uname().nodename and _started_s(pid) == 0
+
+
+def _started_s(pid: int) -> float:
+    """Return when a process of this machine began, in seconds since 1970; 0: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/stat", encoding="ascii") as file:
+            booted = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0.0
+    return booted + ticks / os.sysconf("SC_CLK_TCK")

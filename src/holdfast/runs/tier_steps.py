@@ -1,0 +1,299 @@
+"""The steps of a run that is on a local disk and in the store behind it: which, where, how read.
+
+Knows ranks and files; saves and uploads are in `tiers.py`.
+"""
+
+import contextlib
+import json
+import logging
+import time
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..engine import epochs
+from ..engine.transfer import is_same, present
+from ..errors import CorruptError, MismatchError, OptionError, StoreError
+from ..format import spec
+from ..format.local_mark import LocalMark
+from ..format.manifest import decode_manifest
+from ..format.names import some, step_name
+from ..group.base import COORDINATOR, sends
+from ..group.phase import Phase
+from ..loading.reach import Reach
+from ..plan.share_plan import holders_of
+from ..stores.base import Store
+from ..stores.layered import layered
+from ..stores.url import open_store
+from .directory import Run
+from .hosts import Hosts, find_hosts
+from .local_mark import read_mark
+from .metrics_file import MetricsFile
+from .place import Lack, Place
+from .retention import Keep
+
+if TYPE_CHECKING:
+    from ..group.base import Group
+    from .uploader import Uploader
+
+logger = logging.getLogger("holdfast")
+
+AWAY_S = 30.0  # after the store did not answer, a restore does not ask it again
+
+Result = TypeVar("Result")
+
+
+class TierSteps(ABC):
+    """See `TieredRun`."""
+
+    local: Run
+    store: Run
+    durable: str
+    uploader: "Uploader | None"
+    _ranks: "Group"
+    _here: Store
+    _there: Store
+    _hosts: Hosts | None
+    _reach: Reach | None = None
+    _past: set[int]  # steps of this disk that this run goes on without
+    _away_until = 0.0  # the store has not answered a moment ago, and need not
+    _before: str | None = None  # the job that had the store when this one looked
+
+    @property
+    def root(self) -> str:
+        """Where it is in the store."""
+        return self.store.root
+
+    @property
+    def keep(self) -> Keep:
+        """The policy of the store."""
+        return self.store.keep
+
+    @property
+    def damaged(self) -> set[int]:
+        """Steps of the local disk that could not be restored."""
+        return self.local.damaged
+
+    @property
+    def metrics(self) -> MetricsFile:
+        """What saves, restores and uploads have measured."""
+        return self.local.metrics
+
+    def steps(self) -> list[int]:
+        """List the committed steps of both, ascending."""
+        self._away_until = 0.0
+        return self._all_steps()
+
+    def _all_steps(self) -> list[int]:
+        old = self.uploader.ignored if self.uploader is not None else frozenset[int]()
+        return sorted({*self.local.steps(), *(self._store_steps() or ())} - old)
+
+    def path(self, step: int) -> str:
+        """Return the directory of a step: on the local disk, if it is there."""
+        here = self.local.path(step)
+        is_here = self._here.exists(f"{step_name(step)}/{spec.MANIFEST_NAME}")
+        return here if is_here else self.store.path(step)
+
+    def found(self, ranks: "Group", *, anew: bool = True) -> dict[int, list[Place]]:
+        """Return the steps of both with their places, on every rank: the local disk comes first.
+
+        Args:
+            anew: False: the store is left out, if it was when this was asked before.
+
+        Raises:
+            MismatchError: a step is another checkpoint here than there.
+            OptionError: a local run belongs to another store, or does not say to which.
+            StoreError: the store cannot be read, and a save has to reach it.
+        """
+        hosts = self.found_hosts()
+        with Phase(ranks) as listed:
+            told: dict[str, Any] = {}
+            if self.uploader is not None:
+                asks = anew or self.uploader.unseen is None
+                seen = self._ask_store(self._look_at_store) if asks else None
+                told = seen or {"store": None, "job": None}
+            if hosts.is_lead:
+                mark = self.checked_mark()
+                told |= {"steps": self.local.steps(), "of": mark.store, "jobs": sorted(mark.jobs)}
+            listed.answer = json.dumps(told).encode()
+        replies = [json.loads(answer) for answer in listed.answers]
+        store, job = replies[COORDINATOR]["store"], replies[COORDINATOR]["job"]
+        self._before = job
+        if self.uploader is not None:
+            known = {name for reply in replies for name in reply.get("jobs", ())}
+            self.uploader.unseen = known if store is None else None
+        with Phase(ranks) as compared:
+            left = self._left_behind(replies[ranks.rank], store, job)
+            self._past |= left
+            compared.answer = json.dumps(sorted(left)).encode()
+            if self.uploader is not None:
+                self._note(left, store or [])
+        result: dict[int, list[Place]] = {}
+        for rank, (reply, answer) in enumerate(zip(replies, compared.answers, strict=True)):
+            left = set(json.loads(answer))
+            for step in reply.get("steps", ()):
+                if step not in left and step not in result:
+                    second = self.store.path(step) if step in (store or ()) else ""
+                    result[step] = [Place(self.local.path(step), second, rank)]
+        for step in store or ():
+            result.setdefault(step, []).append(Place(self.store.path(step)))
+        return dict(sorted(result.items()))
+
+    def reach(self, step: int, place: Place) -> Reach | None:
+        """Return what this rank can read of a place that lacks nothing."""
+        return self._reach
+
+    def lacks(self, step: int, place: Place) -> Lack | None:
+        """Find out what can be read of a place; on all ranks.
+
+        Returns:
+            Why it cannot be restored: most often, a host is not here.
+        """
+        self._reach = None
+        if place.path == self.store.path(step):
+            return None
+        first = open_store(place.path)
+        second = open_store(place.second) if place.second else None
+        ranks = self._ranks
+        with Phase(ranks) as told:
+            if ranks.rank == place.owner:
+                with contextlib.suppress(StoreError):  # it has just been deleted, or is unreadable
+                    told.answer = first.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+        data = told.answers[place.owner]
+        try:
+            manifest = decode_manifest(data, f"{place.path}/{spec.MANIFEST_NAME}")
+        except CorruptError as error:
+            return Lack(str(error) if data else "its MANIFEST cannot be read", is_damage=True)
+        with Phase(ranks) as seen:
+            seen.answer = bytes(present(first, manifest))
+        holders = holders_of([[bool(byte) for byte in answer] for answer in seen.answers])
+        missing = int((holders.of_file < 0).sum())
+        if missing and second is None:
+            self._past.add(step)
+            return Lack(
+                f"{missing} of its {len(manifest.file_names)} files are on no host that is here, "
+                f"and {self.store.root} does not have this step"
+            )
+        is_spread = self.found_hosts().is_spread
+        if is_spread and second is None and not sends(ranks):
+            return Lack(
+                "it lies on the disks of several hosts, and these ranks cannot send to each other. "
+                "Create the process group with a backend for the CPU: "
+                "init_process_group('cpu:gloo,cuda:nccl')",
+                is_damage=True,
+            )
+        given = {spec.MANIFEST_NAME: data}
+        self._reach = Reach(layered(first, second, given), holders if is_spread else None)
+        return None
+
+    def note_damaged(self, step: int, place: Place) -> None:
+        """Take note of a step that could not be restored from a place."""
+        tier = self.store if place.path == self.store.path(step) else self.local
+        tier.damaged.add(step)
+
+    def lost(self) -> str | None:
+        """Say that a newer step than all has lost its MANIFEST; None: no."""
+        steps = self._all_steps()
+        if (lost := self.local.lost(steps)) is not None:
+            return lost
+        try:
+            return self._ask_store(lambda: self.store.lost(steps))
+        except StoreError:
+            return None  # it was read a moment ago; what is there cannot be told
+
+    def found_hosts(self) -> Hosts:
+        """Return which ranks share a local disk; on all ranks, the first time."""
+        if self._hosts is None:
+            self._hosts = find_hosts(self._here, self._ranks)
+        return self._hosts
+
+    def checked_mark(self) -> LocalMark:
+        """Read what the local directory says of itself.
+
+        Raises:
+            OptionError: it belongs to another store.
+        """
+        mark = read_mark(self._here)
+        if mark.store and mark.store != self.store.root:
+            raise OptionError(
+                f"local is {self.local.root}, which holds steps of {mark.store}; expected a "
+                f"directory of {self.store.root}, or a new one"
+            )
+        return mark
+
+    def _store_steps(self) -> list[int] | None:
+        """List the steps of the store; None: it cannot be read, and need not be."""
+        return self._ask_store(self.store.steps)
+
+    def _look_at_store(self) -> dict[str, Any]:
+        return {"store": self.store.steps(), "job": epochs.newest_job(self._there)}
+
+    def _ask_store(self, read: Callable[[], Result]) -> Result | None:
+        if time.monotonic() < self._away_until:
+            return None
+        try:
+            if not self.store.fence.has_looked:
+                self.store.look()  # first: whoever takes an epoch after this is a newer job
+            return read()
+        except StoreError as error:
+            if self.durable == "store":
+                raise
+            self._away_until = time.monotonic() + AWAY_S
+            logger.warning(
+                "%s cannot be read, so only the steps of %s are looked at; uploads begin when it "
+                "can: %s",
+                *(self.store.root, self.local.root, error),
+            )
+            return None
+
+    def _left_behind(
+        self, reply: Mapping[str, Any], store: list[int] | None, job: str | None
+    ) -> set[int]:
+        """Return the steps of this local disk that another job has left behind in the store.
+
+        Raises:
+            OptionError: the local run has steps, and does not say of which store.
+            MismatchError: a step is another checkpoint here than there, of the same job.
+        """
+        here = set(reply.get("steps", ()))
+        if store is None or not here:
+            return set()
+        other = {step for step in sorted(here & set(store)) if not self._is_same(step)}
+        alone = here - set(store)
+        if alone and not reply["of"] and (store or job is not None):
+            raise OptionError(
+                f"local is {self.local.root}, which holds {named(alone)} and does not say which "
+                f"store they belong to, and {self.store.root} holds a run. Give a new directory; "
+                "or first bring these steps to the store with holdfast copy, and delete them here"
+            )
+        if job is not None and job not in reply["jobs"]:
+            return alone | other
+        for step in other - self.local.damaged - self.store.damaged:
+            raise MismatchError(
+                f"step {step} is not the same checkpoint in {self.local.path(step)} as in "
+                f"{self.store.path(step)}. Compare them with holdfast diff, and delete the one "
+                "that is not of this run"
+            )
+        return set()
+
+    def _is_same(self, step: int) -> bool:
+        """Compare a step; True also if one is damaged, which who restores it finds, or has gone."""
+        below = step_name(step)
+        return is_same(self._here.below(below), self._there.below(below)) is not False
+
+    def _note(self, old: set[int], store: list[int]) -> None:
+        """Leave the steps of another past out, and take note of those of the store."""
+        assert self.uploader is not None
+        if old - self.uploader.ignored:
+            logger.warning(
+                "%s of %s: left out, since another job has trained on in %s without them. They "
+                "are deleted when this run begins to save",
+                *(named(old), self.local.root, self.store.root),
+            )
+        self.uploader.ignored = frozenset(old)
+        self.local.damaged |= old
+        self.uploader.forget(store)
+
+
+def named(steps: "Sequence[int] | set[int]") -> str:
+    return f"step {some([str(step) for step in sorted(steps)])}"

@@ -1,0 +1,400 @@
+"""One run in two places: a local disk, where saves are durable first, and the store behind it.
+
+The local disk may be one for all ranks, or one of each host. Which steps there are, and how they
+are read, is in `tier_steps.py`. The coordinator uploads (`uploader.py`), and asks the leads of
+other hosts for their files (`host_uploads.py`).
+"""
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .. import worker
+from ..engine import epochs
+from ..engine.retire import let_go
+from ..engine.transfer import take_manifest
+from ..errors import HoldfastError, OptionError, StoreError, shown
+from ..format import spec
+from ..format.names import step_name, step_of
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
+from ..options import Options
+from ..saving.request import SaveRequest
+from ..stores.url import absolute, is_remote, open_store
+from .directory import Run
+from .host_uploads import HostUploads
+from .hosts import Hosts
+from .local_mark import write_mark
+from .place import Place
+from .retention import Keep, Metrics
+from .throttle import upload_options
+from .tier_steps import TierSteps, named
+from .upload_thread import Told
+from .uploader import Uploader
+
+if TYPE_CHECKING:
+    from ..group.base import Group
+
+logger = logging.getLogger("holdfast")
+
+TURN_S = 1.0  # between two meetings of ranks that wait for an upload
+LATE_S = 10.0  # later than the time it has, a wait ends without the others
+
+
+class TieredRun(TierSteps):
+    """See the module. All ranks make one; of those methods that write, the coordinator's count.
+
+    Attributes:
+        local: the run on the local disk, which is saved to.
+        store: the run behind it.
+        durable: the tier that a save has to reach before its caller goes on.
+        uploader: on the coordinator; ``beside``: what brings the files of other hosts, on the
+            lead of each.
+        is_ready: whether `begin` was called.
+    """
+
+    def __init__(
+        self,
+        local: "str | os.PathLike[str]",
+        store: Run,
+        ranks: "Group",
+        options: Options,
+        durable: str,
+        rate: float | None,
+        told: Told,
+        *,
+        chains: bool,
+    ) -> None:
+        """Prepare; nothing is read or written yet.
+
+        Args:
+            rate: bytes a second that uploads of one host take at most.
+            chains: whether saves may be deltas of others.
+
+        Raises:
+            OptionError: the local directory is a URL, or that of the store.
+        """
+        if is_remote(local):
+            raise OptionError(f"local is {shown(local)}; expected a directory of a local disk")
+        local = absolute(local, "local")
+        self.store, self._ranks, self.durable = store, ranks, durable
+        self.uploader: Uploader | None = None
+        self._chains = chains
+        self.beside = HostUploads(local, store.root, upload_options(options), rate)
+        self.local = Run(local, self._local_keep(store.keep))
+        inner, outer = sorted((f"{self.local.root}/", f"{store.root}/"), key=len, reverse=True)
+        if inner.startswith(outer):
+            raise OptionError(
+                f"local is {local}, and the run is {store.root}: one is within the other, or both "
+                "are the same; expected another directory"
+            )
+        self._here, self._there = open_store(local), open_store(store.root)
+        if ranks.rank == COORDINATOR:
+            given = (self.local, store, store.keep, options, rate, told)
+            self.uploader = Uploader(*given)
+        self.is_ready = self._was_ready = False
+        self._word, self._waits = "", 0  # of the meetings of waits, and how many there were
+        self._hosts: Hosts | None = None
+        self._past = set()
+
+    def look(self) -> None:
+        """Take note of which jobs have both places now; on the coordinator."""
+        assert self.uploader is not None, "the coordinator alone looks"
+        self._away_until = 0.0
+        with self.uploader.paused():
+            self.uploader.renew()
+            self.local.look()
+            with contextlib.suppress(StoreError):  # `found` says it, or goes on without
+                self._ask_store(self.store.look)
+
+    def leave(self) -> None:
+        """Let `begin` be called again: both places may have changed, as the state has."""
+        self.is_ready = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the uploader from both places meanwhile."""
+        with contextlib.nullcontext() if self.uploader is None else self.uploader.paused():
+            yield
+
+    def retire(self, step: int) -> None:
+        """Remove a step from both places; on the coordinator."""
+        assert self.uploader is not None, "the coordinator alone removes"
+        with self.uploader.paused():
+            self.local.retire(step)
+            self.store.retire(step)
+            self.uploader.forget(self.store.steps())
+
+    def check_seen(self) -> None:
+        """Check, on all ranks, that this run goes on from the steps of the store.
+
+        Raises:
+            StoreError: it could not be read.
+        """
+        with Phase(self._ranks):
+            if self.uploader is not None and self.uploader.unseen is not None:
+                raise StoreError(
+                    f"{self.store.root} could not be read, so its steps are not known and none is "
+                    "deleted. Call restore() again when it can be read"
+                )
+
+    def retire_elsewhere(self, steps: Sequence[int]) -> None:
+        """Remove what other hosts have of steps that the coordinator has retired; on all ranks."""
+        with Phase(self._ranks):
+            if self.uploader is None and self.found_hosts().is_lead:
+                for step in steps:
+                    let_go(self._here.below(step_name(step)), None)
+
+    def begin(self) -> None:
+        """Check both places before the first save, and go on with uploads; on all ranks, once.
+
+        Raises:
+            OptionError: as `found`; or deltas on the disks of several hosts.
+            FencedError: another job has taken the store since this one looked.
+            StoreError: the store cannot be used, and a save has to reach it.
+        """
+        found = self.found(self._ranks, anew=False)
+        hosts = self.found_hosts()
+        with Phase(self._ranks) as begun:
+            if self.uploader is not None:
+                begun.answer = f"{epochs.this_job()} {os.urandom(8).hex()}".encode()
+        job, self._word = begun.answers[COORDINATOR].decode().split()
+        with Phase(self._ranks):
+            if hosts.is_lead:
+                self._drop_past()
+                self.checked_mark()
+                # Until this job has an epoch, the newest is of the job whose past it shares.
+                jobs = [self._before, job] if self._before else [job]
+                write_mark(self._here, self.store.root, jobs)
+            if self._chains and hosts.is_spread:
+                raise OptionError(
+                    f"local is {self.local.root}, which each host has for itself, and the codec "
+                    'makes deltas, which need one disk. Choose a codec such as "lossless", or a '
+                    "local directory that all ranks share"
+                )
+        self._adopt(found)
+        with Phase(self._ranks):
+            if self.uploader is not None:
+                self._enter(self.uploader)
+        self.is_ready = self._was_ready = True
+        if self.uploader is not None:
+            self.uploader.leads = frozenset(hosts.leads) - {COORDINATOR}
+            self.uploader.begin()
+        elif hosts.is_lead:
+            self.beside.begin(self._ranks.rank, job)
+
+    def _adopt(self, found: Mapping[int, Sequence[Place]]) -> None:
+        """Have the coordinator's disk lead the local steps of which another host has MANIFEST.
+
+        It was of the coordinator of an earlier job. From here on they are uploaded and retired as
+        others are.
+        """
+        for step, (first, *_) in found.items():
+            if first.owner == COORDINATOR or first.second:
+                continue
+            with Phase(self._ranks) as told:
+                if self._ranks.rank == first.owner:
+                    with contextlib.suppress(StoreError):  # it has just been deleted
+                        name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
+                        told.answer = self._here.get(name, spec.MANIFEST_BYTES_MAX)
+            data = told.answers[first.owner]
+            with Phase(self._ranks):
+                if self.uploader is not None and data:
+                    take_manifest(self._here.below(step_name(step)), data)
+
+    def _enter(self, uploader: Uploader) -> None:
+        uploader.may_enter = True
+        if uploader.unseen is not None:
+            return  # the store was away: the uploader's thread looks again and again
+        with uploader.paused():
+            try:
+                uploader.enter()
+            except StoreError as error:
+                if self.durable == "store":
+                    raise
+                logger.warning("%s is not this job's yet: %s", self.store.root, error)
+
+    def _drop_past(self) -> None:
+        """Delete the steps that this run goes on without, before it says that this disk is its."""
+        for step in sorted(self._past & {step_of(name) for name in self.local.step_names()}):
+            logger.warning("deleting step %d of %s", step, self.local.root)
+            if self.uploader is not None:
+                self.local.retire(step)
+            else:
+                let_go(self._here.below(step_name(step)), None)
+        if self._past:
+            self.local.drop_latest(self.local.steps())
+        self.local.damaged -= self._past
+        self._past.clear()
+        if self.uploader is not None:
+            self.uploader.ignored = frozenset()
+
+    def shared(self, request: SaveRequest) -> SaveRequest:
+        """Add to a request how ranks on the disks of several hosts save."""
+        hosts = self.found_hosts()
+        if not hosts.is_spread:
+            return request
+        here = hosts.of_coordinator()
+        return replace(request, here=here, tell_ranks=self._tell_ranks, heed=self._heed)
+
+    def has_one_disk(self) -> bool:
+        """Return whether all ranks share the local directory."""
+        return not self.found_hosts().is_spread
+
+    def _tell_ranks(self) -> bytes:
+        """Tell the leads of other hosts which steps the local disks keep; never raises."""
+        try:
+            steps = self.local.steps()
+            kept = {step: self.local.described.save_id(step) for step in steps}
+            return json.dumps(kept).encode()
+        except HoldfastError as error:
+            logger.debug("other hosts keep all local steps this time: %s", error)
+            return b""
+
+    def _heed(self, data: bytes) -> None:
+        """Remove from this host's disk what is of no step that is kept; never raises.
+
+        On the coordinator's too: its disk may have files of steps whose MANIFEST another had.
+        """
+        if not data or not self.found_hosts().is_lead:
+            return
+        try:
+            kept = {int(step): save_id for step, save_id in json.loads(data).items()}
+            for name in self.local.step_names():
+                let_go(self._here.below(name), kept.get(step_of(name) or 0))
+            self.local.drop_latest(kept)
+        except HoldfastError as error:
+            logger.warning("old local steps of this host stay for now: %s", error)
+
+    def check(self, step: int) -> None:
+        """Check that a step may be saved; on the coordinator.
+
+        Raises:
+            FencedError: a newer job has the store.
+            AlreadyCommittedError: the store has this step already.
+        """
+        assert self.uploader is not None
+        self.uploader.check(step)
+
+    def name_wait(self) -> str:
+        """Name the next `wait`; on all ranks, before what it follows."""
+        self._waits += 1
+        return f"up/{self._word}/{self._waits}"
+
+    def _meet(self, name: str, limit_s: float) -> Phase:
+        """Return a meeting of the ranks that wait: one whose own save has failed does not come.
+
+        So it is none by collectives, where that may be: such a rank goes on with those of training.
+        """
+        ranks = self._ranks
+        if hasattr(ranks, "background"):
+            ranks = ranks.background(name, time.monotonic() + limit_s)
+        return Phase(ranks)
+
+    def wait(self, step: int | None, limit_s: float, name: str) -> None:
+        """Wait until a step is in the store; on all ranks.
+
+        Args:
+            name: see `name_wait`.
+
+        Raises:
+            StoreError: it is not there in time, or never will be.
+            FencedError: a newer job has the store.
+        """
+        if step is None:
+            return
+        until = time.monotonic() + limit_s
+        for turn in itertools.count():
+            with self._meet(f"{name}/{turn}" if turn else name, limit_s + LATE_S) as asked:
+                if self.uploader is not None:
+                    asked.answer = b"1" if self._is_up(step, until) else b""
+            if asked.answers[COORDINATOR]:
+                return
+
+    def drain(self, limit_s: float) -> None:
+        """Wait until nothing is left to upload; on all ranks, as each host uploads its own files.
+
+        Raises:
+            StoreError: there is something left.
+        """
+        if self._was_ready and not self.is_ready:
+            self.begin()  # there was a restore, and no save after it
+        if not self.is_ready or self.has_one_disk():
+            self.drain_alone(limit_s)
+            return
+        until, left, is_over = time.monotonic() + limit_s, list[int](), False
+        while not is_over:
+            with Phase(self._ranks) as asked:
+                if self.uploader is not None:
+                    left = self.uploader.wait_all(min(until, time.monotonic() + TURN_S))
+                    is_over = self.uploader.is_done(left) or time.monotonic() >= until
+                    asked.answer = b"1" if is_over else b""
+            is_over = bool(asked.answers[COORDINATOR])
+        with Phase(self._ranks):
+            self._check_left(left, limit_s)
+
+    def drain_alone(self, limit_s: float) -> None:
+        """Do as `drain` where other ranks may not come any more.
+
+        Raises:
+            StoreError: there is something left.
+        """
+        if not self.is_ready:
+            return
+        until = time.monotonic() + limit_s
+        if self.uploader is not None:
+            self._check_left(self.uploader.wait_all(until), limit_s)
+        elif not self.has_one_disk():
+            self.beside.wait_idle(until)
+
+    def say_left(self) -> None:
+        """Log what is not uploaded, where nobody waits for it."""
+        if self.is_ready and self.uploader is not None:
+            self.uploader.say_left()
+
+    def _check_left(self, left: Sequence[int], limit_s: float) -> None:
+        if self.uploader is not None and left:
+            why = self.uploader.why()
+            raise StoreError(
+                f"{self.store.root} lacks {named(left)} of {self.local.root} after "
+                f"drain_s={limit_s:g} s{f' ({why})' if why else ''}. The local disk has "
+                f"{'it' if len(left) == 1 else 'them'}. The next job with these two directories "
+                "uploads those that its policy keeps, the newest first; or call, for each step, "
+                f"holdfast copy {self.local.path(left[-1])} {self.store.path(left[-1])}"
+            )
+
+    def _is_up(self, step: int, until: float) -> bool:
+        """Wait for a turn; return whether a step is in the store."""
+        assert self.uploader is not None
+        turn = time.monotonic() + TURN_S
+        while not self.uploader.is_up(step):
+            now = time.monotonic()
+            if now >= until:
+                said = f". The last error: {self.uploader.said}" if self.uploader.said else ""
+                raise StoreError(
+                    f"step {step} is durable in {self.local.root}, but not yet in "
+                    f"{self.store.root}, in the time that the save has (deadline_s). Its upload "
+                    f"goes on{said}"
+                )
+            if now >= turn:
+                return False
+            worker.check()
+            time.sleep(0.02)
+        return True
+
+    def _local_keep(self, keep: Keep) -> Keep:
+        """Return the policy of the local disk."""
+
+        def rule(steps: Sequence[int], metrics: Metrics) -> set[int]:
+            if self.uploader is None:
+                return set(steps)
+            return self.uploader.kept_here(list(steps), metrics, is_full=self.local.is_full)
+
+        text = f"{keep!r}, with {keep.local_steps} steps on the local disk"
+        return Keep((rule,), text, keep.metrics, keep.bests, keep.intervals)

@@ -1,0 +1,59 @@
+"""Which step goes up next, and which stay on the local disk. Pure: steps in, steps out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .retention import Keep, Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What is where.
+
+    Attributes:
+        local: committed steps of the local disk, ascending.
+        store: those of the store.
+        metrics: of the steps, where the policy looks at them.
+        bases: of each local delta, the step that it is made from.
+    """
+
+    local: Sequence[int]
+    store: Sequence[int]
+    metrics: Metrics
+    bases: Mapping[int, int]
+
+
+def wanted(tiers: Tiers, keep: Keep) -> list[int]:
+    """Return the local steps that the store lacks and the policy keeps, newest first.
+
+    As soon as a newer step is there that makes the policy let go of one, it is no longer wanted.
+    """
+    every = sorted({*tiers.local, *tiers.store})
+    missing = keep.kept(every, tiers.metrics) & set(tiers.local) - set(tiers.store)
+    return sorted(missing, reverse=True)
+
+
+def next_up(tiers: Tiers, keep: Keep) -> int | None:
+    """Return the step that goes up next: the newest, but no delta before its base."""
+    for step in wanted(tiers, keep):
+        while (base := tiers.bases.get(step)) is not None and base not in tiers.store:
+            if base not in tiers.local:
+                break  # it never can
+            step = base
+        else:
+            return step
+    return None
+
+
+def stays(tiers: Tiers, keep: Keep, going_up: int | None, *, is_full: bool) -> set[int]:
+    """Return the steps that stay on the local disk; the bases of deltas stay besides.
+
+    The newest `Keep.local`, as many of the newest that wait for their upload, and the one that is
+    going up. So there are at most twice `Keep.local`, and two, where one is being written.
+
+    Args:
+        is_full: the disk has no room for another step: those that wait make room.
+    """
+    count = 1 if is_full else keep.local_steps
+    kept = set(tiers.local[-count:]) | ({going_up} if going_up is not None else set())
+    return kept if is_full else kept | set(wanted(tiers, keep)[:count])

@@ -1,0 +1,400 @@
+"""Brings the steps of a local disk to the store behind it, in a thread of the coordinator.
+
+Invariants:
+  1. A step appears in the store whole, as it is on the local disk, or not at all
+     (`engine/transfer.py`); what was begun of another step is removed first.
+  2. Which step goes up next is asked anew for each: nothing but the two places is remembered, so
+     that a job that starts again goes on.
+  3. It writes to the store only while this job holds the epoch there.
+  4. What fails is tried again, with pauses; nobody waits for it but who asks for the store.
+Knows no ranks and no tensors.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+
+from .. import worker
+from ..engine.check import read_manifest
+from ..engine.retire import sweep
+from ..engine.transfer import is_same, transfer
+from ..errors import (
+    AlreadyCommittedError,
+    CorruptError,
+    FencedError,
+    HoldfastError,
+    NotCommittedError,
+    OptionError,
+    StoreError,
+)
+from ..format.names import some, step_name
+from ..options import Options
+from ..stores.url import open_store
+from .directory import Run
+from .host_uploads import OtherHosts, forget_asked
+from .retention import Keep, Metrics
+from .throttle import upload_options
+from .upload_policy import Tiers, next_up, stays, wanted
+from .upload_thread import LOOK_S, Stopped, Told, UploadThread
+
+logger = logging.getLogger("holdfast")
+
+PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after so many failures in a row; then always the last
+
+
+class Uploader(UploadThread):
+    """See the module. All methods are of bodies of verbs, or of its own thread.
+
+    Attributes:
+        failure: what ended it for good; None: it goes on.
+        may_enter: whether its thread may take the store, if this job has not.
+        unseen: if the store could not be read when this job looked: the jobs whose past it shares.
+        said: the last error that is tried again, for people; empty: there is none.
+    """
+
+    def __init__(
+        self, local: Run, store: Run, keep: Keep, options: Options, rate: float | None, told: Told
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            local: the run on the local disk, as it is saved to.
+            store: the run in the store; only this object uses it from now on, but for `paused`.
+            rate: bytes a second; None: as fast as it goes.
+        """
+        self._local = Run(local.root, keep)  # one of this thread, but for what is measured
+        self._local.metrics = local.metrics
+        self._saved = local  # knows which steps could not be restored
+        self._store, self._keep, self._told = store, keep, told
+        super().__init__(rate)
+        self._options = upload_options(options)
+        self._root = open_store(store.root)
+        self._looking = threading.Lock()  # guards `described` of both
+        self._lock = threading.Lock()  # guards what follows
+        self._known: list[int] = []  # steps of the store, but for others of a local one's number
+        self._same: set[int] = set()  # steps that are the same checkpoint in both
+        self._bad: dict[int, str] = {}  # steps that cannot go up, and why
+        self._at: int | None = None
+        self._done_bytes = 0
+        self._metrics: dict[int, Mapping[str, float] | None] = {}  # of steps that were saved here
+        self._holds = 0  # callers of `paused`
+        self._is_idle = True
+        self.ignored: frozenset[int] = frozenset()  # local steps of another past
+        self.leads: frozenset[int] = frozenset()  # of other hosts: they bring their files
+        self.unseen: set[str] | None = None
+        self.failure: HoldfastError | None = None
+        self._has_entered = self.may_enter = self._has_forgotten = False
+        self.said, self._failures = "", 0
+        self._asks: SimpleQueue[None] = SimpleQueue()
+
+    def begin(self) -> None:
+        """Start the thread, if it does not run."""
+        if not self._start():
+            self.failure = StoreError("no thread can be started, so nothing is uploaded")
+
+    def renew(self) -> None:
+        """Begin anew: this job looks again which job has the store, and takes it when it may."""
+        self._has_entered = self.may_enter = False
+        if isinstance(self.failure, FencedError):
+            self.failure = None
+
+    def enter(self) -> None:
+        """Take the store for this job, before anything is saved or uploaded; once.
+
+        Raises:
+            FencedError: another job has it.
+            StoreError: that cannot be found out.
+        """
+        if self.unseen is not None:
+            self._store.fence.check_past(self.unseen)
+        self._store.fence.hold()
+        self._has_entered, self.unseen = True, None
+        self.forget(self._store.steps())
+
+    def committed(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Take note of a step that is durable on the local disk."""
+        with self._lock:
+            self._metrics[step] = metrics
+            self._same.discard(step)
+            self._known = [s for s in self._known if s != step]
+            self._bad.pop(step, None)
+            self.ignored -= {step}
+        self.begin()
+        self._asks.put(None)
+
+    def check(self, step: int) -> None:
+        """Check that a step may be saved.
+
+        Raises:
+            FencedError: a newer job has the store.
+            AlreadyCommittedError: the store has this step already.
+        """
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        with self._lock:
+            is_there = step in self._known and step not in self._store.damaged
+        if is_there:
+            raise AlreadyCommittedError(f"{self._store.path(step)} holds a committed checkpoint")
+
+    def kept_here(self, steps: list[int], metrics: Metrics, *, is_full: bool) -> set[int]:
+        """Return which steps stay on the local disk; tell of those that will not go up."""
+        with self._lock:
+            usable = [s for s in steps if s not in self.ignored]
+            known = [s for s in self._known if s not in self._store.damaged]
+            tiers = Tiers(usable, known, metrics, {})
+            kept = stays(tiers, self._keep, self._at, is_full=is_full)
+            waiting = [s for s in wanted(tiers, self._keep) if s not in kept | set(self._bad)]
+        for step in waiting:
+            text = f"step {step} is not uploaded: newer ones have taken its place"
+            self._behind(step, text, logging.INFO)
+        return kept
+
+    def is_up(self, step: int) -> bool:
+        """Return whether a step is in the store.
+
+        Raises:
+            HoldfastError: it never will be.
+        """
+        with self._lock:
+            if step in self._known and step not in self._store.damaged:
+                return True
+            bad = self._bad.get(step)
+        if bad is not None:
+            raise StoreError(bad)
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        return False
+
+    def backlog(self) -> list[int]:
+        """Return the steps that the store is to have and lacks, ascending.
+
+        Of those that cannot go up, the ones that this job saved, if no newer one is there.
+        """
+        steps = wanted(self._look_around(frozenset()), self._keep)
+        with self._lock:
+            return sorted(s for s in steps if s not in self._bad or s in self._metrics)
+
+    def why(self) -> str:
+        """Say why something is not uploaded; empty: there has been no time."""
+        with self._lock:
+            bad, size = next(reversed(self._bad.values()), ""), self._done_bytes
+            going = "" if self._at is None else f"step {self._at}: {size / 1e9:.3f} GB are up"
+        return bad or (self.said or going if self.failure is None else str(self.failure))
+
+    def wait_all(self, until: float) -> list[int]:
+        """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""
+        self.begin()
+        self._asks.put(None)
+        while True:
+            left = self.backlog()
+            if self.is_done(left) or time.monotonic() >= until:
+                return left
+            worker.check()
+            time.sleep(min(LOOK_S * 4, max(0.0, until - time.monotonic())))
+
+    def is_done(self, left: Collection[int]) -> bool:
+        """Return whether waiting does not help: nothing is left, or what is left cannot go up."""
+        return self.failure is not None or not set(left) - set(self._bad)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the thread from both places meanwhile; what it is at is begun again."""
+        with self._lock:
+            self._holds += 1
+        try:
+            while not self._is_idle and not self._ended.is_set():
+                worker.check()
+                time.sleep(LOOK_S)
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+            self._asks.put(None)
+
+    def forget(self, known: list[int]) -> None:
+        """Take note of the steps of the store, which were asked for from outside, in `paused`."""
+        self._note_known(known)
+        with self._lock:
+            self._bad.clear()
+
+    def end(self) -> None:
+        """Let the thread end soon; what it is at goes on with the next job."""
+        super().end()
+        self._asks.put(None)
+
+    def say_left(self) -> None:
+        """See `UploadThread`."""
+        with suppress(HoldfastError), self._lock:  # without a request: the store may be away
+            hidden = {*self._known, *self.ignored, *self._saved.damaged}
+            if left := [str(step) for step in self._local.steps() if step not in hidden]:
+                text = f"{self._store.root} lacks step {some(left)} of {self._local.root}. The next"
+                logger.warning("this job ends, and %s job uploads those that it keeps", text)
+
+    def _serve(self) -> None:
+        try:
+            while not self.is_stopped and self.failure is None:
+                self._turn()
+        except BaseException as error:  # a fault of holdfast: tell it, and do not hang who waits
+            logger.exception("uploads to %s have ended", self._store.root)
+            self.failure = StoreError(f"uploads have ended: {type(error).__name__}: {error}")
+        finally:
+            self._is_idle = True
+
+    def _turn(self) -> None:
+        """Bring up one step, or wait for one."""
+        with self._lock:
+            may = self._holds == 0
+            self._is_idle = not may
+        step = None
+        try:
+            if may:
+                step = self._next()
+                if step is not None:
+                    self._upload(step)
+                self._failures, self.said = 0, ""
+        except Stopped:
+            pass
+        except FencedError as error:
+            self.failure = error
+            logger.error("%s", error)
+        except (CorruptError, AlreadyCommittedError, OptionError) as error:
+            self._refuse(step, error)
+        except NotCommittedError as error:  # the local disk has let go of it
+            logger.info("%s", error)
+        except HoldfastError as error:
+            self._fail(step, error)
+        finally:
+            with self._lock:
+                self._at = None
+                self._is_idle = True
+        if step is None or self._holds or self.said:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until there may be something to do; after failures, for a while."""
+        pause = PAUSES_S[min(self._failures, len(PAUSES_S)) - 1] if self._failures else None
+        with suppress(Empty):
+            self._asks.get(timeout=pause)
+            while pause is None or not self._failures:
+                self._asks.get_nowait()
+
+    def _look_around(self, hidden: Collection[int]) -> Tiers:
+        with self._lock:
+            known = [s for s in self._known if s not in self._store.damaged]
+            hidden = self.ignored | self._saved.damaged | set(hidden)
+        here = [s for s in self._local.steps() if s not in hidden]
+        with self._looking:
+            bases = self._local.described.bases(here)
+            metrics = self._local.described.metrics()
+            if self._keep.metrics:
+                for step in known:
+                    self._store.described.read(step)
+                metrics |= self._store.described.metrics()
+        return Tiers(here, known, metrics, bases)
+
+    def _note_known(self, there: list[int]) -> None:
+        """Take note of the steps of the store: one that is another checkpoint here is not known."""
+        both = set(self._local.steps()) & set(there) - self.ignored - self._saved.damaged
+        same = set[int]()
+        for step in both - self._same:
+            if is_same(open_store(self._local.path(step)), self._root.below(step_name(step))):
+                same.add(step)
+        with self._lock:
+            self._same = (self._same | same) & set(there)
+            self._known = [s for s in there if s not in both or s in self._same]
+
+    def _next(self) -> int | None:
+        if not self._has_entered:
+            if not self.may_enter:
+                return None
+            self.enter()
+        if not self._has_forgotten:
+            forget_asked(self._root)
+            self._has_forgotten = True
+        self._note_known([s for s in self._store.steps() if s not in self._store.damaged])
+        step = next_up(self._look_around(frozenset(self._bad)), self._keep)
+        with self._lock:
+            self._at, self._done_bytes = step, 0
+        return step
+
+    def _upload(self, step: int) -> None:
+        started = time.perf_counter()
+        self._store.fence.hold()
+        if step in self._store.damaged:
+            self._store.retire(step)
+            self._store.damaged.discard(step)
+        self._clear_others(step)
+        here, there = open_store(self._local.path(step)), open_store(self._store.path(step))
+        others = OtherHosts(self._root, step, self.leads, self._look_up)
+        given = (self._options, self._report, self._store.fence.hold, "upload", others)
+        found = read_manifest(here).table.header.metrics  # should it be up before it is told of
+        try:
+            transfer(here, there, *given)
+        finally:
+            others.take_back()
+        taken_s = time.perf_counter() - started
+        with self._lock:
+            is_newest = step >= max(self._known, default=step)
+            size, metrics = self._done_bytes, self._metrics.get(step, found)
+            self._metrics = {s: m for s, m in self._metrics.items() if s > step}
+        logger.info(
+            "uploaded step %d to %s: %.3f GB in %.2f s", step, self._store.root, size / 1e9, taken_s
+        )
+        with self._looking:
+            if is_newest:
+                self._store.tidy(step)
+            else:
+                self._store.thin(f"step {step} is uploaded, but")
+        row = {"bytes": size, "seconds": {"total": round(taken_s, 6)}}
+        self._local.metrics.add("upload", step, [row])
+        self._store.metrics.take_save(step, self._local.metrics)
+        self._told.event("uploaded", step, bytes=size, seconds={"total": taken_s})
+        with self._lock:  # from here on nobody waits for it
+            self._known, self._at = sorted({*self._known, step}), None
+            self._same.add(step)
+        self._told.committed(self._store.path(step), step, metrics)
+
+    def _clear_others(self, step: int) -> None:
+        """Remove what was begun of other steps; one that a newer job has finished by now stays."""
+        for name in self._store.uncommitted():
+            if name != step_name(step):
+                self._look_up()
+                with suppress(HoldfastError):
+                    sweep(self._root.below(name), math.inf)
+
+    def _look_up(self) -> None:
+        if self.is_stopped or self._holds:
+            raise Stopped
+
+    def _report(self, size: int) -> None:
+        with self._lock:
+            self._done_bytes += size
+        self._pace(size)
+
+    def _refuse(self, step: int | None, error: HoldfastError) -> None:
+        """Give a step up: trying again would not help."""
+        if step is None:
+            self._fail(step, error)
+            return
+        text = f"step {step} of {self._local.root} is not uploaded: {error}"
+        with self._lock:
+            self._bad[step] = text
+        self._behind(step, text, logging.ERROR)
+
+    def _fail(self, step: int | None, error: HoldfastError) -> None:
+        self._failures += 1
+        text = str(error)
+        if self.said != text:
+            pause = PAUSES_S[min(self._failures, len(PAUSES_S)) - 1]
+            what = "the store cannot be read" if step is None else f"step {step} is not uploaded"
+            logger.warning("%s yet, and is tried again in %g s: %s", what, pause, text)
+            self._told.event("behind", step, text=text)
+        self.said = text
+
+    def _behind(self, step: int | None, text: str, level: int) -> None:
+        logger.log(level, "%s", text)
+        self._told.event("behind", step, text=text)

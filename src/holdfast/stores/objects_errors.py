@@ -1,0 +1,173 @@
+"""obstore's errors as ours: the store's own code and words, and what to do. Knows no requests."""
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+
+from ..errors import HoldfastError, NoSpaceError, StoreError
+
+WORDS_MAX = 500
+_QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")  # of a URL in an error: it may hold a signature
+_ECHO = re.compile(  # of a request, in the answer to it
+    r"<(AWSAccessKeyId|StringToSign\w*|SignatureProvided|CanonicalRequest\w*)>[^<]*"
+)
+_CODE = re.compile(r"<Code>\s*([A-Za-z0-9_.-]{1,80})\s*</Code>")  # S3's, Azure's and GCS's
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_STATUS = re.compile(r"status code: \d{3}[^:\n]*|redirect without LOCATION|\(code: \w+\)")
+_PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
+_NUMBERS = {
+    "FileNotFoundError": errno.ENOENT,
+    "NotFoundError": errno.ENOENT,
+    "AlreadyExistsError": errno.EEXIST,
+    "PreconditionError": errno.EEXIST,
+    "NotSupportedError": errno.EOPNOTSUPP,
+    "NotImplementedError": errno.EOPNOTSUPP,
+}
+_DENIED = ("PermissionDeniedError", "UnauthenticatedError")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_BROKEN_OFF = ("request or response body error", "error decoding response body")
+_METADATA_SERVICE = "http://169.254.169.254"  # asked last, where nothing else is set
+_FULL = ("QuotaExceeded", "InsufficientStorage", "507 ", "EntityTooLarge")
+_CREDENTIALS = (
+    "set those of the store in the environment, such as AWS_ACCESS_KEY_ID, or give a StoreSettings"
+)
+_REGION = "the bucket is elsewhere: set its region (AWS_REGION), or correct the endpoint"
+_KEYS = "check the credentials of this store"
+_RENEW = "they have expired: give new ones"
+_LOCK = "a lock of the bucket keeps it: wait until its time is over"
+_LOCKS = ("WORM protected", "object lock", "BlobImmutable", "etention", "Lease", "egalHold")
+# First what names the fault best. Each: words of the store → what to do.
+_ADVICE = (
+    ("RequestTimeTooSkewed", "set the clock of this machine, such as by NTP"),
+    ("PermanentRedirect", _REGION),
+    ("TemporaryRedirect", _REGION),
+    ("AuthorizationHeaderMalformed", _REGION),
+    ("IllegalLocationConstraint", _REGION),
+    ("redirect without LOCATION", _REGION),
+    ("301 Moved", _REGION),
+    ("307 Temporary", _REGION),
+    ("ExpiredToken", _RENEW),
+    ("TokenRefreshRequired", _RENEW),
+    ("InvalidAccessKeyId", _KEYS),
+    ("SignatureDoesNotMatch", _KEYS),
+    ("InvalidToken", _KEYS),
+    ("AuthenticationFailed", _KEYS),
+    ("AuthenticationRequired", _KEYS),
+    ("AuthorizationFailure", _KEYS),
+    ("Content-MD5", 'give checksum_algorithm="sha256" in a StoreSettings'),
+    ("NoSuchBucket", "make the bucket, or correct the URL"),
+    ("ContainerNotFound", "make the container, or correct the URL"),
+    ("The specified bucket does not exist", "make the bucket, or correct the URL"),
+    *((sign, _LOCK) for sign in _LOCKS),
+    ("SlowDown", "the store has too much to do: use fewer writers, or try again later"),
+    ("503 Service", "the store has too much to do: use fewer writers, or try again later"),
+)
+# Where nothing was answered. Each: how obstore shows it, what that means, what to do.
+_REASONS = (
+    (
+        re.compile(r'"tcp connect error",\s*127\.0\.0\.1:0,'),
+        "the answer was a redirect to another host, which is refused",
+        "correct the endpoint or the region",
+    ),
+    (
+        re.compile(r"kind: Timeout"),
+        "the store did not answer in time",
+        "check the server and the network; timeout_s of StoreSettings is the limit",
+    ),
+    (
+        re.compile(r"InvalidCertificate\(\s*(\w+)"),
+        "the certificate of the server is not trusted: {}",
+        "name a file with the certificate of who has signed it: ca_file of StoreSettings",
+    ),
+    (re.compile(r"dns error"), "nobody knows this host", "correct the endpoint"),
+    (
+        re.compile(r'Os \{[^}]*message: "([^"]+)"'),
+        "{}",
+        "check the endpoint, and that its server is up",
+    ),
+)
+_STATE = "\n\nDebug source"  # what follows is for those who write obstore
+_RIGHT = "give this credential the right for it (docs/howto/stores.md lists all)"
+
+
+@contextlib.contextmanager
+def errors_of(what: str, where: str) -> Iterator[None]:
+    """Raise a `StoreError` for an error of obstore, with what was done to what."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # obstore panics where a secret is no header, such as one with a line's end
+        raise failure(what, where, error) from without_secrets(error)
+
+
+def failure(what: str, where: str, cause: BaseException) -> StoreError:
+    """Return our error for one of obstore."""
+    kind, whole, words = type(cause).__name__, str(cause), said(cause)
+    match = _CODE.search(whole) or _STATUS.search(whole)
+    # Never the rest of the text: that has names of objects, which say nothing.
+    signs = "" if match is None else words if match.re is _CODE else match[0]
+    if any(map(signs.__contains__, _FULL)):
+        error: StoreError = NoSpaceError(f"{what} {where}: {words}")
+        error.errno = errno.ENOSPC
+        return error
+    number = _NUMBERS.get(kind, errno.EREMOTEIO)
+    advice = next((advice for sign, advice in _ADVICE if sign in signs), "")
+    for sign, reason, remedy in _REASONS:
+        if match := sign.search(whole):
+            words = f"{reason.format(*match.groups())} ({words})"
+            advice = advice or remedy
+            break
+    if _METADATA_SERVICE in whole:
+        words, advice = f"no credentials were found ({words})", _CREDENTIALS
+    elif _PAGE.search(whole):
+        advice = "this is a web page, no store's answer: correct the endpoint"
+    elif any(map(signs.__contains__, _NO_BUCKET)):
+        number = errno.ENODEV  # "not there" is said of objects
+    elif kind in _DENIED or "403 Forbidden" in signs or "AccessDenied" in signs:
+        advice = advice or _RIGHT
+    if advice in (_KEYS, _RENEW, _RIGHT, _CREDENTIALS):
+        number = errno.EPERM
+    error = StoreError(f"{what} {where}: {words}" + (f". What to do: {advice}" if advice else ""))
+    error.errno = number
+    return error
+
+
+def store_error(number: int, text: str) -> StoreError:
+    """Return an error of our own, with its number."""
+    error = StoreError(text)
+    error.errno = number
+    return error
+
+
+def is_broken_off(error: Exception) -> bool:
+    """Return whether the connection broke when part of an answer had come."""
+    return any(map(str(error).__contains__, _BROKEN_OFF))
+
+
+def is_lock(error: Exception) -> bool:
+    """Return whether a store keeps what is there: Azure says so as if a condition did not hold."""
+    code = _CODE.search(str(error))
+    return code is not None and code[1].startswith(("BlobImmutable", "Lease"))
+
+
+def said(error: BaseException) -> str:
+    """What an error says, without what may be secret: the store's own words, where it has some."""
+    text = str(error).split(_STATE, 1)[0].strip()
+    if code := _CODE.search(text):
+        message = _MESSAGE.search(text)
+        return f"{code[1]}: {' '.join(message[1].split())}"[:WORDS_MAX] if message else code[1]
+    if (page := _PAGE.search(text)) is not None:
+        text = text[: page.start()]
+    return (
+        _QUERY.sub(r"\1", " ".join(text.split()))[:WORDS_MAX].rstrip(" :") or type(error).__name__
+    )
+
+
+def without_secrets(error: BaseException) -> BaseException:
+    """Return an error of obstore to chain, without its inner state and what may be secret."""
+    text = str(error).split(_STATE, 1)[0]
+    return type(error)(_ECHO.sub(r"<\1>...", _QUERY.sub(r"\1", text)))

@@ -1,0 +1,108 @@
+"""What `ls`, `inspect` and `watch` say of a local run and the store behind it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.cli import main
+from holdfast.errors import StoreError
+from holdfast.format.lag import lag_of
+from holdfast.format.names import step_name
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> str:
+    """A local run of which step 2 has not gone up."""
+    store, path = str(tmp_path / "store"), str(tmp_path / "local")
+    with holdfast.Checkpointer(store, local=path, signals=()) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(1000)})
+    late = holdfast.Checkpointer(
+        store, local=path, signals=(), durable="local", drain_s=0.1, upload_bytes_s=100.0
+    )
+    late.save(2, {"w": torch.ones(1000)})
+    with pytest.raises(StoreError, match="step 2"):
+        late.close()
+    return path
+
+
+@pytest.mark.parametrize("verb", [["ls"], ["inspect"], ["watch", "--once"]])
+def test_a_local_run_says_what_is_in_the_store(
+    local: str, verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*verb, local]) == 0
+    text = capsys.readouterr().out
+    assert "behind it: " in text
+    assert "last upload: step 1" in text
+    assert "not there yet: 2" in text
+
+
+def test_a_report_and_a_probe_say_how_far_the_store_is_behind(
+    local: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", local, "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "behind this disk" in page and "what is newer than step 1" in page
+    assert [a.rule for a in holdfast.check_run(local, disk_saves=None, behind_min=1e-6)] == [
+        "behind"
+    ]
+    assert holdfast.check_run(local, disk_saves=None, behind_min=60) == []
+    capsys.readouterr()
+    assert main(["check-run", local, "--behind-min", "0.000001"]) == 1
+    assert "since step 2" in capsys.readouterr().out
+    # A run without a store behind it is never behind.
+    assert holdfast.check_run(str(tmp_path / "store"), disk_saves=None, behind_min=1e-6) == []
+
+
+def test_an_alert_tells_of_a_store_that_is_behind(local: str) -> None:
+    told: list[holdfast.Event] = []
+    alerts = holdfast.Alerts(told.append, disk_saves=None, straggler=None, behind_min=1e-6)
+    run: dict[str, Any] = {"run": local, "rank": 0, "world_size": 1}
+    for kind, step in [("committed", 1), ("uploaded", 1), ("committed", 2), ("committed", 3)]:
+        alerts(holdfast.Event(kind=kind, step=step, time_s=1.0, **run))
+    assert [(event.rule, event.step) for event in told] == [("behind", 1), ("behind", 2)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "oldest"),
+    [
+        ([], None),
+        ([("save", 1)], 1),
+        ([("save", 1), ("upload", 1)], None),
+        ([("save", 1), ("save", 2), ("upload", 2)], None),  # step 1 need not go there any more
+        ([("save", 1), ("save", 2), ("upload", 1)], 2),
+        ([("save", 7), ("save", 7), ("save", 8)], 7),  # a line for each rank
+        ([("save", 7), ("save", 9), ("save", 8), ("upload", 7)], 8),  # training went back
+        ([("save", 7), ("upload", 7), ("save", 5)], 5),
+    ],
+)
+def test_the_store_is_behind_since_the_first_step_that_it_lacks(
+    seen: list[tuple[str, int]], oldest: int | None
+) -> None:
+    records = [
+        {"verb": verb, "step": step, "time": f"2026-01-01T00:00:{n:02}+00:00"}
+        for n, (verb, step) in enumerate(seen)
+    ]
+    found = lag_of([*records, {"verb": "save", "step": 99, "time": "never"}]).oldest
+    assert (found and found[0]) == oldest
+
+
+def test_a_step_that_is_not_committed_does_not_wait(
+    local: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(local, step_name(999), "data").mkdir(parents=True)
+    assert main(["ls", local]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "999" not in next(line for line in lines if "behind it" in line)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"store": "", "jobs": []}', b"[" * 9000])
+def test_a_mark_that_is_none_is_passed_over(
+    local: str, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = Path(local, ".store")
+    mark.unlink() if content is None else mark.write_bytes(content)
+    assert main(["ls", local]) == 0
+    assert "behind" not in capsys.readouterr().out

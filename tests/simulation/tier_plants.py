@@ -1,0 +1,61 @@
+"""Faults planted in a run with a local disk before the store: the oracle has to notice each.
+
+As in `plants.py`.
+"""
+
+from typing import Any
+
+from holdfast.engine import transfer
+from holdfast.runs import directory as directory_module
+from holdfast.runs import fence as fence_module
+from holdfast.runs import tiers, uploader
+from holdfast.runs.tier_steps import TierSteps
+from holdfast.runs.tiers import TieredRun
+from holdfast.runs.uploader import Uploader
+
+from .plants import Plant, hold_without_a_look, keep_but_one, nothing
+
+_write_mark = tiers.write_mark
+
+
+_copy_files = transfer._copy_files
+
+
+def _commit_first(here: Any, there: Any, manifest: Any, data: bytes, look: Any) -> None:
+    pending = f".manifest-{manifest.table.header.save_id}"
+    there.prepare(pending, data, "MANIFEST")
+    there.publish(pending, "MANIFEST")
+
+
+def _transfer_manifest_first(here: Any, there: Any, *given: Any) -> Any:
+    manifest = transfer.read_manifest(here)
+    _commit_first(here, there, manifest, here.get("MANIFEST", 1 << 20), None)
+    files = range(len(manifest.file_names))
+    transfer._copy_files(here, there, None, manifest, files, nothing)  # type: ignore[arg-type]
+    return 0, 0
+
+
+def _nothing_left(self: Any, until: float) -> list[int]:
+    return []
+
+
+def _enter_later(self: Any, uploader: Any) -> None:
+    uploader.may_enter = True
+
+
+PLANTS: dict[str, Plant] = {
+    "acknowledged before the upload": [(Uploader, "is_up", lambda self, step: True)],
+    "MANIFEST goes up first": [(uploader, "transfer", _transfer_manifest_first)],
+    "an upload does not look at the epoch": [
+        (fence_module.Fence, "hold", hold_without_a_look),
+    ],
+    "the store is taken with the first upload": [(TieredRun, "_enter", _enter_later)],
+    "local steps of another past count": [
+        (TierSteps, "_left_behind", lambda self, *given: set[int]())
+    ],
+    "a local disk does not say whose steps it has": [
+        (tiers, "write_mark", lambda local, store, jobs: _write_mark(local, store, ())),
+    ],
+    "the newest local step goes": [(directory_module.Run, "_with_bases", keep_but_one)],
+    "close does not wait for uploads": [(Uploader, "wait_all", _nothing_left)],
+}

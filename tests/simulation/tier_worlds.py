@@ -1,0 +1,329 @@
+"""Worlds of runs with a local disk before the store: saves, uploads, restores, and upsets.
+
+Two hosts have a disk each; a job runs on one of them, with all its ranks. Its coordinator uploads
+in a thread of its own. A host may lose its disk between two jobs; the store may not answer for a
+while. What `worlds.py` does to jobs happens here too, at calls of the disk and at requests alike.
+
+Each tier has a promise of its own: what was acknowledged by the disk outlives every crash but the
+loss of that disk, until a job on another one has trained on without it. What was acknowledged by
+the store outlives that, too.
+"""
+
+import errno
+from collections.abc import Mapping
+from typing import Any, cast
+
+from crash.disk_model import Directory
+from holdfast import Checkpointer, Keep
+
+from .actors import Process
+from .bucket import BASE, Bucket
+from .disk import MOUNT, Disk, SimDirectory
+from .oracle import Oracle
+from .training import Job, Rank
+from .worlds import World
+
+HOSTS = ("a", "b")
+STORE = f"{BASE}/user/run"
+DISK_TROUBLES = {"late": "lost", "again": "lost"}  # what a disk does where a store does that
+
+
+def place_of(host: str) -> str:
+    """Return the local directory of a run."""
+    return f"{MOUNT}/user/{host}/run"
+
+
+class StoreOracle(Oracle):
+    """Judges the steps of the store."""
+
+    def _retired(self, process: Process, path: str) -> None:
+        found, step = {*self.visible()}, int(path.split("/")[-2].rpartition("-")[2])
+        if self._is_fenced(process):  # it may have decided that when others were there
+            found |= {other for other, _ in self._let_go}
+        newer = [other for other in found if other > step]
+        if step not in process.forced and len(newer) < self.keep[process.job]:
+            self.fault(f"{process.name} retires step {step} of the store, beside {newer}")
+        super()._retired(process, path)
+
+    def _removed(self, process: Process, path: str) -> None:
+        """What another job has begun to upload goes at any time: `judge` looks at what counts."""
+
+
+class DiskOracle(Oracle):
+    """Judges the steps of one local disk.
+
+    Attributes:
+        store: of the store behind it.
+        past: steps that a job on another disk has trained on without.
+        is_left: whether such a job has the store.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.past: set[int] = set()
+        self.is_left = False
+
+    def newest(self) -> int:
+        """Return the newest step that it promises."""
+        return max(self.acked, default=0)
+
+    def leave_behind(self) -> None:
+        """Promise nothing more of what the store does not have."""
+        self.past |= set(self.visible())
+        self.acked.clear()
+        self.is_left = True
+
+    def lose(self, *, is_taken: bool) -> None:
+        """Promise nothing: the disk is new. ``is_taken``: a job with another disk has the store."""
+        self.past.clear()
+        self.acked.clear()
+        self.epochs.clear()
+        self.is_left = is_taken
+        self.newest_epoch = 0
+
+    def acknowledge(self, step: int, value: int) -> None:
+        """See `Oracle`; what others train on without is no part of the run."""
+        if self.is_left:
+            self.past.add(step)
+            return
+        super().acknowledge(step, value)
+        if self.acked.get(step) == value:
+            self.past.discard(step)
+
+    def _published(self, process: Process, path: str) -> None:
+        super()._published(process, path)
+        if self.is_left:
+            self.past.add(int(path.split("/")[-2].rpartition("-")[2]))
+
+    def _retired(self, process: Process, path: str) -> None:
+        step = int(path.split("/")[-2].rpartition("-")[2])
+        keep, forced = self.keep[process.job], process.forced
+        self.keep[process.job] = 1  # or as many as wait for their upload, which come and go
+        process.forced = forced | {step} if step in self.past else forced
+        try:
+            super()._retired(process, path)
+        finally:
+            self.keep[process.job], process.forced = keep, forced
+        self.past.discard(step)
+
+    def _removed(self, process: Process, path: str) -> None:
+        """As of the store."""
+
+
+class TierOracle(Oracle):
+    """Both tiers; each change is looked at by whose place it is in."""
+
+    def __init__(self, world: "TierWorld") -> None:
+        self._world, self.newest_taken = world, 0
+        given = (world.scheduler, world.disk, world.root, world.counts)
+        super().__init__(*given)
+        self.store = StoreOracle(world.scheduler, world.bucket, STORE, world.counts)
+        self.disks = {
+            host: DiskOracle(world.scheduler, world.disk, place_of(host), world.counts)
+            for host in HOSTS
+        }
+        for one in self._every():
+            one.faults, one.saves, one.keep = self.faults, self.saves, self.keep
+
+    def _every(self) -> list[Oracle]:
+        return [self.store, *self.disks.values()]
+
+    def of(self, job: int) -> DiskOracle:
+        """Return that of a job's disk."""
+        return self.disks[self._world.hosts[job]]
+
+    def _at(self, path: str) -> Oracle | None:
+        if path.startswith(BASE):
+            return self.store
+        return next((d for h, d in self.disks.items() if path.startswith(place_of(h))), None)
+
+    def watch(self, operation: str, path: str, second: str) -> None:
+        """See `Oracle`; who takes the store leaves the other disks behind."""
+        if (one := self._at(second or path)) is not None:
+            one.watch(operation, path, second)
+        place, _, epoch = second.rpartition("/.epoch-")
+        if place == STORE and int(epoch) > self.newest_taken:
+            self.newest_taken = int(epoch)
+            mine = self.of(self.scheduler.current.process.job)
+            mine.is_left = False
+            for disk in self.disks.values():
+                if disk is not mine:
+                    disk.leave_behind()
+
+    def tidying(self, place: str, step: int) -> None:
+        """See `Oracle`."""
+        if (one := self._at(place)) is not None:
+            one.tidying(place, step)
+
+    def take(self, place: str, job: int, epoch: int) -> None:
+        """See `Oracle`."""
+        if (one := self._at(place)) is not None:
+            one.take(place, job, epoch)
+
+    def acknowledge(self, step: int, value: int) -> None:
+        """Take note of a step that is durable where its job asked for it."""
+        job = self.scheduler.current.process.job
+        if self._world.durable[job] == "store":
+            self.store.acknowledge(step, value)
+        self.of(job).acknowledge(step, value)
+
+    def value_at(self, step: int) -> int | None:
+        """See `Oracle`; of the disk of the job that asks."""
+        here = self.of(self.scheduler.current.process.job).value_at(step)
+        return self.store.value_at(step) if here is None else here
+
+    def judge(self, when: str) -> None:
+        """See `Oracle`."""
+        for one in self._every():
+            one.judge(when)
+
+    def forget_epochs(self) -> None:
+        """Every process is gone."""
+        for one in self._every():
+            one.newest_epoch = 0
+
+    def promised(self, job: int) -> int:
+        """Return the newest step that a job has to find."""
+        in_store = max(self.store.acked, default=0) if self._world.durable[job] == "store" else 0
+        return max(self.of(job).newest(), in_store)
+
+
+class TierRank(Rank):
+    """One rank, of a run with a local disk."""
+
+    def _opened(self, keep: Keep, **more: Any) -> Checkpointer:
+        world = self._tiers._world
+        number = self._job.number
+        given: Mapping[str, Any] = {
+            "local": place_of(world.hosts[number]),
+            "durable": world.durable[number],
+            "drain_s": world.drain_s[number],
+        }
+        return super()._opened(keep | Keep.local(world.local_steps), **given)
+
+    @property
+    def _tiers(self) -> TierOracle:
+        return cast(TierOracle, self._oracle)
+
+    def _restored(self, checkpointer: Checkpointer) -> int:
+        oracle, job = self._tiers, self._job
+        before, past = oracle.promised(job.number), {*oracle.of(job.number).past}
+        step = super()._restored(checkpointer)
+        run = checkpointer._tiers
+        assert run is not None
+        self._process.forced |= run.store.damaged | run._past
+        promised = min(before, oracle.promised(job.number))
+        if step < promised and promised not in self._process.forced:
+            oracle.fault(f"{self._process.name} restores step {step}, not {promised}")
+        disk, value = oracle.of(job.number), self._into["value"]
+        is_past = step in past and oracle.store.value_at(step) != value
+        if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":
+            oracle.fault(f"{self._process.name} restores step {step}, of another past")
+        found = {one.value_at(step) for one in (oracle.store, disk)}
+        if step and self._into["value"] not in found and found != {None}:
+            oracle.fault(f"{self._process.name} restores {self._into} of step {step}, not {found}")
+        return step
+
+    def _closed(self) -> None:
+        """See `Rank`: then the store has what the disk has."""
+        oracle, disk = self._tiers, self._tiers.of(self._job.number)
+        step = disk.newest()
+        value = disk.acked.get(step, 0)
+        is_own = self._process.rank == 0 and value // 1000 == self._job.number  # else it may not
+        there = oracle.store.visible()
+        if (
+            step
+            and is_own
+            and max(there, default=0) <= step
+            and oracle.store.value_at(step) != value
+        ):
+            oracle.fault(f"{self._process.name} has closed, and the store lacks step {step}")
+
+    def _acknowledge(self, act: str, step: int, value: int) -> None:
+        if act == "step":
+            self._tiers.of(self._job.number).acknowledge(step, value)
+        else:
+            super()._acknowledge(act, step, value)
+
+
+class TierWorld(World):
+    """One seed's world."""
+
+    rank_kind = TierRank
+    aims = ("", "", "", "publish", "bar", "put", "list", "delete", "link", "unlink", "rename")
+    troubles = ("fail", "fail", "lost", "again", "late", "slow")
+    bucket: Bucket
+
+    def _place(self) -> str:
+        self.disk = Disk(self.scheduler)
+        self.bucket = Bucket(self.scheduler)
+        for place in (self.disk, self.bucket):
+            place.clock_off_s += self.rng.choice((0.0, 0.0, -90000.0, 7200.0, 1e6))
+        for host in HOSTS:
+            self.disk.make(f"{MOUNT}/user/{host}", durable=True)
+        self.bucket.watch = self._watch
+        self.bucket.trouble = self._trouble_of_store
+        self.hosts: list[str] = []  # of each job
+        self.durable: list[str] = []
+        self.drain_s: list[float] = []
+        self.local_steps = self.rng.choice((1, 1, 2, 3))
+        self._down_until = 0.0
+        return STORE
+
+    def _oracle(self) -> Oracle:
+        return TierOracle(self)
+
+    def _codec(self) -> str:
+        return "raw"
+
+    def _job(self, number: int, keep: int, codec: Any) -> Job:
+        job = super()._job(number, keep, codec)
+        job.kind, job.stride = "run", 1
+        self.hosts.append(self.rng.choice("aaab"))
+        self.durable.append(self.rng.choice(("store", "local")))
+        self.drain_s.append(self.rng.choice((0.5, 60.0, 600.0)))
+        return job
+
+    def _jobs_beside_a_link(self) -> list[Job]:
+        return self.jobs  # there are no links
+
+    def _let_some_replace(self, rng: Any) -> None:
+        """Replace nothing: that is the matter of the other worlds."""
+
+    def _trouble(self, operation: str, path: str) -> tuple[str, int] | None:
+        found = super()._trouble(operation, path)
+        return found and (DISK_TROUBLES.get(found[0], found[0]), found[1])
+
+    def _trouble_of_store(self, operation: str, path: str) -> tuple[str, int] | None:
+        if self.scheduler.now < self._down_until:
+            return "fail", errno.EIO
+        kind, number = super()._trouble(operation, path) or ("", 0)
+        if kind == "late":
+            number = int(10 ** self.rng.uniform(0, 5.5))
+        elif kind == "fail" and self.rng.random() < 0.3:
+            self.counts["the store does not answer"] += 1
+            self._down_until = self.scheduler.now + 10 ** self.rng.uniform(0, 4)
+        return (kind, number) if kind else None
+
+    def _pause_s(self, job: Job) -> float:
+        self.oracle.judge("between two jobs")
+        if self.rng.random() < 0.15:
+            self._lose_a_disk(self.rng.choice(HOSTS))
+        return super()._pause_s(job)
+
+    def _lose_a_disk(self, host: str) -> None:
+        """Put a new disk in a host, which ends what runs there."""
+        for job in self.jobs:
+            if self.hosts[job.number] == host:
+                for process in job.processes:
+                    self._end(process)
+        above = cast(Directory, self.disk.node(f"{MOUNT}/user"))
+        above.now[host] = above.durable[host] = SimDirectory(cast(Disk, self.disk).time())
+        oracle = cast(TierOracle, self.oracle)
+        oracle.disks[host].lose(is_taken=oracle.newest_taken > 0)
+        self.scheduler.note(f"UPSET host {host} has a new disk")
+        self.counts["lost disks"] += 1
+
+    def _cut_power(self) -> None:
+        super()._cut_power()
+        cast(TierOracle, self.oracle).forget_epochs()

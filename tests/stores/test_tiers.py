@@ -1,0 +1,946 @@
+"""A run on a local disk and in the store behind it: `Checkpointer(…, local=…)`."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import Checkpointer, Event, Keep
+from holdfast.engine import epochs
+from holdfast.errors import (
+    AlreadyCommittedError,
+    CorruptError,
+    FencedError,
+    HoldfastError,
+    MismatchError,
+    OptionError,
+    StoreError,
+)
+from holdfast.format.local_mark import JOBS_MAX
+from holdfast.format.measured import decode_lines
+from holdfast.format.names import step_name
+from holdfast.runs import upload_thread, uploader
+from holdfast.runs.directory import Run
+from holdfast.runs.local_mark import read_mark, write_mark
+from holdfast.runs.metrics_file import MetricsFile
+from holdfast.runs.place import Lack
+from holdfast.stores.url import open_store
+from stores.places import Place
+from stores.test_copy import files
+
+SMALL = holdfast.Options(chunk_elements=1 << 14)
+SLOW = 1 << 20  # bytes a second
+
+
+@pytest.fixture
+def store(new_place: Place) -> str:
+    return new_place()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> str:
+    return str(tmp_path / "local")
+
+
+@pytest.fixture(autouse=True)
+def _other_job() -> None:
+    # Each test is another process, as far as epochs go.
+    epochs.held.clear()
+    epochs._names.clear()
+
+
+def next_job() -> None:
+    """Go on as another process would."""
+    epochs.held.clear()
+    epochs._names.clear()
+
+
+def state(value: float, count: int = 1000) -> dict[str, Any]:
+    return {"w": torch.full((count,), float(value)), "n": int(value)}
+
+
+def opened(store: str, local: str, /, **more: Any) -> Checkpointer:
+    given = {"local": local, "options": SMALL, "signals": (), **more}
+    return Checkpointer(store, **given)
+
+
+def restored(store: str, local: str | None, **more: Any) -> tuple[int | None, float, str]:
+    """Restore in another job; return the step, its value, and where it came from."""
+    next_job()
+    into = state(-1.0)
+    with Checkpointer(store, local=local, options=SMALL, signals=(), **more) as checkpointer:
+        step = checkpointer.restore(into)
+        report = checkpointer.report
+    return step, float(into["w"][0]), "" if report is None else report.path
+
+
+def backlog(checkpointer: Checkpointer) -> list[int]:
+    tiers = checkpointer._tiers
+    assert tiers is not None and tiers.uploader is not None
+    return tiers.uploader.backlog()
+
+
+def until(holds: Callable[[], object], limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.01)
+
+
+def test_a_step_is_the_same_in_both_places_byte_for_byte(store: str, local: str) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+        assert files(f"{store}/{step_name(1)}") == files(f"{local}/{step_name(1)}")
+    assert restored(store, local) == (1, 1.0, f"{local}/{step_name(1)}")
+    shutil.rmtree(local)
+    assert restored(store, local) == (1, 1.0, f"{checkpointer.root}/{step_name(1)}")
+
+
+def test_the_store_gets_what_a_save_has_measured(store: str, local: str) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+    (here, there) = (
+        [
+            r
+            for r in decode_lines(open_store(root).get("metrics.jsonl", 1 << 20))
+            if r["verb"] == "save"
+        ]
+        for root in (local, store)
+    )
+    assert [record["step"] for record in there] == [1, 2]
+    assert there == here
+
+
+def test_step_does_not_wait_for_uploads_and_wait_does(store: str, local: str) -> None:
+    large = state(1, 300_000)
+    with opened(store, local, every=1, upload_bytes_s=SLOW / 4) as checkpointer:
+        checkpointer.step(1, large)
+        checkpointer.wait("local")
+        assert not open_store(store).exists(step_name(1) + "/MANIFEST")
+        checkpointer.wait()
+        assert open_store(store).exists(step_name(1) + "/MANIFEST")
+
+
+@pytest.mark.parametrize("durable", ["store", "local"])
+def test_on_commit_is_told_of_the_tier_that_was_asked_for(
+    store: str, local: str, durable: str
+) -> None:
+    told: list[tuple[str, int, dict[str, float]]] = []
+    kinds: list[tuple[str, int | None]] = []
+
+    def observe(event: Event) -> None:
+        kinds.append((event.kind, event.step))
+
+    with opened(
+        store, local, durable=durable, on_commit=lambda *a: told.append(a), observe=[observe]
+    ) as checkpointer:
+        checkpointer.save(1, state(1), metrics={"loss": 0.5})
+        if durable == "store":
+            until(lambda: told)
+        place = checkpointer.root if durable == "store" else local
+        assert told == [(f"{place}/{step_name(1)}", 1, {"loss": 0.5})]
+    assert ("uploaded", 1) in kinds
+    assert len(told) == 1
+    assert open_store(store).exists(step_name(1) + "/MANIFEST")
+
+
+def test_each_place_keeps_what_its_policy_says(store: str, local: str) -> None:
+    with opened(store, local, keep=Keep.latest(3) | Keep.local(1)) as checkpointer:
+        for step in range(1, 8):
+            checkpointer.save(step, state(step))
+        assert checkpointer.steps() == [5, 6, 7]
+        until(lambda: steps_in(store) == [5, 6, 7])
+        assert steps_in(local) == [7]
+        assert open_store(store).get("LATEST", 100) == b"step-00000007\n"
+
+
+def test_who_waits_for_an_upload_goes_on_when_all_is_told_of_it(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MetricsFile.take_save
+
+    def slow(*given: Any) -> None:
+        time.sleep(0.3)
+        real(*given)
+
+    monkeypatch.setattr(MetricsFile, "take_save", slow)
+    told: list[int | None] = []
+
+    def observe(event: Event) -> None:
+        if event.kind == "uploaded":
+            told.append(event.step)
+
+    with opened(store, local, keep=Keep.all() | Keep.local(1), observe=[observe]) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state(step))
+            assert steps_in(local) == [step]
+    assert told == [1, 2, 3]
+
+
+def steps_in(place: str) -> list[int]:
+    return Checkpointer(place, signals=(), group="alone").steps()
+
+
+def test_newer_steps_overtake_those_that_wait(store: str, local: str) -> None:
+    behind: list[int | None] = []
+
+    def observe(event: Event) -> None:
+        if event.kind == "behind":
+            behind.append(event.step)
+
+    keep = Keep.all() | Keep.local(1)
+    with opened(
+        store, local, every=1, keep=keep, upload_bytes_s=SLOW, observe=[observe]
+    ) as checkpointer:
+        for step in range(1, 8):
+            checkpointer.step(step, state(step, 200_000))
+            checkpointer.wait("local")
+            assert len(steps_in(local)) <= 4
+            time.sleep(0.05)
+        checkpointer.wait()
+    found = steps_in(store)
+    assert 7 in found
+    assert len(found) < 7, "nothing was overtaken"
+    assert set(range(1, 8)) - set(found) <= set(behind)
+    there = open_store(store)
+    for entry in there.list():
+        if entry.name.startswith("step-"):  # nothing is left of what was not finished
+            assert there.exists(f"{entry.name}/MANIFEST"), entry.name
+
+
+def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploads_it(
+    store: str, local: str
+) -> None:
+    checkpointer = opened(store, local, durable="local", drain_s=0.2, upload_bytes_s=SLOW)
+    checkpointer.save(1, state(1, 600_000))
+    with pytest.raises(StoreError, match=r"lacks step 1 of .*local after drain_s=0.2 s"):
+        checkpointer.close()
+    assert steps_in(store) == []
+    next_job()
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0, 600_000)) == 1
+        checkpointer.save(2, state(2, 600_000))
+    assert steps_in(store) == [1, 2]
+
+
+def test_files_that_are_up_are_not_sent_again(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = holdfast.Options(chunk_elements=1 << 14, file_bytes=1 << 20)
+    sent: list[int] = []
+    kept: list[int] = []
+    monkeypatch.setattr(uploader, "transfer", counted(uploader.transfer, sent, kept))
+    big = {f"w{n}": torch.full((200_000,), float(n)) for n in range(6)}
+    more = {"durable": "local", "options": options}
+    checkpointer = opened(store, local, drain_s=0.1, upload_bytes_s=SLOW, **more)
+    checkpointer.save(1, big)
+    until(lambda: sum(sent) > options.file_bytes)  # a file is up; the others need seconds
+    with pytest.raises(StoreError, match="drain_s"):
+        checkpointer.close()
+    next_job()
+    with opened(store, local, **more) as checkpointer:
+        checkpointer.restore(big)
+        checkpointer.save(2, big)
+    assert steps_in(store) == [1, 2]
+    assert any(size > 0 for size in kept), "everything was sent again"
+
+
+def counted(
+    real: Callable[..., tuple[int, int]], sent: list[int], kept: list[int]
+) -> Callable[..., Any]:
+    def transfer(
+        here: object, there: object, options: object, report: Callable[[int], None], *more: Any
+    ) -> tuple[int, int]:
+        def told(size: int) -> None:
+            report(size)
+            sent.append(size)
+
+        sizes = real(here, there, options, told, *more)
+        kept.append(sizes[1])
+        return sizes
+
+    return transfer
+
+
+def test_an_older_job_neither_uploads_nor_saves(store: str, local: str, tmp_path: Path) -> None:
+    old = opened(store, local)
+    old.save(1, state(1))
+    mine = dict(epochs.held), list(epochs._names)
+    next_job()
+    with opened(store, str(tmp_path / "other host")) as new:
+        assert new.restore(state(0)) == 1
+        new.save(2, state(2))
+    epochs.held.clear()
+    epochs.held.update(mine[0])
+    epochs._names[:] = mine[1]
+    with pytest.raises(FencedError, match="belongs to a newer job"):
+        old.save(3, state(3))
+    with pytest.raises(FencedError, match="belongs to a newer job"):
+        old.save(4, state(4))
+    with pytest.raises(StoreError, match="lacks step 3"):  # step 3 is on the local disk alone
+        old.close()
+    assert steps_in(store) == [1, 2]
+
+
+def test_an_older_job_does_not_take_the_step_of_a_newer_one_for_its_own(
+    store: str, local: str, tmp_path: Path
+) -> None:
+    old = opened(store, local)
+    old.save(1, state(1))
+    assert old._tiers is not None
+    assert old._tiers.uploader is not None
+    mine = epochs.held, epochs._names
+    failures: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            old.save(2, state(2))
+        except HoldfastError as error:
+            failures.append(error)
+
+    with old._tiers.uploader.paused():
+        saving = threading.Thread(target=save)
+        saving.start()
+        until(lambda: 2 in steps_in(local))
+        epochs.held, epochs._names = {}, []
+        try:
+            with opened(store, str(tmp_path / "other host")) as new:
+                assert new.restore(state(0)) == 1
+                new.save(2, state(22))
+        finally:
+            epochs.held, epochs._names = mine
+    saving.join()
+    assert [type(error) for error in failures] == [FencedError]
+    with pytest.raises(StoreError, match="lacks step 2"):
+        old.close()
+    assert restored(store, None)[:2] == (2, 22.0)
+
+
+def test_a_job_that_restored_without_the_store_does_not_go_on_in_it_as_another_has(
+    store: str, local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(store, local, durable="local", drain_s=0.1, upload_bytes_s=SLOW / 100)
+    first.save(1, state(1))
+    first.save(2, state(2, 100_000))
+    with pytest.raises(StoreError):
+        first.close()
+    next_job()
+    with opened(store, str(tmp_path / "other host")) as other:
+        other.restore(state(0))
+        other.save(5, state(5))
+    next_job()
+    away = [True]
+    real = Run.look
+
+    def look(run: Run) -> None:
+        if run.root != local and away[0]:
+            raise StoreError("it is away")
+        real(run)
+
+    monkeypatch.setattr(Run, "look", look)
+    late = opened(store, local, durable="local")
+    into = state(0, 100_000)
+    assert late.restore(into) == 2
+    away[0] = False
+    late._tiers._away_until = 0.0  # type: ignore[union-attr]
+    with pytest.raises(StoreError, match="could not be read, so its steps are not known"):
+        late.retire_after(1)
+    with pytest.raises((FencedError, StoreError), match="another job"):
+        late.save(7, into)  # or later, when the uploader has looked
+        late.close()
+    assert 7 not in steps_in(store)
+    assert 2 in steps_in(local)
+
+
+def test_a_step_that_was_restored_goes_up_when_it_is_waited_for(store: str, local: str) -> None:
+    first = opened(store, local, durable="local", drain_s=0.1, upload_bytes_s=SLOW / 100)
+    first.save(1, state(1, 100_000))
+    with pytest.raises(StoreError):
+        first.close()
+    next_job()
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0, 100_000)) == 1
+        checkpointer.wait("store")
+        assert steps_in(store) == [1]
+
+
+def test_an_upload_that_is_cleared_may_have_been_finished_meanwhile(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store, local, keep=Keep.all() | Keep.local(1)) as checkpointer:
+        checkpointer.save(1, state(1))
+        # Listed before it was committed, by a job that was frozen then.
+        monkeypatch.setattr(Run, "uncommitted", lambda run: [step_name(1)])
+        checkpointer.save(2, state(2))
+    assert steps_in(store) == [1, 2]
+    holdfast.verify(f"{store}/{step_name(1)}")
+
+
+def test_local_steps_that_another_host_has_trained_on_without_do_not_count(
+    store: str, local: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    next_job()
+    lost = opened(store, local, durable="local", drain_s=0.1, upload_bytes_s=1000)
+    assert lost.restore(state(0)) == 1
+    lost.save(2, state(20))
+    with pytest.raises(StoreError, match="step 2"):
+        lost.close()
+    assert restored(store, local, durable="local", drain_s=0.1, upload_bytes_s=1000)[:2] == (2, 20)
+    next_job()
+    with opened(store, str(tmp_path / "other host")) as other:
+        assert other.restore(state(0)) == 1
+        other.save(3, state(3))
+    assert steps_in(store) == [1, 3]
+    assert restored(store, local)[:2] == (3, 3.0)
+    assert f"step 2 of {local}: left out" in caplog.text
+    next_job()
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0), step=1) == 1
+        assert checkpointer.retire_after(1) == [3]
+        checkpointer.save(2, state(2))
+    assert restored(store, local)[:2] == (2, 2.0)
+    assert restored(store, None)[:2] == (2, 2.0)
+
+
+def left_local(store: str, local: str, *steps: int) -> None:
+    """Save steps that only the local disk has in the end, in another job."""
+    next_job()
+    lost = opened(store, local, durable="local", drain_s=0.1, upload_bytes_s=1000)
+    lost.restore(state(0))
+    for step in steps:
+        lost.save(step, state(step))
+    with pytest.raises(StoreError, match="lacks step"):
+        lost.close()
+
+
+def test_retire_after_keeps_the_local_steps_that_it_goes_on_from(store: str, local: str) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    left_local(store, local, 2, 3)
+    next_job()
+    killed = opened(store, local, durable="local", upload_bytes_s=1000)
+    assert killed.restore(state(0), step=2) == 2
+    assert killed.retire_after(2) == [3]
+    stop(killed)
+    assert restored(store, local, durable="local", drain_s=0.1)[:2] == (2, 2.0)
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0)) == 2
+        checkpointer.save(3, state(30))
+    assert restored(store, None)[:2] == (3, 30.0)
+
+
+def test_local_steps_count_though_the_store_went_away_with_the_first_one(
+    tmp_path: Path, local: str
+) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+    with opened(str(store), str(tmp_path / "other host")) as checkpointer:
+        checkpointer.save(1, state(1))
+    next_job()
+    killed = opened(str(store), local, durable="local", drain_s=0.1)
+    tiers = killed._tiers
+    assert killed.restore(state(0)) == 1 and tiers is not None and tiers.uploader is not None
+
+    def goes_away() -> None:
+        if not away.exists():
+            store.rename(away)
+            store.symlink_to(tmp_path / "nowhere")
+        raise StoreError("the store is away")
+
+    tiers.uploader.enter = goes_away  # type: ignore[method-assign]
+    killed.save(2, state(2))
+    stop(killed)
+    store.unlink()
+    away.rename(store)
+    assert restored(str(store), local)[:2] == (2, 2.0)
+
+
+def stop(checkpointer: Checkpointer) -> None:
+    """End its uploads as a kill would."""
+    tiers = checkpointer._tiers
+    assert tiers is not None and tiers.uploader is not None
+    tiers.uploader.close()
+
+
+def fenced(checkpointer: Checkpointer) -> bool:
+    tiers = checkpointer._tiers
+    assert tiers is not None and tiers.uploader is not None
+    return tiers.uploader.failure is not None
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_a_job_that_began_without_the_store_does_not_take_it_from_another(
+    tmp_path: Path, local: str, has_steps: bool
+) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+    with opened(str(store), local if has_steps else str(tmp_path / "other")) as checkpointer:
+        checkpointer.save(1, state(1))
+    if has_steps:
+        left_local(str(store), local, 2)
+    next_job()
+    with opened(str(store), str(tmp_path / "other host")) as newer:
+        assert newer.restore(state(0)) == 1
+        newer.save(5, state(5))
+    store.rename(away)
+    store.symlink_to(tmp_path / "nowhere")
+    next_job()
+    stale = opened(str(store), local, durable="local", drain_s=5.0)
+    assert stale.restore(state(0)) == (2 if has_steps else None)
+    stale.save(7, state(7))
+    (tmp_path / "link").symlink_to(away)  # it comes back in one step
+    (tmp_path / "link").rename(store)
+    until(lambda: fenced(stale))
+    with pytest.raises(FencedError, match="has steps of another job"):
+        stale.save(8, state(8))
+    with pytest.raises(StoreError, match="has steps of another job"):
+        stale.close()
+    assert steps_in(str(store)) == [1, 5]
+    assert restored(str(store), local)[:2] == (5, 5.0)
+
+
+@pytest.mark.parametrize("note", [b"", b'{"job": ', b"[]"])
+def test_an_epoch_that_does_not_say_whose_it_is_deletes_nothing(
+    tmp_path: Path, local: str, note: bytes
+) -> None:
+    store = tmp_path / "store"
+    with opened(str(store), local) as checkpointer:
+        checkpointer.save(1, state(1))
+    left_local(str(store), local, 2)
+    (epoch,) = store.glob(".epoch-*")
+    epoch.write_bytes(note)
+    next_job()
+    with opened(str(store), local) as checkpointer:
+        with pytest.raises(OptionError, match=r"\.epoch-\d+ is empty or torn"):
+            checkpointer.restore(state(0))
+        with pytest.raises(OptionError, match="delete that file"):
+            checkpointer.save(3, state(3))
+    epoch.unlink()  # as the error says
+    assert restored(str(store), local)[:2] == (2, 2.0)
+
+
+def test_a_step_that_could_not_be_restored_does_not_go_up_beside_its_successors(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    left_local(store, local, 9)
+    next_job()
+    checkpointer = opened(store, local)
+    tiers = checkpointer._tiers
+    assert tiers is not None
+    monkeypatch.setattr(
+        tiers,
+        "lacks",
+        lambda step, _: Lack("it cannot be read now", is_damage=step == 9) if step == 9 else None,
+    )
+    with checkpointer:
+        assert checkpointer.restore(state(0)) == 1
+        checkpointer.save(2, state(2))
+    assert steps_in(store) == [1, 2]
+
+
+PROGRAM = """
+import sys, torch, holdfast, holdfast.errors
+store, local = sys.argv[1:]
+options = {"local": local, "durable": "local", "drain_s": 0.1, "upload_bytes_s": 1000}
+with holdfast.Checkpointer(store, local=local) as checkpointer:
+    checkpointer.save(1, {"w": torch.full((1000,), 1.0), "n": 1})
+checkpointer = holdfast.Checkpointer(store, **options)
+checkpointer.save(2, {"w": torch.full((1000,), 2.0), "n": 2})
+try:
+    checkpointer.close()
+except holdfast.errors.StoreError as error:
+    assert "step 2" in str(error), error
+else:
+    raise SystemExit("step 2 went up")
+"""
+
+
+def test_prune_leaves_no_local_step_behind(tmp_path: Path, local: str) -> None:
+    store = str(tmp_path / "store")
+    subprocess.run([sys.executable, "-c", PROGRAM, store, local], check=True, timeout=100)
+    holdfast.prune(store, Keep.latest(1), dry_run=False)
+    assert restored(store, local, durable="local")[:2] == (2, 2.0)
+
+
+def test_a_step_that_is_another_checkpoint_in_each_place_is_refused(
+    store: str, local: str, tmp_path: Path
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    shutil.rmtree(f"{local}/{step_name(1)}")
+    holdfast.save(state(7), f"{local}/{step_name(1)}", step=1, options=SMALL)
+    next_job()
+    with (
+        opened(store, local) as checkpointer,
+        pytest.raises(MismatchError, match=r"step 1 is not the same checkpoint in .* as in"),
+    ):
+        checkpointer.restore(state(0))
+
+
+def test_damage_on_the_local_disk_is_made_up_for_by_the_store(store: str, local: str) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+    damage(f"{local}/{step_name(2)}")
+    assert restored(store, local) == (2, 2.0, f"{checkpointer.root}/{step_name(2)}")
+    next_job()
+    into = state(0)
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(into, step=2) == 2
+        assert into["n"] == 2
+
+
+def test_a_damaged_local_manifest_is_made_up_for_by_the_store(store: str, local: str) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    Path(local, step_name(1), "MANIFEST").write_bytes(b"x" * 1000)
+    assert restored(store, local) == (1, 1.0, f"{checkpointer.root}/{step_name(1)}")
+    next_job()
+    into = state(0)
+    alone = opened(store + "-2", local + "-2", durable="local", drain_s=0.1, upload_bytes_s=1000)
+    alone.save(1, state(1))
+    with pytest.raises(StoreError, match="step 1"):
+        alone.close()
+    Path(local + "-2", step_name(1), "MANIFEST").write_bytes(b"x" * 1000)
+    next_job()
+    with (
+        opened(store + "-2", local + "-2", durable="local") as checkpointer,
+        pytest.raises(CorruptError, match="every checkpoint of"),
+    ):
+        checkpointer.restore(into)
+
+
+def test_a_forked_child_uploads_nothing(store: str, local: str) -> None:
+    with opened(store, local, every=1, upload_bytes_s=SLOW / 4) as checkpointer:
+        checkpointer.step(1, state(1, 300_000))
+        checkpointer.wait("local")
+        child = os.fork()
+        if not child:
+            os._exit(0 if not upload_thread.running else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert steps_in(store) == [1]
+
+
+def test_a_job_whose_last_step_was_damaged_does_not_end_well(store: str, local: str) -> None:
+    checkpointer = opened(store, local, every=1, upload_bytes_s=20_000)
+    checkpointer.step(1, state(1, 30_000))
+    checkpointer.wait("local")
+    tiers = checkpointer._tiers
+    assert tiers is not None and tiers.uploader is not None
+    with tiers.uploader.paused():
+        damage(f"{local}/{step_name(1)}")
+    with pytest.raises(StoreError, match=r"lacks step 1 of .*the bytes were damaged"):
+        checkpointer.close()
+    assert steps_in(store) == []
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_files_that_the_local_disk_lacks_come_from_the_store(
+    store: str, local: str, kept: int, strict: bool
+) -> None:
+    big = {f"w{n}": torch.full((200_000,), float(n)) for n in range(6)}
+    options = holdfast.Options(chunk_elements=1 << 14, file_bytes=1 << 20)
+    with opened(store, local, options=options) as checkpointer:
+        checkpointer.save(1, big)
+    data = sorted(Path(local).rglob("*.hf"))
+    assert len(data) > 3
+    for number, path in enumerate(data):
+        if kept == 0 or number % 2 == kept - 1:
+            path.unlink()
+    next_job()
+    into = {name: torch.full_like(value, -1.0) for name, value in big.items()}
+    with opened(store, local, options=options) as checkpointer:
+        assert checkpointer.restore(into, strict=strict) == 1
+        report = checkpointer.report
+    assert all(torch.equal(into[name], value) for name, value in big.items())
+    assert report is not None and report.path == f"{local}/{step_name(1)}"
+
+
+def damage(path: str) -> None:
+    (data,) = Path(path).rglob("*.hf")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 3] ^= 1
+    data.write_bytes(content)
+
+
+def test_a_damaged_step_never_goes_up(store: str, local: str) -> None:
+    first = opened(store, local, durable="local", drain_s=0.1, upload_bytes_s=1000)
+    first.save(1, state(1))
+    with pytest.raises(StoreError, match="step 1"):
+        first.close()
+    damage(f"{local}/{step_name(1)}")
+    next_job()
+    with opened(store, local) as checkpointer:
+        checkpointer.save(2, state(2))
+        until(lambda: not backlog(checkpointer))
+    assert steps_in(store) == [2]
+    assert steps_in(local) == [1, 2]
+
+
+def test_retire_after_deletes_in_both_places(store: str, local: str) -> None:
+    with opened(store, local) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state(step))
+        assert checkpointer.retire_after(1) == [2, 3]
+        assert checkpointer.steps() == steps_in(store) == [1]
+        checkpointer.save(2, state(22))
+    assert restored(store, None)[:2] == (2, 22.0)
+
+
+def test_a_step_that_the_store_has_is_not_saved_again(store: str, local: str) -> None:
+    with opened(store, local, keep=Keep.all() | Keep.local(1)) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state(step))
+        assert steps_in(local) == [3]
+        with pytest.raises(AlreadyCommittedError, match=r"call retire_after\(step\) first"):
+            checkpointer.save(1, state(9))
+
+
+def test_a_local_directory_of_another_store_is_refused(
+    store: str, local: str, new_place: Place
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    next_job()
+    other = opened(new_place(), local)
+    with pytest.raises(OptionError, match=r"which holds steps of .*; expected a directory of"):
+        other.restore(state(0))
+    with pytest.raises(OptionError, match="which holds steps of"):
+        other.save(1, state(1))
+
+
+def test_a_local_run_of_no_store_is_refused_where_the_store_holds_a_run(
+    store: str, local: str, new_place: Place
+) -> None:
+    with Checkpointer(local, options=SMALL, signals=()) as checkpointer:
+        checkpointer.save(5, state(5))
+    next_job()
+    with opened(store, local) as checkpointer:  # a new store: the local run goes up
+        assert checkpointer.restore(state(0)) == 5
+        checkpointer.save(6, state(6))
+    assert steps_in(store) == [5, 6]
+    plain, full = f"{local}-2", new_place()
+    for place in (plain, full):
+        next_job()
+        with Checkpointer(place, options=SMALL, signals=()) as checkpointer:
+            checkpointer.save(5 if place == plain else 4, state(5))
+    next_job()
+    with (
+        opened(full, plain) as checkpointer,
+        pytest.raises(OptionError, match="does not say which store they belong to"),
+    ):
+        checkpointer.restore(state(0))
+
+
+def test_jobs_that_begin_at_once_are_all_named(local: str) -> None:
+    one, third = "1" * 16, "3" * 16
+    place = open_store(local)
+    write_mark(place, "s3://bucket/run", [one])
+    start = threading.Barrier(8)
+
+    def begin(number: int) -> None:
+        start.wait()
+        write_mark(place, "s3://bucket/run", [one, f"{number:x}" * 16, "../escapes"])
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_mark(place).jobs == {f"{number:x}" * 16 for number in range(8)}
+    for number in range(200):
+        write_mark(place, "s3://bucket/run", [third, f"{number:016x}"])
+    jobs = read_mark(place).jobs
+    assert len(jobs) <= JOBS_MAX + 2
+    assert {third, f"{199:016x}"} <= jobs
+
+
+def test_a_store_that_is_away_is_asked_once_in_a_restore(
+    lost: Path, local: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    real = Run.look
+
+    def look(run: Run) -> None:
+        asked.append(run.root)
+        if run.root != local:
+            raise StoreError("it is away")
+        real(run)
+
+    monkeypatch.setattr(Run, "look", look)
+    with opened(str(lost), local, durable="local", drain_s=0.1) as checkpointer:
+        assert checkpointer.restore(state(0)) is None
+    assert asked.count(str(lost)) == 1
+    assert caplog.text.count("cannot be read, so only the steps of") == 1
+
+
+def test_older_steps_that_go_up_later_leave_no_more_than_the_policy_keeps(
+    store: str, local: str
+) -> None:
+    keep = Keep.latest(2) | Keep.local(3)
+    first = opened(store, local, durable="local", keep=Keep.latest(9) | Keep.local(9))
+    assert first._tiers is not None
+    assert first._tiers.uploader is not None
+    first.save(1, state(1))
+    first.wait("store")
+    with first._tiers.uploader.paused():
+        for step in (2, 3, 4):
+            first.save(step, state(step))
+        first._tiers.uploader.end()
+    with pytest.raises(StoreError, match="lacks step 2, 3, 4"):
+        first._tiers.drain(0.1)
+    next_job()
+    with opened(store, local, keep=keep, durable="local") as checkpointer:
+        checkpointer.restore(state(0))
+        assert checkpointer._tiers is not None
+        assert checkpointer._tiers.uploader is not None
+        with checkpointer._tiers.uploader.paused():  # so that the newest goes up first
+            checkpointer.save(5, state(5))
+    assert steps_in(store) == [4, 5]
+
+
+@pytest.mark.parametrize("inner", ["", "nvme"])
+def test_the_local_disk_is_not_within_the_run_nor_around_it(tmp_path: Path, inner: str) -> None:
+    with pytest.raises(OptionError, match="one is within the other"):
+        opened(str(tmp_path), str(tmp_path / inner))
+    with pytest.raises(OptionError, match="one is within the other"):
+        opened(str(tmp_path / "x" / inner), str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"store": 3, "jobs": []}', b"[1]"])
+def test_a_mark_that_is_none_is_refused(store: str, local: str, content: bytes) -> None:
+    os.makedirs(local)
+    Path(local, ".store").write_bytes(content)
+    with pytest.raises(OptionError, match="does not say which store"):
+        opened(store, local).restore(state(0))
+
+
+def test_an_exception_in_training_does_not_leave_the_last_step_behind(
+    store: str, local: str
+) -> None:
+    with pytest.raises(ZeroDivisionError), opened(store, local, every=1) as checkpointer:
+        checkpointer.step(1, state(1, 300_000))
+        raise ZeroDivisionError
+    assert steps_in(store) == [1]
+
+
+def test_deltas_are_refused_where_the_store_holds_none(store: str, local: str) -> None:
+    codec = holdfast.codecs.Delta()
+    if open_store(store).can_link:
+        with opened(store, local, codec=codec) as checkpointer:
+            for step in (1, 2, 3):
+                checkpointer.save(step, state(step))
+        assert steps_in(store) == [1, 2, 3]
+        shutil.rmtree(local)
+        assert restored(store, None)[:2] == (3, 3.0)
+        return
+    with pytest.raises(OptionError, match="cannot hold chains of deltas"):
+        opened(store, local, codec=codec)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"durable": "both"}, "durable is 'both'; expected one of store, local"),
+        ({"drain_s": 0}, "drain_s is 0; expected a number of seconds above 0"),
+        ({"upload_bytes_s": -1}, "upload_bytes_s is -1; expected a number of bytes above 0"),
+        ({"local": "s3://bucket/run"}, "expected a directory of a local disk"),
+        ({"local": 7}, "local is 7; expected the path of a directory"),
+        ({"local": None, "durable": "local"}, 'durable="local" is given without local'),
+        ({"local": None, "keep": Keep.local(2)}, "Keep.local is given without local"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    store: str, local: str, arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        opened(store, local, **arguments)
+    assert text in str(caught.value)
+
+
+def test_the_store_itself_is_no_local_disk(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="or both are the same; expected"):
+        opened(str(tmp_path), f"{tmp_path}/.")
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Path:
+    """A store whose disk is not mounted."""
+    path = tmp_path / "mount" / "run"
+    path.parent.mkdir()
+    path.symlink_to(tmp_path / "nowhere")
+    return path
+
+
+def test_training_begins_without_the_store_where_the_local_disk_is_enough(
+    lost: Path, local: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(StoreError), opened(str(lost), local) as checkpointer:
+        checkpointer.restore(state(0))
+    with pytest.raises(StoreError), opened(str(lost), local) as checkpointer:
+        checkpointer.save(1, state(0))
+    caplog.set_level(logging.WARNING)
+    with opened(str(lost), local, durable="local") as checkpointer:
+        assert checkpointer.restore(state(0)) is None
+        assert "cannot be read, so only the steps of" in caplog.text
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+        lost.unlink()  # and it comes back
+    assert steps_in(str(lost)) == [1, 2]
+
+
+def test_a_store_that_is_gone_is_no_reason_not_to_restore_from_the_local_disk(
+    tmp_path: Path, local: str
+) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+    with opened(str(store), local) as checkpointer:
+        checkpointer.save(1, state(1))
+    store.rename(away)
+    store.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StoreError):
+        restored(str(store), local)
+    next_job()
+    into = state(0)
+    checkpointer = opened(str(store), local, durable="local", drain_s=0.3)
+    assert checkpointer.restore(into) == 1
+    assert into["n"] == 1
+    checkpointer.save(2, state(2))
+    with pytest.raises(StoreError, match=r"step 1, 2|step 2"):
+        checkpointer.close()
+    store.unlink()
+    away.rename(store)
+    assert restored(str(store), local)[:2] == (2, 2.0)
+    next_job()
+    with opened(str(store), local) as checkpointer:
+        checkpointer.restore(into)
+        checkpointer.save(3, state(3))
+    assert steps_in(str(store)) == [1, 2, 3]
+
+
+LEAVES_WITHOUT_CLOSE = """
+import sys, torch, holdfast
+store, local = sys.argv[1:]
+c = holdfast.Checkpointer(store, local=local, durable="local", upload_bytes_s=1000.0, signals=())
+c.save(1, {"w": torch.ones(30_000)})
+"""
+
+
+def test_a_job_that_closes_nothing_says_what_it_leaves(tmp_path: Path) -> None:
+    words = [str(tmp_path / "store"), str(tmp_path / "local")]
+    command = [sys.executable, "-c", LEAVES_WITHOUT_CLOSE, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert f"{words[0]} lacks step 1 of {words[1]}" in done.stderr

@@ -1,0 +1,98 @@
+"""Which step goes up next, and which stay on the local disk."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import Keep
+from holdfast.errors import OptionError
+from holdfast.runs.upload_policy import Tiers, next_up, stays, wanted
+
+
+def tiers(
+    local: Sequence[int], store: Sequence[int] = (), bases: Mapping[int, int] | None = None
+) -> Tiers:
+    return Tiers(local, store, {}, bases or {})
+
+
+@pytest.mark.parametrize(
+    ("local", "store", "keep", "expected"),
+    [
+        ([], [], Keep.all(), None),
+        ([1, 2, 3], [], Keep.all(), 3),
+        ([1, 2, 3], [3], Keep.all(), 2),
+        ([1, 2, 3], [1, 2, 3], Keep.all(), None),
+        ([1, 2, 3], [3], Keep.latest(1), None),
+        ([1, 2, 3], [], Keep.latest(1), 3),
+        ([10, 13, 14], [14], Keep.latest(1) | Keep.every(10), 10),
+        ([1, 2], [5], Keep.latest(1), None),  # the store is ahead: another host saved that
+    ],
+)
+def test_the_newest_step_goes_up_first_and_none_that_would_not_be_kept(
+    local: list[int], store: list[int], keep: Keep, expected: int | None
+) -> None:
+    assert next_up(tiers(local, store), keep) == expected
+
+
+def test_a_base_goes_up_before_its_deltas() -> None:
+    keep = Keep.all()
+    bases = {2: 1, 3: 2}
+    assert next_up(tiers([1, 2, 3], [], bases), keep) == 1
+    assert next_up(tiers([1, 2, 3], [1], bases), keep) == 2
+    assert next_up(tiers([1, 2, 3], [1, 2], bases), keep) == 3
+    assert next_up(tiers([2, 3], [], bases), keep) is None  # the base is nowhere
+
+
+def test_a_step_that_a_metric_keeps_goes_up() -> None:
+    keep = Keep.latest(1) | Keep.best("loss", 1)
+    metrics = {1: {"loss": 0.1}, 2: {"loss": 0.5}, 3: {"loss": 0.3}}
+    assert wanted(Tiers([1, 2, 3], [], metrics, {}), keep) == [3, 1]
+
+
+def test_the_local_disk_keeps_the_newest_and_what_waits_for_its_upload() -> None:
+    keep = Keep.every(10) | Keep.latest(1) | Keep.local(2)
+    local = [10, 11, 12, 13]
+    assert stays(tiers(local), keep, None, is_full=False) == {10, 12, 13}
+    assert stays(tiers(local, [10]), keep, None, is_full=False) == {12, 13}
+    assert stays(tiers(local, [10]), keep, 11, is_full=False) == {11, 12, 13}
+    assert stays(tiers(local), keep, 11, is_full=True) == {11, 13}
+
+
+@given(
+    st.sets(st.integers(0, 40)),
+    st.sets(st.integers(0, 40)),
+    st.integers(1, 4),
+    st.booleans(),
+    st.sampled_from([Keep.all(), Keep.latest(1), Keep.latest(3), Keep.every(4)]),
+)
+def test_the_local_disk_never_holds_more_than_it_may(
+    local: set[int], store: set[int], count: int, is_full: bool, keep: Keep
+) -> None:
+    both = keep | Keep.local(count)
+    found = Tiers(sorted(local), sorted(store), {}, {})
+    going = next_up(found, both)
+    kept = stays(found, both, going, is_full=is_full)
+    assert len(kept) <= 2 * count + 1
+    if local:
+        assert max(local) in kept
+    if going is not None:
+        assert going in kept
+        # What is newer is in the store, or the policy lets go of it.
+        newer = {s for s in local - store if s > going}
+        assert not newer & both.kept(sorted(local | store), {})
+
+
+def test_how_many_stay_is_said_beside_the_policy_of_the_store() -> None:
+    for keep in (Keep.latest(3) | Keep.local(5), Keep.local(5) | Keep.latest(3)):
+        assert keep.kept([1, 2, 3, 4], {}) == {2, 3, 4}
+        assert keep.local_steps == 5
+    assert (Keep.latest(3) | Keep.every(2)).local_steps == 2
+    assert (Keep.all() | Keep.local(5)).keeps_all
+    assert (Keep.local(1) | Keep.local(4)).local_steps == 4
+    assert (Keep.local(1) | Keep.local(4) | Keep.latest(1)).kept([1, 2], {}) == {2}
+    assert (Keep.latest(1) | Keep.all() | Keep.local(4)).keeps_all
+    assert repr(Keep.latest(3) | Keep.local(5)) == "Keep.latest(3) | Keep.local(5)"
+    with pytest.raises(OptionError, match=r"Keep.local is given 0; expected an integer from 1"):
+        Keep.local(0)
