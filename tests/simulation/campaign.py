@@ -25,11 +25,21 @@ from simulation import bucket_plants, plants, tier_plants
 from simulation.bucket_worlds import BucketWorld
 from simulation.plants import planted
 from simulation.seams import installed
-from simulation.tier_worlds import TierWorld
+from simulation.tier_worlds import SharedDiskWorld, TierWorld
 from simulation.worlds import World
 
-WORLDS: dict[str, type[World]] = {"disk": World, "objects": BucketWorld, "tiers": TierWorld}
-PLANTS = {"disk": plants.PLANTS, "objects": bucket_plants.PLANTS, "tiers": tier_plants.PLANTS}
+WORLDS: dict[str, type[World]] = {
+    "disk": World,
+    "objects": BucketWorld,
+    "tiers": TierWorld,
+    "tiers-disk": SharedDiskWorld,
+}
+PLANTS = {
+    "disk": plants.PLANTS,
+    "objects": bucket_plants.PLANTS,
+    "tiers": tier_plants.PLANTS,
+    "tiers-disk": tier_plants.ON_DISK,
+}
 CHUNK = 250  # seeds that a process plays before it tells
 Failing = list[tuple[int, str]]  # seeds, and the first promise that each breaks
 

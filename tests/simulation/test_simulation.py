@@ -21,16 +21,18 @@ AND_ON = {
     "disk": ("rebased", "replaced"),
     "objects": ("calls late", "calls again", "calls lost", "replaced"),
     "tiers": ("calls late", "calls again", "lost disks", "the store does not answer"),
+    "tiers-disk": ("lost disks", "the store does not answer"),
 }
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.
 FROM = {
-    "retention leaves no mark": 141_301,
-    "retention leaves pending links": 16_001,
-    "a save puts no bar before its last look": 6_501,
-    "a new job bars nothing": 2_001,
-    "the store is taken with the first upload": 2_001,
-    "local steps of another past count": 2_301,
+    ("disk", "retention leaves no mark"): 141_301,
+    ("disk", "retention leaves pending links"): 16_001,
+    ("objects", "a save puts no bar before its last look"): 6_501,
+    ("objects", "a new job bars nothing"): 2_001,
+    ("tiers", "the store is taken with the first upload"): 2_001,
+    ("tiers", "local steps of another past count"): 2_301,
+    ("tiers-disk", "an upload takes files away by their names"): 2_501,
 }
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = ("data of dead saves goes unbarred",)
@@ -58,5 +60,5 @@ def test_a_seed_plays_the_same_world_again(on: str) -> None:
     ("on", "name"), [(on, name) for on in WORLDS for name in PLANTS[on] if name not in RARE]
 )
 def test_a_planted_fault_is_noticed(on: str, name: str) -> None:
-    first = FROM.get(name, 1)
+    first = FROM.get((on, name), 1)
     assert first_noticed(name, range(first, first + ENOUGH), on) is not None

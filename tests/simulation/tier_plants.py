@@ -18,7 +18,8 @@ from .plants import Plant, hold_without_a_look, keep_but_one, nothing
 _write_mark = tiers.write_mark
 
 
-_copy_files = transfer._copy_files
+_start, _end = transfer._NewFile.__init__, transfer._NewFile.__exit__
+_is_whole = transfer._is_whole
 
 
 def _commit_first(here: Any, there: Any, manifest: Any, data: bytes, look: Any) -> None:
@@ -33,6 +34,24 @@ def _transfer_manifest_first(here: Any, there: Any, *given: Any) -> Any:
     files = range(len(manifest.file_names))
     transfer._copy_files(here, there, None, manifest, files, nothing)  # type: ignore[arg-type]
     return 0, 0
+
+
+def _start_by_name(self: Any, here: Any, there: Any, manifest: Any, file: int, below: str) -> None:
+    _start(self, here, there, manifest, file, below)
+    self._pending = self._name
+
+
+def _end_by_name(self: Any, kind: Any, error: Any, trace: Any) -> None:
+    _end(self, kind, error, trace)
+    if error is not None:
+        self._there.remove(self._name)
+
+
+def _is_whole_or_goes(store: Any, manifest: Any, file: int, *given: Any) -> bool:
+    if is_there := _is_whole(store, manifest, file, *given):
+        return is_there
+    store.remove(manifest.file_names[file])
+    return False
 
 
 def _nothing_left(self: Any, until: float) -> list[int]:
@@ -58,4 +77,13 @@ PLANTS: dict[str, Plant] = {
     ],
     "the newest local step goes": [(directory_module.Run, "_with_bases", keep_but_one)],
     "close does not wait for uploads": [(Uploader, "wait_all", _nothing_left)],
+}
+
+# On an object store, a file that is not whole has no name.
+ON_DISK: dict[str, Plant] = PLANTS | {
+    "an upload takes files away by their names": [
+        (transfer._NewFile, "__init__", _start_by_name),
+        (transfer._NewFile, "__exit__", _end_by_name),
+        (transfer, "_is_whole", _is_whole_or_goes),
+    ],
 }

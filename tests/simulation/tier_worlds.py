@@ -24,7 +24,7 @@ from .training import Job, Rank
 from .worlds import World
 
 HOSTS = ("a", "b")
-STORE = f"{BASE}/user/run"
+SHARED = f"{MOUNT}/user/shared"
 DISK_TROUBLES = {"late": "lost", "again": "lost"}  # what a disk does where a store does that
 
 
@@ -117,7 +117,7 @@ class TierOracle(Oracle):
         self._world, self.newest_taken = world, 0
         given = (world.scheduler, world.disk, world.root, world.counts)
         super().__init__(*given)
-        self.store = StoreOracle(world.scheduler, world.bucket, STORE, world.counts)
+        self.store = StoreOracle(world.scheduler, world.bucket, world.root, world.counts)
         self.disks = {
             host: DiskOracle(world.scheduler, world.disk, place_of(host), world.counts)
             for host in HOSTS
@@ -133,7 +133,7 @@ class TierOracle(Oracle):
         return self.disks[self._world.hosts[job]]
 
     def _at(self, path: str) -> Oracle | None:
-        if path.startswith(BASE):
+        if f"{path}/".startswith(f"{self._world.root}/"):
             return self.store
         return next((d for h, d in self.disks.items() if path.startswith(place_of(h))), None)
 
@@ -142,7 +142,7 @@ class TierOracle(Oracle):
         if (one := self._at(second or path)) is not None:
             one.watch(operation, path, second)
         place, _, epoch = second.rpartition("/.epoch-")
-        if place == STORE and int(epoch) > self.newest_taken:
+        if place == self._world.root and int(epoch) > self.newest_taken:
             self.newest_taken = int(epoch)
             mine = self.of(self.scheduler.current.process.job)
             mine.is_left = False
@@ -247,28 +247,31 @@ class TierRank(Rank):
 
 
 class TierWorld(World):
-    """One seed's world."""
+    """One seed's world, before a store of objects."""
 
     rank_kind = TierRank
     aims = ("", "", "", "publish", "bar", "put", "list", "delete", "link", "unlink", "rename")
     troubles = ("fail", "fail", "lost", "again", "late", "slow")
-    bucket: Bucket
 
     def _place(self) -> str:
         self.disk = Disk(self.scheduler)
-        self.bucket = Bucket(self.scheduler)
+        root = self._place_behind()
         for place in (self.disk, self.bucket):
             place.clock_off_s += self.rng.choice((0.0, 0.0, -90000.0, 7200.0, 1e6))
         for host in HOSTS:
             self.disk.make(f"{MOUNT}/user/{host}", durable=True)
-        self.bucket.watch = self._watch
-        self.bucket.trouble = self._trouble_of_store
         self.hosts: list[str] = []  # of each job
         self.durable: list[str] = []
         self.drain_s: list[float] = []
         self.local_steps = self.rng.choice((1, 1, 2, 3))
         self._down_until = 0.0
-        return STORE
+        return root
+
+    def _place_behind(self) -> str:
+        bucket = Bucket(self.scheduler)
+        bucket.watch, bucket.trouble = self._watch, self._trouble_of_store
+        self.bucket = bucket
+        return f"{BASE}/user/run"
 
     def _oracle(self) -> Oracle:
         return TierOracle(self)
@@ -327,3 +330,20 @@ class TierWorld(World):
     def _cut_power(self) -> None:
         super()._cut_power()
         cast(TierOracle, self.oracle).forget_epochs()
+
+
+class SharedDiskWorld(TierWorld):
+    """One seed's world, before a disk that all hosts share."""
+
+    aims = World.aims
+
+    def _place_behind(self) -> str:
+        self.bucket = cast(Disk, self.disk)
+        self.bucket.make(SHARED, durable=True)
+        return f"{SHARED}/run"
+
+    def _trouble(self, operation: str, path: str) -> tuple[str, int] | None:
+        if not path.startswith(SHARED):
+            return super()._trouble(operation, path)
+        kind, number = self._trouble_of_store(operation, path) or ("", 0)
+        return (DISK_TROUBLES.get(kind, kind), number) if kind else None
