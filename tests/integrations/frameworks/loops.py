@@ -73,7 +73,7 @@ class Team(play.Ranks):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, str(HERE / native.script), *arguments]
+        command = [sys.executable, play.RUN, str(HERE / native.script), *arguments]
         self.logs = [Path(f"{logs}.{rank}.log") for rank in range(ranks)]
         self.processes = []
         for rank, log in enumerate(self.logs):

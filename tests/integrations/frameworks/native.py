@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
 sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []
 
-from integrations.frameworks.play import pinned  # noqa: E402
+from integrations.frameworks.play import RUN, pinned  # noqa: E402
 from integrations.frameworks.results import unlike  # noqa: E402
 from integrations.page import Page  # noqa: E402
 
@@ -160,7 +160,7 @@ class Ranks:
         for rank, log in enumerate(self.logs):
             with log.open("w") as output:
                 process = subprocess.Popen(
-                    [sys.executable, str(HERE / script), json.dumps(asdict(start))],
+                    [sys.executable, RUN, str(HERE / script), json.dumps(asdict(start))],
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=self._environment(rank, port),

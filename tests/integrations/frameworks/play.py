@@ -34,6 +34,7 @@ RANKS = 2
 LIMIT_S, POLL_S = 240, 0.0005
 WORD = ".manifest-dcp"  # what the drop-in leaves beside the data while it saves
 MERGED = "model.safetensors"
+RUN = str(HERE.parent / "run_example.py")  # what ends processes where gloo could abort them
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, str(HERE / f"{script}_loop.py"), *arguments]
+        command = [sys.executable, RUN, str(HERE / f"{script}_loop.py"), *arguments]
         self.logs = [Path(f"{logs}.{rank}.log") for rank in range(RANKS)]
         self.processes = []
         for rank, log in enumerate(self.logs):
