@@ -118,9 +118,13 @@ class Disk:
             parent.change({name: None})
         elif operation in ("link", "rename"):
             target, target_name = self._parent(second)
-            assert target is parent, "the model knows links and renames within one directory"
+            node = parent.now[name]
             gone: dict[str, File | Directory | None] = {name: None} if operation == "rename" else {}
-            parent.change({**gone, target_name: parent.now[name]})
+            if target is parent:
+                parent.change({**gone, target_name: node})
+            else:  # two directories: a crash may leave both names, or none
+                target.change({target_name: node})
+                parent.change(gone)
         else:
             raise ValueError(f"the model does not know the call {operation}")
 

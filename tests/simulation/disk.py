@@ -145,6 +145,7 @@ class Disk:
         if name in parent.now:
             raise error_of(errno.EEXIST, f"create {path}")
         file = SimFile(self.time())
+        self.watch("create", "", path)
         self._change(parent, {name: file})
         self._end(late, "create", path)
         return self._opened(file, path)
@@ -223,18 +224,23 @@ class Disk:
         self._end(late, "link", target)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, in the same directory."""
+        """Give a file or a directory another name, in any directory."""
         began = self._scheduler.now
         late = self._begin("rename", target)
         parent, name = self._parent("rename", target)
-        node, old = self.node(source), source.rpartition("/")[2]
+        node = self.node(source)
         if node is None:
             raise error_of(errno.ENOENT, f"rename {source}")
+        before, old = self._parent("rename", source)
         if isinstance(node, Directory) and name in parent.now:
             raise error_of(errno.ENOTDIR, f"rename {source}")
         self.link_began = began
         self.watch("rename before", source, target)
-        self._change(parent, {old: None, name: node})
+        if before is parent:
+            self._change(parent, {old: None, name: node})
+        else:  # a power cut may leave both names, or none
+            self._change(parent, {name: node})
+            self._change(before, {old: None})
         self.watch("rename", source, target)
         self._end(late, "rename", target)
 

@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from crash.disk_model import Directory
+from holdfast.engine.removal import ANNOUNCED
 from holdfast.errors import CorruptError
 from holdfast.format.manifest import Manifest
 from holdfast.format.names import step_name, step_of
@@ -105,9 +106,13 @@ class Oracle:
             self._replaced(process, path, second)
         elif operation == "unlink" and path.endswith("/MANIFEST"):
             self._retired(process, path)
+        elif operation == "rename before" and ANNOUNCED in second:
+            for file in getattr(self._disk.node(path), "now", ()):
+                self._removed(process, f"{path}/{file}")
         elif operation == "unlink" and path.endswith(".hf"):
             self._disk.free_bytes = 1 << 40
-            self._removed(process, path)
+            if ANNOUNCED not in path:
+                self._removed(process, path)
 
     def _published(self, process: Process, path: str) -> None:
         self.counts["commits"] += 1

@@ -21,7 +21,16 @@ from holdfast.arguments import decode_arguments
 from holdfast.chains import recompress as recompress_module
 from holdfast.codecs.base import Codec
 from holdfast.engine import chain as chains
-from holdfast.engine import check, commit, known, ledger, retire, transfer, write_pipeline
+from holdfast.engine import (
+    check,
+    commit,
+    copied_files,
+    known,
+    ledger,
+    retire,
+    transfer,
+    write_pipeline,
+)
 from holdfast.engine import replace as replace_module
 from holdfast.engine.file_plan import WriterPlan
 from holdfast.engine.registry import RAW
@@ -270,8 +279,13 @@ def checked_value(name: str, content: bytes) -> int:
 
 def check_files(store: Any, manifest: Manifest, files: Sequence[int]) -> None:
     """Check whole files, as a transfer does what is no payload."""
-    for name in (manifest.file_names[file] for file in files):
-        checked_value(name, store.get(name, FILE_BYTES))
+    for file in files:
+        check_file(store, manifest, file, manifest.file_names[file])
+
+
+def check_file(store: Any, manifest: Manifest, file: int, name: str) -> None:
+    """Check a whole file, which may have another name yet."""
+    checked_value(manifest.file_names[file], store.get(name, FILE_BYTES))
 
 
 class NoPayloads:
@@ -334,10 +348,13 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (check, "decode_manifest", decode_manifest),
     (check, "check_tiling", check_tiling),
     (transfer, "decode_manifest", decode_manifest),
-    (transfer, "check_files", check_files),
     (transfer, "lease", lambda *place: nullcontext(LEASE)),
-    (transfer, "_runs_of", lambda manifest, files: []),
-    (transfer, "DataFileReader", NoPayloads),
+    (copied_files, "decode_manifest", decode_manifest),
+    (copied_files, "check_files", check_files),
+    (copied_files, "check_file", check_file),
+    (copied_files, "lease", lambda *place: nullcontext(LEASE)),
+    (copied_files, "_runs_of", lambda manifest, files: []),
+    (copied_files, "DataFileReader", NoPayloads),
     (tier_steps, "decode_manifest", decode_manifest),
     (commit, "content_digest", content_digest),
     (replace_module, "content_digest", content_digest),

@@ -18,7 +18,7 @@ from typing import Any
 from crash.disk_model import Directory
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
-from holdfast.engine import epochs, known, ledger, retire, transfer
+from holdfast.engine import copied_files, epochs, known, ledger, removal, retire
 from holdfast.group import barrier
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import directory as directory_module
@@ -243,7 +243,8 @@ def _patches() -> list[tuple[Any, str, Any]]:
         ),
         (save_module, "secrets", chance),
         (recompress_module, "secrets", chance),
-        (transfer, "secrets", SimpleNamespace(token_hex=_number)),
+        (copied_files, "secrets", SimpleNamespace(token_hex=_number)),
+        (removal, "secrets", SimpleNamespace(token_hex=_number)),
         (save_module, "cached_plans", cached_plans),
         (save_module, "end_link", _note_link),
         (

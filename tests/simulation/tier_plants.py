@@ -5,7 +5,7 @@ As in `plants.py`.
 
 from typing import Any
 
-from holdfast.engine import transfer
+from holdfast.engine import copied_files, transfer
 from holdfast.runs import directory as directory_module
 from holdfast.runs import fence as fence_module
 from holdfast.runs import tiers, uploader
@@ -18,8 +18,8 @@ from .plants import Plant, hold_without_a_look, keep_but_one, nothing
 _write_mark = tiers.write_mark
 
 
-_start, _end = transfer._NewFile.__init__, transfer._NewFile.__exit__
-_is_whole = transfer._is_whole
+_start, _end = copied_files._NewFile.__init__, copied_files._NewFile.__exit__
+_is_whole = copied_files.is_whole
 
 
 def _commit_first(here: Any, there: Any, manifest: Any, data: bytes, look: Any) -> None:
@@ -32,7 +32,7 @@ def _transfer_manifest_first(here: Any, there: Any, *given: Any) -> Any:
     manifest = transfer.read_manifest(here)
     _commit_first(here, there, manifest, here.get("MANIFEST", 1 << 20), None)
     files = range(len(manifest.file_names))
-    transfer._copy_files(here, there, None, manifest, files, nothing)  # type: ignore[arg-type]
+    copied_files.copy_files(here, there, None, manifest, files, nothing)  # type: ignore[arg-type]
     return 0, 0
 
 
@@ -82,8 +82,8 @@ PLANTS: dict[str, Plant] = {
 # On an object store, a file that is not whole has no name.
 ON_DISK: dict[str, Plant] = PLANTS | {
     "an upload takes files away by their names": [
-        (transfer._NewFile, "__init__", _start_by_name),
-        (transfer._NewFile, "__exit__", _end_by_name),
-        (transfer, "_is_whole", _is_whole_or_goes),
+        (copied_files._NewFile, "__init__", _start_by_name),
+        (copied_files._NewFile, "__exit__", _end_by_name),
+        (transfer, "is_whole", _is_whole_or_goes),
     ],
 }

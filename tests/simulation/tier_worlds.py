@@ -178,9 +178,10 @@ class TierOracle(Oracle):
             one.judge(when)
 
     def forget_epochs(self) -> None:
-        """Every process is gone."""
+        """Every process is gone; so may an epoch be that nobody has synced."""
         for one in self._every():
             one.newest_epoch = 0
+        self.newest_taken = self._world.newest_epoch_there()
 
     def promised(self, job: int) -> int:
         """Return the newest step that a job has to find."""
@@ -273,6 +274,10 @@ class TierWorld(World):
         self.bucket = bucket
         return f"{BASE}/user/run"
 
+    def newest_epoch_there(self) -> int:
+        """Return the newest epoch that a crash has left in the store."""
+        return cast(TierOracle, self.oracle).newest_taken
+
     def _oracle(self) -> Oracle:
         return TierOracle(self)
 
@@ -347,3 +352,10 @@ class SharedDiskWorld(TierWorld):
             return super()._trouble(operation, path)
         kind, number = self._trouble_of_store(operation, path) or ("", 0)
         return (DISK_TROUBLES.get(kind, kind), number) if kind else None
+
+    def newest_epoch_there(self) -> int:
+        """See `TierWorld`: here, one that nobody has synced may be gone."""
+        run = self.bucket.node(self.root)
+        names = run.now if isinstance(run, Directory) else ()
+        epochs = (name.removeprefix(".epoch-") for name in names if name.startswith(".epoch-"))
+        return max(map(int, epochs), default=0)

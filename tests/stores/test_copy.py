@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import holdfast
 from holdfast.cli import main
-from holdfast.engine import transfer
+from holdfast.engine import copied_files, transfer
 from holdfast.errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -105,16 +105,16 @@ def test_any_changed_bit_of_the_source_is_found_and_nothing_is_committed(
 def test_what_is_not_what_was_checked_is_found_at_the_target(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Header and footer are read twice: once to be checked, once to be written."""
-    real = transfer._NewFile._fill
+    """What is no payload is checked again as it was written."""
+    real = copied_files._NewFile._fill
 
     def wrong(self: Any, end: int) -> None:
         if self._at:
             self._write(memoryview(bytes(end - self._at)))
         real(self, end)
 
-    monkeypatch.setattr(transfer._NewFile, "_fill", wrong)
-    with pytest.raises(CorruptError):
+    monkeypatch.setattr(copied_files._NewFile, "_fill", wrong)
+    with pytest.raises(StoreError, match="is not what was written"):
         holdfast.copy_checkpoint(source, target)
     with pytest.raises(NotCommittedError):
         holdfast.open(target)
@@ -129,7 +129,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     holdfast.save(state(3), f"{source}-files", options=options)
     source = f"{source}-files"
     assert len([*Path(source).glob("data/*/*")]) > 3
-    finish, count = transfer._NewFile.finish, 0
+    finish, count = copied_files._NewFile.finish, 0
 
     class Cut(BaseException):
         pass
@@ -143,7 +143,7 @@ def test_a_copy_that_was_cut_off_goes_on(
             raise Cut
         return finish(self)
 
-    monkeypatch.setattr(transfer._NewFile, "finish", late)
+    monkeypatch.setattr(copied_files._NewFile, "finish", late)
     with pytest.raises(Cut):
         holdfast.copy_checkpoint(source, target)
     monkeypatch.undo()

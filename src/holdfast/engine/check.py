@@ -293,19 +293,23 @@ def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
         CorruptError: the text names the file and what differs.
     """
     for file in files:
-        name = manifest.file_names[file]
-        descriptor = open_data_file(store, name, direct=False)
-        try:
-            _check_file(store, manifest, file, descriptor)
-        except CorruptError as error:
-            raise damaged(store.location, f"{store.location}/{name}: {error}") from error
-        except VersionError as error:
-            raise VersionError(f"{store.location}/{name}: {error}") from error
-        except StoreError as error:
-            check_not_removed(store, name, error)
-            raise
-        finally:
-            store.vfs.close(descriptor)
+        check_file(store, manifest, file, manifest.file_names[file])
+
+
+def check_file(store: Store, manifest: Manifest, file: int, name: str) -> None:
+    """Check what `check_files` does, of one file, which may have another name yet."""
+    descriptor = open_data_file(store, name, direct=False)
+    try:
+        _check_file(store, manifest, file, descriptor)
+    except CorruptError as error:
+        raise damaged(store.location, f"{store.location}/{name}: {error}") from error
+    except VersionError as error:
+        raise VersionError(f"{store.location}/{name}: {error}") from error
+    except StoreError as error:
+        check_not_removed(store, name, error)
+        raise
+    finally:
+        store.vfs.close(descriptor)
 
 
 def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) -> None:

@@ -26,6 +26,15 @@ from ..format.manifest import decode_manifest
 from ..format.names import is_save_id
 from ..stores.base import Entry, Store
 from .marker import remove_marker
+from .removal import (
+    ANNOUNCED,
+    announce,
+    bar_of,
+    lift,
+    remove_announced,
+    revoke_copies,
+    take_away,
+)
 
 logger = logging.getLogger("holdfast")
 
@@ -223,17 +232,19 @@ def _is_lock_of_data(store: Store, name: str) -> bool:
 
 def _remove_save(store: Store, save: str) -> bool:
     """Remove the data of a save that no manifest names; False: it was published meanwhile."""
-    bar, below = f"{spec.PENDING_MANIFEST_PREFIX}{save}", f"{spec.DATA_DIRECTORY}/{save}"
+    mine = announce(store, save)
     if not revoke_save(store, save):
         return False
+    revoke_copies(store, save)
     is_dead = _published(store) != save
     if is_dead:
         store.sync_directory()  # or a power cut brings a MANIFEST back whose removal nobody synced
+        below = take_away(store, save, mine)
         store.remove_all([f"{below}/{file.name}" for file in _list_if_there(store, below)])
         store.remove_directory(below)
-    store.remove_directory(bar)
+    lift(store, save)
     if is_dead:
-        store.remove(f"{bar}{OVER}")
+        store.remove(f"{bar_of(save)}{OVER}")
     return is_dead
 
 
@@ -281,7 +292,9 @@ def _list_if_there(store: Store, name: str) -> list[Entry]:
 
 def _remove_pending(store: Store, entry: Entry) -> None:
     """Remove a pending manifest, or a bar that was left in its place."""
-    if entry.kind == "directory":
+    if ANNOUNCED in entry.name:
+        remove_announced(store, entry.name)
+    elif entry.kind == "directory":
         store.remove_directory(entry.name)
     else:
         store.remove(entry.name)

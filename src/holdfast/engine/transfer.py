@@ -6,24 +6,28 @@ off is no checkpoint, and goes on where it was. Knows stores and the format, no 
 
 import contextlib
 import errno
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..errors import AlreadyCommittedError, CorruptError, OptionError, ReplacedError, StoreError
+from ..errors import (
+    AlreadyCommittedError,
+    CorruptError,
+    OptionError,
+    ReplacedError,
+    StoreError,
+)
 from ..format import spec
 from ..format.manifest import Manifest, decode_manifest
 from ..format.table import content_digest
-from ..layout import whole
-from ..options import SLOT_BYTES, Options
-from ..plan.load_plan import plan_load
-from ..plan.reads import ReadRun
+from ..options import Options
 from ..stores.base import Store
-from .check import check_files, check_names, read_manifest
+from .check import check_names, read_manifest
 from .commit import check_absent, check_base, check_present
+from .copied_files import GONE, Report, copy_files, is_whole, sweep_copies
 from .marker import is_marker, put_marker
-from .pool import Lease, lease
-from .read import DataFileReader, open_data_file, still_there
+from .pool import lease
+from .read import still_there
+from .removal import is_announced, lift, pending_of_copy
 from .trust import check_of
 
 
@@ -35,11 +39,6 @@ class Elsewhere(Protocol):
 
     def wait(self, manifest: Manifest, files: Sequence[int]) -> None:
         """Wait until these are there, durably; raises a HoldfastError when they do not come."""
-
-
-Report = Callable[[int], None]
-PIECE_BYTES = 1 << 20  # of headers and footers
-PENDING_PREFIX = "copy-"  # of files that are not whole
 
 
 def transfer(
@@ -73,20 +72,18 @@ def transfer(
     if elsewhere is not None:
         is_here = present(here, manifest)
         absent = [n for n, has in enumerate(is_here) if not has]
+    if there.shows_pending:
+        lift(there, manifest.table.header.save_id)  # who removes what was there before stops here
     if elsewhere is not None and absent:
         elsewhere.ask(manifest, data)
     files = sorted(set(range(len(sizes))) - set(absent))
-    missing = [n for n in files if not _is_whole(there, manifest, n, options, use)]
+    missing = [n for n in files if not is_whole(there, manifest, n, options, use)]
     kept = sum(sizes[n] for n in files) - sum(sizes[n] for n in missing)
     report(kept)
     with still_there(here), lease(here, options, use) as leased:
         if files or elsewhere is None:
             check_names(here, manifest)
-        try:
-            _copy_files(here, there, leased, manifest, missing, report)
-        except StoreError as error:  # another copy of it has ended, and swept
-            if error.errno != errno.ENOENT or not _is_committed(there, data):
-                raise
+        copy_files(here, there, leased, manifest, missing, report)
     if elsewhere is not None and absent:
         elsewhere.wait(manifest, absent)
     _commit(here, there, manifest, data, look)
@@ -98,10 +95,10 @@ def bring(
 ) -> int:
     """Copy those data files that this host has and the other place lacks; return their bytes."""
     files = [n for n, has in enumerate(present(here, manifest)) if has]
-    missing = [n for n in files if not _is_whole(there, manifest, n, options, use)]
+    missing = [n for n in files if not is_whole(there, manifest, n, options, use)]
     if missing:
         with lease(here, options, use) as leased:
-            _copy_files(here, there, leased, manifest, missing, report)
+            copy_files(here, there, leased, manifest, missing, report)
     return sum(manifest.table.file_bytes[missing].tolist())
 
 
@@ -111,7 +108,7 @@ def take_manifest(there: Store, data: bytes) -> None:
         save_id = decode_manifest(data, spec.MANIFEST_NAME).table.header.save_id
     except CorruptError:
         return  # whoever restores it finds that
-    pending = f"{spec.PENDING_MANIFEST_PREFIX}{save_id}"
+    pending = pending_of_copy(there, save_id)
     there.prepare(pending, data, spec.MANIFEST_NAME)
     there.sync_above(pending)
     there.publish(pending, spec.MANIFEST_NAME)
@@ -161,11 +158,17 @@ def _is_committed(store: Store, data: bytes) -> bool:
     """
     if store.exists(spec.MANIFEST_NAME):
         if store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX) == data:
+            store.sync_directory()  # who published it may not have come so far
             return True
         raise AlreadyCommittedError(
             f"{store.location} holds another checkpoint; copy to a new directory, or delete it"
         )
-    check_absent(store, with_dcp=True)
+    try:
+        check_absent(store, with_dcp=True)
+    except AlreadyCommittedError:
+        if not store.exists(spec.MANIFEST_NAME):
+            raise
+        return _is_committed(store, data)  # it was published this moment
     return False
 
 
@@ -187,158 +190,12 @@ def _check_base(there: Store, manifest: Manifest) -> None:
         )
 
 
-def _is_whole(store: Store, manifest: Manifest, file: int, options: Options, use: str) -> bool:
-    """Return whether a data file is there, left by a copy that was cut off.
-
-    One that is broken stays until another takes its name: who removed it by that could be frozen
-    before, and remove a whole one.
-    """
-    name = manifest.file_names[file]
-    if store.kind(name) != "file":
-        return False
-    try:
-        check_files(store, manifest, [file])
-        if not store.can_link:
-            return True  # what was uploaded is there whole, or not at all
-        with (
-            lease(store, options, use) as leased,
-            DataFileReader(store, leased, manifest) as reader,
-        ):
-            for run, slot in reader.stream(_runs_of(manifest, [file])):
-                _check(reader, run, slot)
-    except CorruptError:
-        return False
-    return True
-
-
-def _runs_of(manifest: Manifest, files: Sequence[int]) -> list[ReadRun]:
-    """Return what is to be read of some files, each from its beginning to its end."""
-    tensors = manifest.table.header.tensors
-    wanted = {t.path: (i, [whole(t.shape)]) for i, t in enumerate(tensors)}
-    some = set(files)
-    runs = [run for run in plan_load(manifest, wanted, SLOT_BYTES) if run.extent.file in some]
-    return sorted(runs, key=lambda run: (run.extent.file, run.extent.offset))
-
-
-def _check(reader: DataFileReader, run: ReadRun, slot: int) -> None:
-    if not reader.is_whole(run, slot):
-        for read in run.chunks:
-            reader.check(run, read, slot)
-
-
-def _copy_files(
-    here: Store,
-    there: Store,
-    leased: Lease,
-    manifest: Manifest,
-    files: Sequence[int],
-    report: Report,
-) -> None:
-    """Read files in their order, check what was read, and write it."""
-    runs = _runs_of(manifest, files)
-    below = f"{spec.DATA_DIRECTORY}/{secrets.token_hex(16)}"  # as a save of its own: see `sweep`
-    try:
-        with DataFileReader(here, leased, manifest) as reader:
-            stream = reader.stream(runs, in_order=True)
-            at = 0
-            for file in files:
-                with _NewFile(here, there, manifest, file, below) as new:
-                    while at < len(runs) and runs[at].extent.file == file:
-                        run, slot = next(stream)
-                        _check(reader, run, slot)
-                        view = leased.pool.view(slot)[: run.extent.size_bytes]
-                        report(new.add(run.extent.offset, view))
-                        at += 1
-                    report(new.finish())
-    finally:
-        if there.shows_pending:
-            with contextlib.suppress(StoreError):  # a file may be left in it
-                there.remove_directory(below)
-
-
-class _NewFile:
-    """One data file at the target, which gets its name when it is whole.
-
-    Two that bring the same file, one of which may be frozen and go on when the other has ended,
-    write two files; each removes its own alone.
-    """
-
-    def __init__(
-        self, here: Store, there: Store, manifest: Manifest, file: int, below: str
-    ) -> None:
-        self._here, self._there = here, there
-        self._name = self._pending = manifest.file_names[file]
-        if there.shows_pending:
-            self._pending = f"{below}/{PENDING_PREFIX}{self._name.rpartition('/')[2]}"
-        self._size = int(manifest.table.file_bytes[file])
-        self._end = int(manifest.payload_end[file])
-        self._manifest, self._file = manifest, file
-        self._at = 0  # written so far
-
-    def __enter__(self) -> "_NewFile":
-        self._from = open_data_file(self._here, self._name, direct=False)
-        try:
-            self._to = self._there.create(self._pending, direct=False)
-        except BaseException:
-            self._here.vfs.close(self._from)
-            raise
-        try:
-            self._there.vfs.allocate(self._to, self._size)
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
-            raise
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._here.vfs.close(self._from)
-        self._there.vfs.close(self._to)
-        if error is not None and self._pending != self._name:
-            self._there.remove(self._pending)
-
-    def add(self, offset: int, view: memoryview) -> int:
-        """Write what was read at an offset, up to the end of the payloads; return its size."""
-        before = self._at
-        self._fill(offset)
-        size = min(self._end, offset + len(view)) - self._at
-        if size > 0:
-            self._write(view[self._at - offset : self._at - offset + size])
-        return self._at - before
-
-    def finish(self) -> int:
-        """Write the rest, make it durable, check what is no payload; return its size."""
-        before = self._at
-        self._fill(self._size)
-        vfs = self._there.vfs
-        vfs.truncate(self._to, self._size)
-        vfs.sync(self._to)
-        if self._pending != self._name:
-            self._there.move(self._pending, self._name)
-        self._there.sync_made(self._name)
-        check_files(self._there, self._manifest, [self._file])
-        return self._at - before
-
-    def _fill(self, end: int) -> None:
-        """Write what no run holds: header, footer, trailer, and gaps between files' parts."""
-        while self._at < end:
-            size = min(PIECE_BYTES, end - self._at)
-            found = self._here.vfs.read(self._from, size, self._at)
-            if len(found) != size:
-                raise CorruptError(
-                    f"{self._here.location}/{self._name} ends at byte {self._at + len(found)}; "
-                    f"expected {self._size}"
-                )
-            self._write(memoryview(found))
-
-    def _write(self, data: memoryview) -> None:
-        self._there.vfs.write(self._to, data, self._at)
-        self._at += len(data)
-
-
 def _commit(
     here: Store, there: Store, manifest: Manifest, data: bytes, look: Callable[[], object]
 ) -> None:
     """Publish the copy, with what belongs beside it."""
-    pending = f"{spec.PENDING_MANIFEST_PREFIX}{manifest.table.header.save_id}"
+    save_id = manifest.table.header.save_id
+    pending = pending_of_copy(there, save_id)
     if here.exists(spec.SIGNATURE_NAME):
         signature = here.get(spec.SIGNATURE_NAME, spec.MANIFEST_BYTES_MAX)
         there.prepare(f"{pending}.signature", signature)
@@ -347,26 +204,23 @@ def _commit(
     try:
         there.sync_path(next(iter(manifest.file_names), spec.MANIFEST_NAME))
         there.sync_above(pending)
+        if is_announced(there, save_id):
+            raise StoreError(f"{there.location} is being removed by another job. Copy again")
         check_present(there, manifest)
         check_base(there, manifest)
         look()
     except BaseException:
         there.remove(pending)
         raise
-    if not there.publish(pending, spec.MANIFEST_NAME) and not _is_committed(there, data):
+    try:
+        is_ours = there.publish(pending, spec.MANIFEST_NAME)
+    except StoreError as error:
+        if error.errno not in GONE:
+            raise
+        is_ours = False
+    if not is_ours and not _is_committed(there, data):
         raise StoreError(f"{there.location} was taken by another save during this copy")
     if is_marker(here):
         put_marker(there)
-    if there.shows_pending:
-        with contextlib.suppress(StoreError):
-            _sweep(there)
-
-
-def _sweep(there: Store) -> None:
-    """Remove what copies that died have left beside the one that is committed."""
-    for save in there.list(spec.DATA_DIRECTORY):
-        below = f"{spec.DATA_DIRECTORY}/{save.name}"
-        names = [entry.name for entry in there.list(below)] if save.kind == "directory" else []
-        if names and all(name.startswith(PENDING_PREFIX) for name in names):
-            there.remove_all([f"{below}/{name}" for name in names])
-            there.remove_directory(below)
+    with contextlib.suppress(StoreError):
+        sweep_copies(there)

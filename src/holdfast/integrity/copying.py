@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 
 from ..brief import brief
-from ..engine.transfer import Report, transfer
+from ..engine.copied_files import Report
+from ..engine.transfer import transfer
 from ..errors import OptionError
 from ..options import Options, options_of
 from ..stores.url import open_store

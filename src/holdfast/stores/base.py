@@ -222,11 +222,14 @@ class Store(Protocol):
     def rename(self, pending_name: str, name: str) -> None:
         """Give what `prepare` wrote its name in place of what has it; a crash may undo that."""
 
-    def move(self, name: str, second: str) -> None:
+    def move(self, name: str, second: str, *, makes: bool = True) -> None:
         """Give a whole, synced file another name in place of what has it; a crash may undo that.
 
-        It makes the directories above. Only where `shows_pending`: elsewhere a file has its name
+        Or a directory, with all in it. Only where `shows_pending`: elsewhere a file has its name
         when it is whole.
+
+        Args:
+            makes: the directories above; else the error is ENOENT where they are not there.
         """
 
     def claim(self, name: str, note: bytes) -> bool:

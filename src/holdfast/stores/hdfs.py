@@ -156,10 +156,11 @@ class HdfsStore:
 
     rename = replace
 
-    def move(self, name: str, second: str) -> None:
-        """Rename a file that is closed, below directories that are made."""
-        above = self._path(second).rpartition("/")[0]
-        self._ask("make", second, self._client.mkdirs, above, 0o755, True)
+    def move(self, name: str, second: str, *, makes: bool = True) -> None:
+        """Rename a file that is closed, or a directory."""
+        if makes:
+            above = self._path(second).rpartition("/")[0]
+            self._ask("make", second, self._client.mkdirs, above, 0o755, True)
         stamp = self.stamp(name)
         try:
             self._ask("move", name, self._client.rename, self._path(name), self._path(second), True)

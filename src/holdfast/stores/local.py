@@ -208,9 +208,10 @@ class LocalStore:
         self.rename(pending_name, name)
         self.vfs.sync_directory(os.path.dirname(self._path(name)))
 
-    def move(self, name: str, second: str) -> None:
-        """Rename, below directories that are made; a crash may leave what was there before."""
-        self._make_directories(os.path.dirname(self._path(second)))
+    def move(self, name: str, second: str, *, makes: bool = True) -> None:
+        """Rename, of directories too; a crash may leave what was there before."""
+        if makes:
+            self._make_directories(os.path.dirname(self._path(second)))
         self.rename(name, second)
 
     def claim(self, name: str, note: bytes) -> bool:

@@ -190,7 +190,7 @@ class ObjectStore:
             self._delete(name)
             _bars.pop(self._where(name), None)
 
-    def link(self, name: str, second: str) -> None:
+    def link(self, name: str, second: str, *, makes: bool = True) -> None:
         """Refuse: there are no second names."""
         raise store_error(errno.EOPNOTSUPP, f"link {self._where(name)}: objects have one name")
 

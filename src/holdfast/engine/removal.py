@@ -1,0 +1,119 @@
+"""Removal of what may be there again: data of a copy, whose names are those of the original.
+
+A save's names never come back, so who was frozen while it removed them harms nobody later. A copy
+brings the same names again. So the data of a save is not removed where it is: it is moved away
+first, in one step that fails once another has taken over.
+
+- Who removes announces it: a directory of its own. Then it bars the save, removes what is pending
+  of copies, and looks whether MANIFEST names the data. Only then does it move the data into its
+  directory, and remove it there.
+- Who takes over (`lift`) removes the directories of all others, then the bar, then looks again.
+- Who copies does that first. It prepares MANIFEST, looks that nothing is announced, then that the
+  data is there, and publishes.
+
+So data that is moved away was named by nothing, and nothing is published that names it: if what is
+pending was there before the removal looked for it, it was removed; if not, it was prepared after
+the announcement, and its writer sees that, or that the data is gone.
+
+Where nothing can be moved (object stores), data is removed where it is: `docs/commit.md` says what
+that leaves open. Knows stores and names, no ranks.
+"""
+
+import errno
+import secrets
+
+from ..errors import NoSpaceError, StoreError
+from ..format import spec
+from ..stores.base import Entry, Store
+
+ANNOUNCED, COPY = ".gone-", ".copy-"  # in the names of a removal, and of a copy's pending manifest
+_BY, _DATA = "by", "data"  # in a directory of a removal
+ATTEMPTS = 8  # to lift what others announce meanwhile
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+
+
+def bar_of(save: str) -> str:
+    """Return the name of the pending manifest of a save, or of what bars it."""
+    return f"{spec.PENDING_MANIFEST_PREFIX}{save}"
+
+
+def pending_of_copy(store: Store, save: str) -> str:
+    """Return the name that a copy prepares its MANIFEST under: no other copy has it."""
+    return f"{bar_of(save)}{COPY}{secrets.token_hex(8)}" if store.shows_pending else bar_of(save)
+
+
+def announce(store: Store, save: str) -> str:
+    """Announce that a save is to be removed; empty where nothing can be moved, or there is no room.
+
+    On a full disk what is to be removed is removed all the same.
+    """
+    mine = f"{bar_of(save)}{ANNOUNCED}{secrets.token_hex(8)}"
+    try:
+        return mine if store.shows_pending and store.claim(f"{mine}/{_BY}", b"") else ""
+    except NoSpaceError:
+        return ""
+
+
+def revoke_copies(store: Store, save: str) -> None:
+    """Remove what is pending of copies of a save."""
+    for name in _beside(store, save, COPY):
+        store.remove(name)
+
+
+def is_announced(store: Store, save: str) -> bool:
+    """Return whether a save is being removed by somebody."""
+    return bool(_beside(store, save, ANNOUNCED))
+
+
+def take_away(store: Store, save: str, mine: str) -> str:
+    """Move the data of a save to where it is removed; return where it is now.
+
+    Args:
+        mine: what `announce` returned. If another has taken over, the data stays, and is not there.
+    """
+    below = f"{spec.DATA_DIRECTORY}/{save}"
+    if not mine:
+        return below
+    try:
+        store.move(below, f"{mine}/{_DATA}", makes=False)
+    except StoreError as error:
+        if error.errno not in _GONE:
+            raise
+    return f"{mine}/{_DATA}"
+
+
+def lift(store: Store, save: str) -> None:
+    """End what removes a save, ours and others'; the bar goes too."""
+    for _ in range(ATTEMPTS):
+        for name in _beside(store, save, ANNOUNCED):
+            remove_announced(store, name)
+        store.remove_directory(bar_of(save))
+        # Who announced before its bar, which may be the one that has just gone, is seen now.
+        if not is_announced(store, save):
+            return
+
+
+def remove_announced(store: Store, name: str) -> None:
+    """Remove the directory of a removal, with what was moved into it."""
+    files = [f"{name}/{_DATA}/{entry.name}" for entry in _list(store, f"{name}/{_DATA}")]
+    store.remove_all(files)
+    store.remove_directory(f"{name}/{_DATA}")
+    store.remove(f"{name}/{_BY}")
+    store.remove_directory(name)
+
+
+def _beside(store: Store, save: str, part: str) -> list[str]:
+    """Return the names beside MANIFEST that are of a save, and of one kind."""
+    if not store.shows_pending:
+        return []
+    beginning = f"{bar_of(save)}{part}"
+    return [entry.name for entry in _list(store, "") if entry.name.startswith(beginning)]
+
+
+def _list(store: Store, name: str) -> list[Entry]:
+    try:
+        return store.list(name)
+    except StoreError as error:
+        if error.errno not in _GONE:
+            raise
+        return []
