@@ -277,15 +277,11 @@ def checked_value(name: str, content: bytes) -> int:
     return value
 
 
-def check_files(store: Any, manifest: Manifest, files: Sequence[int]) -> None:
-    """Check whole files, as a transfer does what is no payload."""
+def check_files(store: Any, manifest: Manifest, files: Sequence[int], name: str = "") -> None:
+    """Check whole files, as a transfer does what is no payload; one may have another name yet."""
     for file in files:
-        check_file(store, manifest, file, manifest.file_names[file])
-
-
-def check_file(store: Any, manifest: Manifest, file: int, name: str) -> None:
-    """Check a whole file, which may have another name yet."""
-    checked_value(manifest.file_names[file], store.get(name, FILE_BYTES))
+        known = manifest.file_names[file]
+        checked_value(known, store.get(name or known, FILE_BYTES))
 
 
 class NoPayloads:
@@ -351,7 +347,6 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (transfer, "lease", lambda *place: nullcontext(LEASE)),
     (copied_files, "decode_manifest", decode_manifest),
     (copied_files, "check_files", check_files),
-    (copied_files, "check_file", check_file),
     (copied_files, "lease", lambda *place: nullcontext(LEASE)),
     (copied_files, "_runs_of", lambda manifest, files: []),
     (copied_files, "DataFileReader", NoPayloads),

@@ -4,14 +4,16 @@ As in `plants.py`.
 """
 
 from typing import Any
+from unittest import mock
 
-from holdfast.engine import copied_files, transfer
+from holdfast.engine import copied_files, retire, transfer
 from holdfast.runs import directory as directory_module
 from holdfast.runs import fence as fence_module
 from holdfast.runs import tiers, uploader
 from holdfast.runs.tier_steps import TierSteps
 from holdfast.runs.tiers import TieredRun
 from holdfast.runs.uploader import Uploader
+from holdfast.stores.local import LocalStore
 
 from .plants import Plant, hold_without_a_look, keep_but_one, nothing
 
@@ -19,7 +21,8 @@ _write_mark = tiers.write_mark
 
 
 _start, _end = copied_files._NewFile.__init__, copied_files._NewFile.__exit__
-_is_whole = copied_files.is_whole
+_is_whole, _is_committed = copied_files.is_whole, transfer._is_committed
+_note_known = Uploader._note_known
 
 
 def _commit_first(here: Any, there: Any, manifest: Any, data: bytes, look: Any) -> None:
@@ -54,6 +57,16 @@ def _is_whole_or_goes(store: Any, manifest: Any, file: int, *given: Any) -> bool
     return False
 
 
+def _is_committed_if_seen(store: Any, data: bytes) -> bool:
+    with mock.patch.object(LocalStore, "sync_directory"):
+        return _is_committed(store, data)
+
+
+def _note_what_is_seen(self: Any, there: list[int]) -> None:
+    with mock.patch.object(LocalStore, "sync_directory"):
+        _note_known(self, there)
+
+
 def _nothing_left(self: Any, until: float) -> list[int]:
     return []
 
@@ -86,4 +99,12 @@ ON_DISK: dict[str, Plant] = PLANTS | {
         (copied_files._NewFile, "__exit__", _end_by_name),
         (transfer, "is_whole", _is_whole_or_goes),
     ],
+    "a removal is not announced": [(retire, "announce", lambda store, save: "")],
+    "copies share the name of what is pending": [
+        (transfer, "pending_of_copy", lambda store, save: f".manifest-{save}"),
+    ],
+    "what another copy published is not synced": [
+        (transfer, "_is_committed", _is_committed_if_seen),
+    ],
+    "what is in the store is not synced": [(Uploader, "_note_known", _note_what_is_seen)],
 }

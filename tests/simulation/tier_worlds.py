@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from crash.disk_model import Directory
 from holdfast import Checkpointer, Keep
+from holdfast.runs.upload_thread import STOP_S
 
 from .actors import Process
 from .bucket import BASE, Bucket
@@ -191,6 +192,8 @@ class TierOracle(Oracle):
 
 class TierRank(Rank):
     """One rank, of a run with a local disk."""
+
+    close_s = STOP_S  # it waits for the end of its upload, too
 
     def _opened(self, keep: Keep, **more: Any) -> Checkpointer:
         world = self._tiers._world

@@ -55,6 +55,8 @@ class Job:
 class Rank:
     """One rank, in its process."""
 
+    close_s = 0.0  # how long the end of a run may take, after that of its save
+
     def __init__(self, oracle: Oracle, root: str, job: Job, process: Process, group: Group) -> None:
         self._oracle, self._root, self._job = oracle, root, job
         self._process, self._group = process, group
@@ -84,7 +86,7 @@ class Rank:
             else:
                 step += 1
                 self._save(checkpointer, act, step)
-        if self._wait(checkpointer, checkpointer.close):
+        if self._wait(checkpointer, checkpointer.close, self.close_s):
             self._closed()
 
     def _closed(self) -> None:
@@ -124,16 +126,18 @@ class Rank:
     def _acknowledge(self, act: str, step: int, value: int) -> None:
         self._oracle.acknowledge(step, value)
 
-    def _wait(self, checkpointer: Checkpointer, wait: Callable[[], None]) -> bool:
+    def _wait(
+        self, checkpointer: Checkpointer, wait: Callable[[], None], more_s: float = 0.0
+    ) -> bool:
         flight = checkpointer._saver._flight
-        return self._try(wait) if flight is None else self._bounded(flight.handle, wait)
+        return self._try(wait) if flight is None else self._bounded(flight.handle, wait, more_s)
 
-    def _bounded(self, handle: SaveHandle, wait: Callable[[], object]) -> bool:
+    def _bounded(self, handle: SaveHandle, wait: Callable[[], object], more_s: float = 0.0) -> bool:
         """Wait for a save; it may not take longer than its deadline, but for what follows it."""
         scheduler, frozen_s = self._oracle.scheduler, self._process.frozen_s
         began = scheduler.now
         is_good = self._try(wait, lambda: handle, None)
-        until = max(began, handle.deadline) + LATE_S
+        until = max(began, handle.deadline) + LATE_S + more_s
         is_held = self._process.frozen_s == frozen_s and handle.ledger.state != "committed"
         if is_held and scheduler.now > until:
             late_s = scheduler.now - until

@@ -114,7 +114,7 @@ def test_what_is_not_what_was_checked_is_found_at_the_target(
         real(self, end)
 
     monkeypatch.setattr(copied_files._NewFile, "_fill", wrong)
-    with pytest.raises(StoreError, match="is not what was written"):
+    with pytest.raises(StoreError, match="differs from the bytes written"):
         holdfast.copy_checkpoint(source, target)
     with pytest.raises(NotCommittedError):
         holdfast.open(target)

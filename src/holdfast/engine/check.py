@@ -286,30 +286,30 @@ def _stranger(store: Store, name: str, kind: str) -> CorruptError:
     )
 
 
-def check_files(store: Store, manifest: Manifest, files: Iterable[int]) -> None:
+def check_files(store: Store, manifest: Manifest, files: Iterable[int], name: str = "") -> None:
     """Check size, header, footer and trailer of data files, and the gap before each footer.
+
+    Args:
+        name: of the one file, where it has another name yet.
 
     Raises:
         CorruptError: the text names the file and what differs.
     """
     for file in files:
-        check_file(store, manifest, file, manifest.file_names[file])
-
-
-def check_file(store: Store, manifest: Manifest, file: int, name: str) -> None:
-    """Check what `check_files` does, of one file, which may have another name yet."""
-    descriptor = open_data_file(store, name, direct=False)
-    try:
-        _check_file(store, manifest, file, descriptor)
-    except CorruptError as error:
-        raise damaged(store.location, f"{store.location}/{name}: {error}") from error
-    except VersionError as error:
-        raise VersionError(f"{store.location}/{name}: {error}") from error
-    except StoreError as error:
-        check_not_removed(store, name, error)
-        raise
-    finally:
-        store.vfs.close(descriptor)
+        name = name or manifest.file_names[file]
+        descriptor = open_data_file(store, name, direct=False)
+        try:
+            _check_file(store, manifest, file, descriptor)
+        except CorruptError as error:
+            raise damaged(store.location, f"{store.location}/{name}: {error}") from error
+        except VersionError as error:
+            raise VersionError(f"{store.location}/{name}: {error}") from error
+        except StoreError as error:
+            check_not_removed(store, name, error)
+            raise
+        finally:
+            store.vfs.close(descriptor)
+        name = ""
 
 
 def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) -> None:

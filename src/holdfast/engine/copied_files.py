@@ -18,7 +18,7 @@ from ..options import SLOT_BYTES, Options
 from ..plan.load_plan import plan_load
 from ..plan.reads import ReadRun
 from ..stores.base import Store
-from .check import check_file, check_files
+from .check import check_files
 from .pool import Lease, lease
 from .read import DataFileReader, open_data_file
 
@@ -222,11 +222,11 @@ class _NewFile:
         """
         there = self._there
         try:
-            check_file(there, self._manifest, self._file, self._pending)
+            check_files(there, self._manifest, [self._file], self._pending)
         except (CorruptError, NotCommittedError) as cause:
             check_files(self._here, self._manifest, [self._file])
             where = f"{there.location}/{self._pending}"
-            error = StoreError(f"{where} is not what was written: {cause}. Copy again")
+            error = StoreError(f"{where} differs from the bytes written: {cause}. Copy again")
             error.errno = None if there.exists(self._pending) else errno.ENOENT
             raise error from cause
 

@@ -27,7 +27,7 @@ from .copied_files import GONE, Report, copy_files, is_whole, sweep_copies
 from .marker import is_marker, put_marker
 from .pool import lease
 from .read import still_there
-from .removal import is_announced, lift, pending_of_copy
+from .removal import is_announced, lift, pending_of_copy, revoke_copies
 from .trust import check_of
 
 
@@ -224,3 +224,4 @@ def _commit(
         put_marker(there)
     with contextlib.suppress(StoreError):
         sweep_copies(there)
+        revoke_copies(there, save_id)

@@ -298,10 +298,10 @@ class Uploader(UploadThread):
 
     def _note_known(self, there: list[int]) -> None:
         """Take note of the steps of the store: one that is another checkpoint here is not known."""
-        both = set(self._local.steps()) & set(there) - self.ignored - self._saved.damaged
-        same = set[int]()
-        for step in both - self._same:
+        both, same = set(self._local.steps()) & set(there), set[int]()
+        for step in (both := both - self.ignored - self._saved.damaged) - self._same:
             if is_same(open_store(self._local.path(step)), self._root.below(step_name(step))):
+                self._root.sync_directory(step_name(step))  # its publish may have been said to fail
                 same.add(step)
         with self._lock:
             self._same = (self._same | same) & set(there)
