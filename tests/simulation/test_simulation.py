@@ -26,15 +26,15 @@ AND_ON = {
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.
 FROM = {
-    ("disk", "retention leaves no mark"): 141_301,
+    ("disk", "retention leaves no mark"): 149_301,
     ("disk", "retention leaves pending links"): 8_001,
     ("objects", "a save puts no bar before its last look"): 6_501,
     ("objects", "a new job bars nothing"): 2_001,
     ("tiers", "the store is taken with the first upload"): 2_001,
     ("tiers", "local steps of another past count"): 2_301,
     ("tiers-disk", "an upload takes files away by their names"): 5_801,
-    ("tiers-disk", "what another copy published is not synced"): 5_901,
-    ("tiers-disk", "what is in the store is not synced"): 901,
+    ("tiers-disk", "the store is taken with the first upload"): 7_801,
+    ("tiers-disk", "what is in the store is not synced"): 13_601,
 }
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = (

@@ -34,6 +34,7 @@ from holdfast.runs.directory import Run
 from holdfast.runs.local_mark import read_mark, write_mark
 from holdfast.runs.metrics_file import MetricsFile
 from holdfast.runs.place import Lack
+from holdfast.stores.local import LocalStore
 from holdfast.stores.url import open_store
 from stores.places import Place
 from stores.test_copy import files
@@ -929,6 +930,32 @@ def test_a_store_that_is_gone_is_no_reason_not_to_restore_from_the_local_disk(
         checkpointer.restore(into)
         checkpointer.save(3, state(3))
     assert steps_in(str(store)) == [1, 2, 3]
+
+
+def test_a_publish_that_was_said_to_fail_is_synced_before_it_counts(
+    tmp_path: Path, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its MANIFEST is there, but a power cut could take it."""
+    store, seen = str(tmp_path / "store"), list[str]()
+    publish, sync = LocalStore.publish, LocalStore.sync_directory
+
+    def published(self: LocalStore, pending_name: str, name: str) -> bool:
+        if seen or not self.location.startswith(store):
+            return publish(self, pending_name, name)
+        seen.append("linked")
+        self.vfs.link(f"{self.location}/{pending_name}", f"{self.location}/{name}")
+        raise StoreError("the answer is lost")
+
+    def synced(self: LocalStore, name: str = "") -> None:
+        if seen:
+            seen.append(f"{self.location}/{name}".rstrip("/"))
+        sync(self, name)
+
+    monkeypatch.setattr(LocalStore, "publish", published)
+    monkeypatch.setattr(LocalStore, "sync_directory", synced)
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    assert f"{store}/step-00000001" in seen
 
 
 LEAVES_WITHOUT_CLOSE = """
