@@ -4,6 +4,7 @@ What is frozen goes on when the other has ended: here it is stopped inside a cal
 """
 
 import contextlib
+import errno
 import math
 import shutil
 import threading
@@ -254,7 +255,7 @@ def test_what_is_announced_as_others_are_taken_over_is_taken_over(source: str, t
 
     store.remove_directory = late
     removal.lift(store, save_id)
-    assert not removal.is_announced(open_store(target), save_id)
+    assert not removal.announced(open_store(target), save_id)
 
 
 def test_the_bar_of_a_removal_that_died_keeps_no_copy_out(source: str, target: str) -> None:
@@ -352,3 +353,145 @@ def test_an_error_of_the_target_does_not_condemn_the_source(
     monkeypatch.setattr(copied_files, "check_files", gone)
     with pytest.raises(StoreError, match="differs from the bytes written"):
         copied(source, target)
+
+
+def bar_of_source(source: str) -> str:
+    return removal.bar_of(read_manifest(open_store(source)).table.header.save_id)
+
+
+@pytest.mark.parametrize("what", ["file", "link", "empty", "whole"])
+def test_whatever_has_the_name_of_a_removal_goes(source: str, tmp_path: Path, what: str) -> None:
+    target = tmp_path / "there"
+    begin(source, str(target))
+    left = target / f"{bar_of_source(source)}.gone-0123456789abcdef"
+    if what == "file":
+        left.write_bytes(b"x")
+    elif what == "link":
+        left.symlink_to(tmp_path)
+    else:
+        left.mkdir()
+        if what == "whole":
+            shutil.copytree(next((target / "data").iterdir()), left / "data")
+    copied(source, str(target))
+    assert files(str(target)) == files(source) and tmp_path.exists()
+
+
+def test_what_cannot_go_is_named_before_a_byte_is_copied(source: str, tmp_path: Path) -> None:
+    target = tmp_path / "there"
+    left = target / f"{bar_of_source(source)}.gone-0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "of-a-user").write_bytes(b"x")
+    with pytest.raises(StoreError, match=rf"left {left.name}\. .* remove it"):
+        copied(source, str(target))
+    assert (left / "of-a-user").exists() and not (target / "data").exists()
+
+
+def test_an_old_bar_goes_after_what_is_removed_behind_it(source: str, tmp_path: Path) -> None:
+    """Who announced that is frozen, and moves nothing that is published later."""
+    target = str(tmp_path / "there")
+    begin(source, target)
+
+    def meanwhile() -> None:
+        retire.sweep_pending(open_store(target), ".manifest-", math.inf)
+        copied(source, target)
+
+    sweep_frozen_at("move", target, meanwhile)
+    assert files(target) == files(source)
+
+
+def test_a_lead_that_was_frozen_takes_nothing_of_a_step_that_counts_again(
+    source: str, tmp_path: Path
+) -> None:
+    target = str(tmp_path / "there")
+    data = begin(source, target) and open_store(source).get("MANIFEST", 1 << 20)
+    store: Any = open_store(target)
+    move, first = store.move, Once(lambda: transfer.take_manifest(open_store(target), data))
+
+    def late(*given: Any, **more: Any) -> None:
+        first()
+        move(*given, **more)
+
+    store.move = late
+    retire.let_go(store, None)
+    if Path(target, "MANIFEST").exists():
+        assert files(target) == files(source)
+
+
+def test_a_lead_that_died_leaves_nothing_that_grows(source: str, tmp_path: Path) -> None:
+    target = tmp_path / "there"
+    begin(source, str(target))
+    left = target / f"{bar_of_source(source)}.gone-0123456789abcdef"
+    left.mkdir()
+    next((target / "data").iterdir()).rename(left / "data")
+    retire.let_go(open_store(target), "f" * 32)
+    assert not left.exists()
+
+
+def test_what_cannot_be_moved_is_removed_all_the_same(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a directory of a lower layer of overlayfs."""
+
+    def elsewhere(*given: Any, **more: Any) -> None:
+        error = StoreError("rename: invalid cross-device link")
+        error.errno = errno.EXDEV
+        raise error
+
+    store = begin(source, str(tmp_path / "there"))
+    monkeypatch.setattr(LocalStore, "move", elsewhere)
+    retire.sweep(store, math.inf)
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_removal_that_fails_leaves_no_directory_of_its_own(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any, **more: Any) -> None:
+        raise StoreError("input/output error")
+
+    store = begin(source, str(tmp_path / "there"))
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "move", broken)
+        for _ in range(3):
+            with pytest.raises(StoreError, match="input/output"):
+                retire.sweep(store, math.inf)
+    assert not [*(tmp_path / "there").glob(".manifest-*.gone-*")]
+    copied(source, str(tmp_path / "there"))
+
+
+def test_a_file_that_cannot_be_synced_is_written_again(source: str, tmp_path: Path) -> None:
+    """After a sync that failed, the next one succeeds, and what it says is not true."""
+    target = str(tmp_path / "there")
+    begin(source, target)
+    there: Any = LocalStore(target)
+
+    class Broken:
+        def __init__(self, vfs: Any) -> None:
+            self._vfs, self.failed = vfs, list[int]()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._vfs, name)
+
+        def sync(self, descriptor: int) -> None:
+            if not self.failed:
+                self.failed.append(descriptor)
+                raise StoreError("fsync: input/output error")
+            self._vfs.sync(descriptor)
+
+    there.vfs = Broken(there.vfs)
+    there.queue_kind = LocalStore(target).queue_kind
+    given = options_of(holdfast.Options(io="buffered"))
+    done, kept = transfer.transfer(open_store(source), there, given, lambda _: None)
+    assert there.vfs.failed and done > 0 and kept > 0
+    assert files(target) == files(source)
+
+
+def test_a_disk_that_is_full_from_the_beginning_says_so(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any, **more: Any) -> int:
+        raise NoSpaceError("no space left on device")
+
+    monkeypatch.setattr(LocalStore, "create", full)
+    with pytest.raises(NoSpaceError):
+        copied(source, str(tmp_path / "there"))

@@ -16,6 +16,9 @@ from holdfast.stores.url import open_store
 from stores.places import Place
 
 PROGRAM, LIMIT_S = Path(__file__).parent / "ranks_program.py", 100
+RUN = (
+    Path(__file__).parents[1] / "integrations" / "run_example.py"
+)  # or gloo may abort it at its end
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def path(new_place: Place) -> str:
 
 def job(verb: str, path: str, ranks: int, scratch: Path) -> list["subprocess.Popen[str]"]:
     meeting = scratch / f"meeting-{time.time_ns()}"
-    command = [sys.executable, str(PROGRAM), verb, path]
+    command = [sys.executable, str(RUN), str(PROGRAM), verb, path]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(

@@ -47,20 +47,22 @@ def is_whole(store: Store, manifest: Manifest, file: int, options: Options, use:
         ):
             for run, slot in reader.stream(_runs_of(manifest, [file])):
                 _check(reader, run, slot)
-        _make_durable(store, name)
     except CorruptError:
         return False
-    return True
+    return _made_durable(store, name)
 
 
-def _make_durable(store: Store, name: str) -> None:
-    """Sync a file of which nobody knows whether it was."""
+def _made_durable(store: Store, name: str) -> bool:
+    """Sync a file of which nobody knows whether it was; False: its pages may not be on the disk."""
     descriptor = store.open(name, direct=False)
     try:
         store.vfs.sync(descriptor)
+    except StoreError:
+        return False  # another attempt would find the pages clean, and succeed
     finally:
         store.vfs.close(descriptor)
     store.sync_made(name)
+    return True
 
 
 def _runs_of(manifest: Manifest, files: Sequence[int]) -> list[ReadRun]:
@@ -249,8 +251,10 @@ class _NewFile:
 
 def sweep_copies(there: Store) -> bool:
     """Remove what copies have begun beside the files that are whole; return whether any had."""
+    if not there.shows_pending or not there.exists(spec.DATA_DIRECTORY):
+        return False
     found = False
-    for save in there.list(spec.DATA_DIRECTORY) if there.shows_pending else ():
+    for save in there.list(spec.DATA_DIRECTORY):
         below = f"{spec.DATA_DIRECTORY}/{save.name}"
         names = [entry.name for entry in there.list(below)] if save.kind == "directory" else []
         if names and all(name.startswith(PENDING_PREFIX) for name in names):

@@ -47,22 +47,25 @@ def announce(store: Store, save: str) -> str:
 
     On a full disk what is to be removed is removed all the same.
     """
+    if not store.shows_pending:
+        return ""
     mine = f"{bar_of(save)}{ANNOUNCED}{secrets.token_hex(8)}"
     try:
-        return mine if store.shows_pending and store.claim(f"{mine}/{_BY}", b"") else ""
+        store.claim(f"{mine}/{_BY}", b"")  # nobody else has made it: it may say so of a lost reply
     except NoSpaceError:
         return ""
+    return mine
 
 
 def revoke_copies(store: Store, save: str) -> None:
     """Remove what is pending of copies of a save."""
-    for name in _beside(store, save, COPY):
-        store.remove(name)
+    for entry in _beside(store, save, COPY):
+        store.remove(entry.name)
 
 
-def is_announced(store: Store, save: str) -> bool:
-    """Return whether a save is being removed by somebody."""
-    return bool(_beside(store, save, ANNOUNCED))
+def announced(store: Store, save: str) -> str:
+    """Return the name under which somebody removes a save; empty: nobody does."""
+    return next((entry.name for entry in _beside(store, save, ANNOUNCED)), "")
 
 
 def take_away(store: Store, save: str, mine: str) -> str:
@@ -70,6 +73,7 @@ def take_away(store: Store, save: str, mine: str) -> str:
 
     Args:
         mine: what `announce` returned. If another has taken over, the data stays, and is not there.
+            What is mounted here, or is of a lower layer of overlayfs, cannot be moved.
     """
     below = f"{spec.DATA_DIRECTORY}/{save}"
     if not mine:
@@ -77,6 +81,8 @@ def take_away(store: Store, save: str, mine: str) -> str:
     try:
         store.move(below, f"{mine}/{_DATA}", makes=False)
     except StoreError as error:
+        if error.errno == errno.EXDEV:
+            return below
         if error.errno not in _GONE:
             raise
     return f"{mine}/{_DATA}"
@@ -85,29 +91,33 @@ def take_away(store: Store, save: str, mine: str) -> str:
 def lift(store: Store, save: str) -> None:
     """End what removes a save, ours and others'; the bar goes too."""
     for _ in range(ATTEMPTS):
-        for name in _beside(store, save, ANNOUNCED):
-            remove_announced(store, name)
+        for entry in _beside(store, save, ANNOUNCED):
+            remove_announced(store, entry)
         store.remove_directory(bar_of(save))
         # Who announced before its bar, which may be the one that has just gone, is seen now.
-        if not is_announced(store, save):
+        if not announced(store, save):
             return
 
 
-def remove_announced(store: Store, name: str) -> None:
-    """Remove the directory of a removal, with what was moved into it."""
-    files = [f"{name}/{_DATA}/{entry.name}" for entry in _list(store, f"{name}/{_DATA}")]
+def remove_announced(store: Store, entry: Entry) -> None:
+    """Remove the directory of a removal, with what was moved into it; or what has such a name."""
+    name = entry.name
+    if entry.kind != "directory":
+        store.remove(name)
+        return
+    files = [f"{name}/{_DATA}/{file.name}" for file in _list(store, f"{name}/{_DATA}")]
     store.remove_all(files)
     store.remove_directory(f"{name}/{_DATA}")
     store.remove(f"{name}/{_BY}")
     store.remove_directory(name)
 
 
-def _beside(store: Store, save: str, part: str) -> list[str]:
-    """Return the names beside MANIFEST that are of a save, and of one kind."""
+def _beside(store: Store, save: str, part: str) -> list[Entry]:
+    """Return what is beside MANIFEST, of a save, and of one kind."""
     if not store.shows_pending:
         return []
     beginning = f"{bar_of(save)}{part}"
-    return [entry.name for entry in _list(store, "") if entry.name.startswith(beginning)]
+    return [entry for entry in _list(store, "") if entry.name.startswith(beginning)]
 
 
 def _list(store: Store, name: str) -> list[Entry]:

@@ -139,7 +139,11 @@ def let_go(store: Store, kept: str | None) -> None:
     """
     if kept is None:
         retire(store)
-    for save in _saves(store, _list_if_there(store, "")) if kept else ():
+    entries = _list_if_there(store, "") if kept else []
+    for entry in entries:
+        if ANNOUNCED in entry.name and is_pending(entry.name):
+            remove_announced(store, entry)  # who moved it there has died
+    for save in _saves(store, entries):
         if save != kept:
             _remove_save(store, save)
 
@@ -233,15 +237,20 @@ def _is_lock_of_data(store: Store, name: str) -> bool:
 def _remove_save(store: Store, save: str) -> bool:
     """Remove the data of a save that no manifest names; False: it was published meanwhile."""
     mine = announce(store, save)
-    if not revoke_save(store, save):
-        return False
-    revoke_copies(store, save)
-    is_dead = _published(store) != save
-    if is_dead:
-        store.sync_directory()  # or a power cut brings a MANIFEST back whose removal nobody synced
-        below = take_away(store, save, mine)
-        store.remove_all([f"{below}/{file.name}" for file in _list_if_there(store, below)])
-        store.remove_directory(below)
+    try:
+        if not revoke_save(store, save):
+            return False
+        revoke_copies(store, save)
+        is_dead = _published(store) != save
+        if is_dead:
+            store.sync_directory()  # or a power cut brings back a MANIFEST that nobody synced away
+            below = take_away(store, save, mine)
+            store.remove_all([f"{below}/{file.name}" for file in _list_if_there(store, below)])
+            store.remove_directory(below)
+    except BaseException:
+        with contextlib.suppress(StoreError):
+            lift(store, save)  # or each attempt would leave a directory
+        raise
     lift(store, save)
     if is_dead:
         store.remove(f"{bar_of(save)}{OVER}")
@@ -293,9 +302,9 @@ def _list_if_there(store: Store, name: str) -> list[Entry]:
 def _remove_pending(store: Store, entry: Entry) -> None:
     """Remove a pending manifest, or a bar that was left in its place."""
     if ANNOUNCED in entry.name:
-        remove_announced(store, entry.name)
+        remove_announced(store, entry)
     elif entry.kind == "directory":
-        store.remove_directory(entry.name)
+        lift(store, entry.name.removeprefix(spec.PENDING_MANIFEST_PREFIX))
     else:
         store.remove(entry.name)
 

@@ -6,6 +6,7 @@ off is no checkpoint, and goes on where it was. Knows stores and the format, no 
 
 import contextlib
 import errno
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -27,7 +28,7 @@ from .copied_files import GONE, Report, copy_files, is_whole, sweep_copies
 from .marker import is_marker, put_marker
 from .pool import lease
 from .read import still_there
-from .removal import is_announced, lift, pending_of_copy, revoke_copies
+from .removal import announced, lift, pending_of_copy, revoke_copies
 from .trust import check_of
 
 
@@ -74,6 +75,7 @@ def transfer(
         absent = [n for n, has in enumerate(is_here) if not has]
     if there.shows_pending:
         lift(there, manifest.table.header.save_id)  # who removes what was there before stops here
+        _check_not_announced(there, manifest.table.header.save_id)
     if elsewhere is not None and absent:
         elsewhere.ask(manifest, data)
     files = sorted(set(range(len(sizes))) - set(absent))
@@ -108,10 +110,21 @@ def take_manifest(there: Store, data: bytes) -> None:
         save_id = decode_manifest(data, spec.MANIFEST_NAME).table.header.save_id
     except CorruptError:
         return  # whoever restores it finds that
+    if there.shows_pending:
+        lift(there, save_id)
     pending = pending_of_copy(there, save_id)
     there.prepare(pending, data, spec.MANIFEST_NAME)
     there.sync_above(pending)
+    _check_not_announced(there, save_id)
     there.publish(pending, spec.MANIFEST_NAME)
+
+
+def _check_not_announced(there: Store, save_id: str) -> None:
+    if name := announced(there, save_id):
+        raise StoreError(
+            f"{there.location} is being removed by another job, or such a removal left {name}. "
+            "Copy again; if this error comes back, remove it"
+        )
 
 
 def is_same(here: Store, there: Store) -> bool | None:
@@ -198,14 +211,14 @@ def _commit(
     pending = pending_of_copy(there, save_id)
     if here.exists(spec.SIGNATURE_NAME):
         signature = here.get(spec.SIGNATURE_NAME, spec.MANIFEST_BYTES_MAX)
-        there.prepare(f"{pending}.signature", signature)
-        there.replace(f"{pending}.signature", spec.SIGNATURE_NAME)
+        own = f"{spec.PENDING_MANIFEST_PREFIX}signature-{secrets.token_hex(8)}"
+        there.prepare(own, signature)
+        there.replace(own, spec.SIGNATURE_NAME)
     there.prepare(pending, data, spec.MANIFEST_NAME)
     try:
         there.sync_path(next(iter(manifest.file_names), spec.MANIFEST_NAME))
         there.sync_above(pending)
-        if is_announced(there, save_id):
-            raise StoreError(f"{there.location} is being removed by another job. Copy again")
+        _check_not_announced(there, save_id)
         check_present(there, manifest)
         check_base(there, manifest)
         look()
