@@ -234,6 +234,7 @@ def test_nobody_saves_when_the_optimizer_of_one_rank_has_begun_a_step(tmp_path: 
 def made_too_early(rank: int, run: str) -> str:
     """The Checkpointer was made before there was a process group."""
     store = dist.distributed_c10d._get_default_store()
+    dist.barrier()  # or the other may not be connected yet
     dist.destroy_process_group()
     checkpointer = Checkpointer(run, every=1, options=SMALL)
     dist.init_process_group("gloo", store=PrefixStore("again", store), rank=rank, world_size=2)
