@@ -58,6 +58,7 @@ class Cluster:
     def frozen(self) -> Iterator[None]:
         """Stop the NameNode: it is there, and answers nothing."""
         os.kill(self.name_node.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.name_node.pid, os.WSTOPPED)  # a thread of it may answer until then
         try:
             yield
         finally:
