@@ -1,9 +1,11 @@
 """The stores that the tests of this folder run against, one after the other."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from holdfast.stores.objects_client import forget_clients
 from stores.places import HERE, KINDS, Place, place_of
 
 
@@ -18,3 +20,14 @@ def new_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     assert request.param in KINDS
     with place_of(request.param) as place:
         yield place
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave neither keys nor proxies in the environment, and no client of another test."""
+    for name in [*os.environ]:
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    forget_clients()
+    yield
+    forget_clients()

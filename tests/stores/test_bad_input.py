@@ -6,7 +6,6 @@ documentation says.
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,11 @@ from holdfast.stores.objects_client import forget_clients
 from holdfast.stores.url import open_store
 from stores import doubles, gcs_double, servers
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 STATE = {"w": torch.arange(300_000)}
 RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload")
 Serve = Callable[..., servers.Up]
-
-
-@pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [*os.environ]:
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    forget_clients()
-    yield
-    forget_clients()
 
 
 @pytest.fixture(scope="session")

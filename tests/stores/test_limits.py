@@ -13,23 +13,14 @@ import torch
 import holdfast
 from holdfast import Options, StoreSettings
 from holdfast.errors import HoldfastError, StoreError
-from holdfast.stores.objects_client import forget_clients
 from holdfast.stores.objects_settings import arguments_of
 from holdfast.stores.url import open_store
 from stores import doubles, servers
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 LIMIT_S, SLACK_S = 1.5, 1.5
 KEYS = {"access_key_id": "test", "secret_access_key": "test12345678", "region": "us-east-1"}
-
-
-@pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [*os.environ]:
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    forget_clients()
-    yield
-    forget_clients()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import copy
 import io
 import logging
-import os
 import pickle
 import subprocess
 import threading
@@ -24,17 +23,9 @@ from holdfast.stores.url import open_store
 from holdfast.tools.inspect import inspect
 from stores import doubles, gcs_double, servers
 
+pytestmark = pytest.mark.usefixtures("bare")
+
 SECRET = "secret-that-nobody-may-see"
-
-
-@pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [*os.environ]:
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    forget_clients()
-    yield
-    forget_clients()
 
 
 @pytest.fixture(scope="module")

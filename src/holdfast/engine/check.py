@@ -296,20 +296,19 @@ def check_files(store: Store, manifest: Manifest, files: Iterable[int], name: st
         CorruptError: the text names the file and what differs.
     """
     for file in files:
-        name = name or manifest.file_names[file]
-        descriptor = open_data_file(store, name, direct=False)
+        at = name or manifest.file_names[file]
+        descriptor = open_data_file(store, at, direct=False)
         try:
             _check_file(store, manifest, file, descriptor)
         except CorruptError as error:
-            raise damaged(store.location, f"{store.location}/{name}: {error}") from error
+            raise damaged(store.location, f"{store.location}/{at}: {error}") from error
         except VersionError as error:
-            raise VersionError(f"{store.location}/{name}: {error}") from error
+            raise VersionError(f"{store.location}/{at}: {error}") from error
         except StoreError as error:
-            check_not_removed(store, name, error)
+            check_not_removed(store, at, error)
             raise
         finally:
             store.vfs.close(descriptor)
-        name = ""
 
 
 def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) -> None:
