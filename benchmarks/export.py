@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the order of the contenders")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
         sources = _prepare(Path(scratch), int(options.gib * 2**30))
         rounds = _run(_contenders(sources), Path(scratch), options)

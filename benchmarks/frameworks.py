@@ -56,6 +56,7 @@ def main() -> None:
     """Measure each framework, print the tables, write the JSON."""
     options = _arguments()
     options.directory.mkdir(parents=True, exist_ok=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     order = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="frameworks-", dir=options.directory) as made:
         result: dict[str, Any] = {

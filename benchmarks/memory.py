@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES_MIB, help="MiB of the state")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {"verb": verb, "mib": size, "peak_mib": _peak(verb, size, options.directory)}
         for verb in ALLOWED_MIB

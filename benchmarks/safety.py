@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=20240614, help="of the values and the order")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     state = make_state(int(options.gib * 2**30), options.seed)
     with tempfile.TemporaryDirectory(prefix="safety-", dir=options.directory) as made:
         scratch = Path(made)

@@ -11,6 +11,7 @@ whatever else runs; `worlds.py` says what is in it.
 
 import argparse
 import functools
+import gc
 import multiprocessing
 import os
 import sys
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--plant", nargs="?", const="all", help="one by its name; all")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
+    gc.freeze()  # what is imported stays: a twentieth faster
     if given.seed is not None:
         return _show(given.seed, given.on)
     if given.plant:

@@ -5,6 +5,7 @@ ShardedObjects and the common state as values. Megatron's own checks and its wra
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from ..codecs.base import Codec
-from ..errors import OptionError, StateError, shown
+from ..errors import HoldfastError, OptionError, StateError, shown
 from ..format.names import dotted
 from ..format.values import encode_value
 from ..group.base import COORDINATOR
@@ -80,6 +81,7 @@ def hook(
     base = module("megatron.core.dist_checkpointing.strategies.base", NAME)
     common = module("megatron.core.dist_checkpointing.strategies.common", NAME)
     serialization = module("megatron.core.dist_checkpointing.serialization", NAME)
+    queues = module("megatron.core.dist_checkpointing.strategies.async_utils", NAME)
     stock, stock_config = strategies.register_default_torch_strategies, serialization.save_config
     writer = _Writer(version, pickles=pickles, codec=codec, options=options_of(options))
     save_sharded, load_sharded = _sharded(strategies, writer)
@@ -104,6 +106,7 @@ def hook(
     replaced = [
         (strategies, "register_default_torch_strategies", register),
         (serialization, "save_config", save_config),
+        (queues, "TemporalAsyncCaller", _caller(queues.TemporalAsyncCaller)),
     ]
     stock_common = common.register_default_common_strategies
     return _Registered(NAME, version, what, replaced, base.default_strategies, stock_common)
@@ -228,16 +231,12 @@ def _sharded(strategies: Any, writer: _Writer) -> tuple[Any, Any]:
             """Copy; what is returned is done when the copy is durable."""
             directory = absolute(checkpoint_dir)
             handle = writer.start(sharded_state_dict, directory)
-            descriptor, mark_path = tempfile.mkstemp(prefix="holdfast-async-")
-            os.close(descriptor)
-            handle.add_done_callback(lambda _: _remove(mark_path))
-            arguments = (mark_path, os.getpid())
 
             def finish() -> None:
                 handle.result()
                 mark_whole(directory)
 
-            return strategies.AsyncRequest(_wait_until_gone, arguments, [finish])
+            return strategies.AsyncRequest(_Background(handle), (), [finish])
 
     class HoldfastLoadStrategy(strategies.TorchDistLoadShardedStrategy):  # type: ignore[misc]
         """Loads ShardedTensors and ShardedObjects of any other layout."""
@@ -268,6 +267,37 @@ def _sharded(strategies: Any, writer: _Writer) -> tuple[Any, Any]:
     return HoldfastSaveStrategy(BACKEND, 1), HoldfastLoadStrategy()
 
 
+class _Background:
+    """A save in the background, where Megatron expects a function and the process that runs it.
+
+    A worker process of Megatron's gets a function that waits until the save has ended.
+    """
+
+    def __init__(self, handle: SaveHandle) -> None:
+        self._handle = handle
+
+    def __call__(self) -> None:
+        self.join()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        descriptor, path = tempfile.mkstemp(prefix="holdfast-async-")
+        os.close(descriptor)
+        self._handle.add_done_callback(lambda _: _remove(path))
+        return functools.partial, (_wait_until_gone, path, os.getpid())
+
+    def is_alive(self) -> bool:
+        """Whether the save goes on."""
+        return not self._handle.done()
+
+    def join(self) -> None:
+        """Wait for the end of the save; what finishes it raises its error."""
+        with contextlib.suppress(HoldfastError):
+            self._handle.wait_done()
+
+    def kill(self) -> None:
+        """Do nothing: a save has a deadline of its own."""
+
+
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
@@ -282,6 +312,22 @@ def _wait_until_gone(path: str, parent: int) -> None:
             return _remove(path)
         time.sleep(POLL_S)
     return None
+
+
+def _caller(stock: Any) -> Any:
+    """Return Megatron's caller, which no longer forks the training to wait for a save of ours.
+
+    A fork copies the page tables of the training, which then takes a fault for each page.
+    """
+
+    class HoldfastAsyncCaller(stock):  # type: ignore[misc]
+        def schedule_async_call(self, async_req: Any) -> None:
+            if isinstance(async_req.async_fn, _Background):
+                self.process, self.start_time = async_req.async_fn, time.time()
+            else:
+                super().schedule_async_call(async_req)
+
+    return HoldfastAsyncCaller
 
 
 def _common(common: Any, writer: _Writer) -> tuple[Any, Any]:

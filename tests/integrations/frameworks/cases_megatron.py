@@ -1,6 +1,7 @@
 """Megatron-Core's `dist_checkpointing` with holdfast, in one process."""
 
 import enum
+import multiprocessing
 import os
 import shutil
 from argparse import Namespace
@@ -23,11 +24,14 @@ from megatron.core.dist_checkpointing.mapping import (  # noqa: E402
     ShardedTensorFactory,
 )
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata  # noqa: E402
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue  # noqa: E402
+from megatron.core.dist_checkpointing.strategies.async_utils import (  # noqa: E402
+    AsyncCallsQueue,
+    AsyncRequest,
+)
 
 import holdfast  # noqa: E402
 from holdfast.errors import HoldfastError, MismatchError, OptionError, StateError  # noqa: E402
-from holdfast.integrations.adapter import install, mark  # noqa: E402
+from holdfast.integrations.adapter import install, is_committed, mark  # noqa: E402
 
 
 class Kind(enum.Enum):
@@ -193,6 +197,30 @@ def test_a_save_in_the_background_is_of_the_state_as_it_was(tmp_path: Path) -> N
     assert queue.maybe_finalize_async_calls(blocking=True) == [0]
     found = checkpointing.load(state_of(0), place, strict="raise_all")
     assert torch.equal(found["model"]["w"], state_of(2)["model"]["w"].data)
+
+
+def test_a_save_in_the_background_does_not_fork_the_training(tmp_path: Path) -> None:
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(os.getpid()))
+    queue = AsyncCallsQueue()
+    request = checkpointing.save(state_of(2), place_in(tmp_path), async_sharded_save=True)
+    queue.schedule_async_request(request)
+    queue.maybe_finalize_async_calls(blocking=True)
+    assert not forks
+    queue.schedule_async_request(AsyncRequest(int, (), []))  # not of holdfast
+    assert queue.maybe_finalize_async_calls(blocking=True) == [1]
+    assert forks
+
+
+def test_a_worker_process_waits_for_the_end_of_a_background_save(tmp_path: Path) -> None:
+    request = checkpointing.save(state_of(2), place := place_in(tmp_path), async_sharded_save=True)
+    worker = multiprocessing.get_context("spawn").Process(target=request.async_fn)
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0
+    assert is_committed(f"{place}/holdfast")
+    request._replace(async_fn=None).execute_sync()
+    assert checkpointing.load(state_of(0), place)["step"] == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
