@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import machine
+from compare import fio
 from ratios import quartiles
 from small_peers import HOLDFAST, Peer, peers
 from small_ranks import Ranks
@@ -37,6 +38,7 @@ OUT = Path(__file__).parent / "out"
 VERBS = {"save": "save", "load": "load", "cold": "load from the disk"}
 OF_RANKS = f"{RANKS}ranks-{TENSORS_OF_RANK}x4KB"
 FSYNC_BYTES = 4096
+FIO_BYTES_MIN = 50_000_000  # of a read that its clock, in milliseconds, tells to a few percent
 
 
 @dataclass(slots=True)
@@ -108,14 +110,17 @@ def _table(states: Mapping[str, Any], verb: str) -> list[str]:
     lines = [
         f"| state | MB | {HOLDFAST}: ms{counted} | "
         + " | ".join(f"{who}: ms{counted} | ratio" for who in others)
-        + " |",
-        "|---" * (3 + 2 * len(others)) + "|",
+        + (" |" if verb == "save" else " | fio reads as much: ms |"),
+        "|---" * (3 + (verb != "save") + 2 * len(others)) + "|",
     ]
     for name, state in states.items():
         found, fsyncs = state["contenders"], state["fsync"]
         cells = [name, f"{state['bytes'] / 1e6:.3g}", _time(found[HOLDFAST], verb)]
         for who in others:
             cells += [_time(found[who], verb), _ratio(found[HOLDFAST], found[who], verb, fsyncs)]
+        if verb != "save":
+            limit = state.get("fio")
+            cells.append(f"{median(limit) * 1e3:.1f}" if limit else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -156,7 +161,21 @@ def _state(name: str, scratch: Path, options: argparse.Namespace) -> dict[str, A
     contenders = {who: _contender(peer, sample, target, scratch) for who, peer in peers().items()}
     tensors, size_bytes = measure(sample.tensors())
     found = _measure(contenders, scratch, options.rounds, order)
-    return {"tensors": tensors, "bytes": size_bytes} | found
+    limit = _limit(scratch, size_bytes, options.rounds)
+    return {"tensors": tensors, "bytes": size_bytes, "fio": limit} | found
+
+
+def _limit(scratch: Path, size_bytes: int, rounds: int) -> list[float]:
+    """Return what fio takes to read so many bytes past the page cache; [] where it cannot say."""
+    if size_bytes < FIO_BYTES_MIN or not fio.installed():
+        return []
+    path, size = scratch / "fio", fio.file_bytes(size_bytes)
+    fio.run(fio.SETTINGS[0], "write", path, size)
+    found = [
+        min(fio.run(setting, "read", path, size) for setting in fio.SETTINGS) for _ in range(rounds)
+    ]
+    path.unlink()
+    return [seconds * size_bytes / size for seconds in found]
 
 
 def _measure(

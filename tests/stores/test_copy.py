@@ -18,6 +18,7 @@ from holdfast.engine import copied_files, transfer
 from holdfast.errors import (
     AlreadyCommittedError,
     CorruptError,
+    HoldfastError,
     NoSpaceError,
     NotCommittedError,
     OptionError,
@@ -187,6 +188,19 @@ def test_a_copy_that_fails_late_takes_nothing_from_one_that_has_ended(
 
     with pytest.raises(StoreError, match="the connection is lost"):
         holdfast.copy_checkpoint(source, target, report=late)
+    assert files(target) == files(source)
+
+
+def test_a_copy_called_from_the_report_of_another_does_not_wait_for_ever(
+    source: str, target: str
+) -> None:
+    def within(size: int) -> None:
+        if size:
+            holdfast.copy_checkpoint(source, target)
+
+    with pytest.raises(HoldfastError, match="comes from a callback of a save, load or copy"):
+        holdfast.copy_checkpoint(source, target, report=within)
+    holdfast.copy_checkpoint(source, target)  # nothing is held for ever
     assert files(target) == files(source)
 
 

@@ -78,6 +78,7 @@ class _Shared(_Queued):
         super().__init__(slots)
         self.lock = threading.Lock()
         self.owner = (0, 0)  # who holds the lock: a place of `worker`
+        self._thread = 0  # that runs it
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -87,6 +88,11 @@ class _Shared(_Queued):
             HoldfastError: this very thread holds it, so waiting would be for ever.
         """
         place = worker.here.place or worker.place()
+        if self._thread == threading.get_ident():
+            raise HoldfastError(
+                "this call comes from a callback of a save, load or copy, for whose end it would "
+                "wait. Call it when that one has ended"
+            )
         while not self.lock.acquire(timeout=worker.SLICE_S):
             worker.check()
             if self.owner[0] == place[0] and self.owner[1] < place[1]:
@@ -94,11 +100,11 @@ class _Shared(_Queued):
                     "this call interrupts another save or load of this thread (from a signal "
                     "handler?). Let that one end first, or set a flag and save in the training loop"
                 )
-        self.owner = place
+        self.owner, self._thread = place, threading.get_ident()
         try:
             yield
         finally:
-            self.owner = (0, 0)
+            self.owner, self._thread = (0, 0), 0
             self.lock.release()
 
 
