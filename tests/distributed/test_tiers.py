@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import holdfast
 from holdfast import Checkpointer, Keep
 from holdfast.errors import OptionError
 from holdfast.format.names import step_name
+from holdfast.runs import checkpointer as checkpointer_module
+from holdfast.runs import uploader
+from holdfast.runs.schedule import Schedule
 from namespaces import needs_namespaces, own_disk
 
 from .ranks import run_ranks
@@ -202,6 +206,73 @@ def test_files_of_a_host_that_is_gone_come_from_the_store(places: tuple[str, str
         assert (step, whole, path) == (1, True, f"{local}/{step_name(1)}")
 
 
+def damage_on_another_host(
+    rank: int, store: str, local: str, disks: str, again: bool
+) -> tuple[str, str, list[tuple[str, int | None]]]:
+    """Save two steps, of which the newer is damaged on the host of rank 1; perhaps save it again.
+
+    Returns:
+        What waiting for it says, and closing; and what observers are told of uploads.
+    """
+    moved_in(rank, local, disks, [0, 1])
+    events, texts = list[tuple[str, int | None]](), list[str]()
+
+    def observe(event: holdfast.Event) -> None:
+        if event.kind in ("behind", "uploaded"):
+            events.append((event.kind, event.step))
+
+    more: Any = {"durable": "local", "drain_s": 80.0, "deadline_s": 80.0, "observe": [observe]}
+    kept = Keep.latest(9) | Keep.local(9)
+    checkpointer = Checkpointer(store, local=local, keep=kept, signals=(), **more)
+    assert checkpointer._tiers is not None
+    with checkpointer._tiers.paused():
+        for step in (1, 2):
+            checkpointer.save(step, state_at(step))
+        if rank == 1:
+            flip(local)
+        dist.barrier()
+    for ends in (lambda: checkpointer.wait("store"), checkpointer.close):
+        if again and texts:
+            checkpointer.retire_after(1)
+            checkpointer.save(2, state_at(2))
+        try:
+            ends()
+            texts.append("")
+        except holdfast.errors.HoldfastError as error:
+            texts.append(str(error))
+    return texts[0], texts[1], events
+
+
+def flip(local: str) -> None:
+    """Change a bit of the data file of step 2; done twice, it is as it was."""
+    (data,) = Path(local, step_name(2)).rglob("*.hf")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 3] ^= 1
+    data.write_bytes(content)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_is_damaged_on_another_host_holds_up_no_other_step(
+    places: tuple[str, str, str], again: bool
+) -> None:
+    store, local, disks = places
+    found = run_ranks(2, damage_on_another_host, store, local, disks, again)
+    for waited, closed, _ in found:
+        assert "step 2 of" in waited and "the bytes were damaged" in waited, waited
+        assert again or ("lacks step 2 of" in closed and "were damaged" in closed), closed
+        assert not again or not closed, closed
+    told = [("behind", 2), ("uploaded", 1), *([("uploaded", 2)] if again else [])]
+    assert [sorted(events) for *_, events in found] == [told, []]
+    if not again:
+        assert Checkpointer(store).steps() == [1]
+        flip(f"{disks}/host1")
+    for step, _ in run_ranks(2, go_on, store, local, disks, [0, 1], 3, 0):
+        assert step == 2
+    assert Checkpointer(store).steps() == [1, 2, 3]
+    assert not [name for name in os.listdir(store) if name.startswith(".uploading")]
+
+
 def with_deltas(rank: int, store: str, local: str, disks: str) -> str:
     moved_in(rank, local, disks, [0, 1])
     with Checkpointer(store, local=local, codec="delta", signals=()) as checkpointer:
@@ -231,3 +302,73 @@ def shared(rank: int, store: str, local: str) -> tuple[bool, list[int]]:
 def test_ranks_that_share_a_local_disk(tmp_path: Path) -> None:
     found = run_ranks(2, shared, str(tmp_path / "store"), str(tmp_path / "local"))
     assert found == [(True, [1, 2, 3])] * 2
+
+
+def ends(rank: int, store: str, local: str) -> tuple[int, bool]:
+    """Train until the time is over, by a clock by which every upload takes 300 s."""
+    now_s = [0.0]
+    real = uploader.transfer
+
+    def transfer(*given: Any) -> Any:
+        now_s[0] += 300.0
+        return real(*given)
+
+    uploader.transfer = transfer  # type: ignore[assignment]
+    made = partial(Schedule, clock=lambda: now_s[0])
+    checkpointer_module.Schedule = made  # type: ignore[assignment, misc]
+    with Checkpointer(store, local=local, ends_in_s=1000.0, signals=()) as checkpointer:
+        checkpointer.save(1, state_at(1))
+        step = 1
+        while not checkpointer.stopping and step < 9:
+            step += 1
+            checkpointer.step(step, state_at(step))
+        return step, checkpointer.stopping
+
+
+def test_all_ranks_leave_time_for_the_upload_of_the_last_save(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    found = run_ranks(2, ends, store, str(tmp_path / "local"))
+    assert found == [(3, True)] * 2  # asked at step 2
+    assert Checkpointer(store).steps() == [1, 3]
+
+
+def save_between(rank: int, store: str, local: str, disks: str, hosts: list[int]) -> list[int]:
+    """Go back to a step, and save one that the policy does not keep beside the later one."""
+    moved_in(rank, local, disks, hosts)
+    policy = Keep.latest(1) | Keep.every(10)
+    given: dict[str, Any] = {"keep": policy, "deadline_s": 40.0, "signals": ()}
+    with Checkpointer(store, local=local, **given) as checkpointer:
+        for step in (10, 20):
+            checkpointer.save(step, state_at(step))
+        checkpointer.restore(state_at(0), step=10)
+        checkpointer.save(15, state_at(15))
+    return Checkpointer(store, group="alone").steps()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
+def test_no_rank_waits_for_an_upload_that_the_policy_does_not_want(
+    places: tuple[str, str, str], hosts: list[int]
+) -> None:
+    assert run_ranks(2, save_between, *places, hosts) == [[10, 20]] * 2
+
+
+def fail_after_a_restore(rank: int, store: str, local: str, disks: str, hosts: list[int]) -> None:
+    moved_in(rank, local, disks, hosts)
+    more: dict[str, Any] = {"durable": "local", "upload_bytes_s": 30_000.0, "signals": ()}
+    with (
+        pytest.raises(ZeroDivisionError),
+        Checkpointer(store, local=local, **more) as checkpointer,
+    ):
+        checkpointer.save(1, state_at(1))
+        checkpointer.restore(state_at(0))
+        raise ZeroDivisionError
+
+
+@needs_namespaces
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
+def test_an_exception_after_a_restore_does_not_leave_the_last_step_behind(
+    places: tuple[str, str, str], hosts: list[int]
+) -> None:
+    run_ranks(2, fail_after_a_restore, *places, hosts)
+    assert Checkpointer(places[0]).steps() == [1]

@@ -60,6 +60,7 @@ class Oracle:
         self.epochs: dict[int, int] = {}  # job → epoch
         self.keep: dict[int, int] = {}  # job → how many steps its policy keeps
         self._retired_saves: set[str] = set()  # that a MANIFEST named
+        self._left_at: dict[int, float] = {}  # steps, and when they were last let go of
         self._late: Counter[int] = Counter()
 
     def fault(self, text: str) -> None:
@@ -159,6 +160,7 @@ class Oracle:
             return
         self.counts["retired"] += 1
         process.retired.add(step)
+        self._left_at[step] = self.scheduler.now
         found = self.visible()
         value = self._value(manifest := found.get(step))
         if manifest is not None:
@@ -187,6 +189,7 @@ class Oracle:
     def _removed(self, process: Process, path: str) -> None:
         """Data of another job goes with its step, by a rebase, or when it is a day old.
 
+        Of two jobs that let go of one step, either may remove what was there before.
         Where the disk's clock has jumped that cannot be asked for: then a save may have to fail. So
         may one that goes on after it was frozen for a day, once tidying has begun.
         """
@@ -196,7 +199,9 @@ class Oracle:
         is_young = isinstance(file, SimFile) and file.written > old
         is_late = is_young and save.began <= old and file.written >= process.tidied_at
         is_own = process.is_plain or save.job == process.job
-        is_let_go = step_of(step) in process.retired or save_id in self._retired_saves
+        number = step_of(step)
+        is_let_go = number in process.retired or save_id in self._retired_saves
+        is_let_go |= number is not None and save.began <= self._left_at.get(number, -1.0)
         if is_young and not (is_own or is_let_go or is_late or self.counts["jump"] > self._jumps):
             self.fault(f"{process.name} sweeps {path}, which is young")
 

@@ -33,8 +33,10 @@ from holdfast.runs import (
     rewind,
     throttle,
     tier_steps,
+    tier_waits,
     tiers,
     upload_thread,
+    upload_waits,
     uploader,
 )
 from holdfast.runs import restore as restore_module
@@ -228,7 +230,8 @@ def _patches() -> list[tuple[Any, str, Any]]:
             (m, "time", clock)
             for m in (
                 *(barrier, ledger, handle_module, save_module, saver_module, restore_module),
-                *(host_uploads, leaving, throttle, tier_steps, tiers, upload_thread, uploader),
+                *(host_uploads, leaving, throttle, tier_steps, tier_waits),
+                *(upload_thread, upload_waits, uploader),
             )
         ),
         *((module, "threading", threads) for module in (handle_module, uploader)),
@@ -238,7 +241,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
             (module, "worker", workers)
             for module in (
                 *(checkpointer_module, handle_module, save_module, leaving, rewind),
-                *(host_uploads, tiers, upload_thread, uploader),
+                *(host_uploads, tier_waits, upload_thread, upload_waits, uploader),
             )
         ),
         (save_module, "secrets", chance),

@@ -100,7 +100,7 @@ PLANTS: dict[str, Plant] = {
         (TierSteps, "_left_behind", lambda self, *given: set[int]())
     ],
     "a local disk does not say whose steps it has": [
-        (tiers, "write_mark", lambda local, store, jobs: _write_mark(local, store, ())),
+        (tiers, "write_mark", lambda local, store, jobs, **_: _write_mark(local, store, ())),
     ],
     "the newest local step goes": [(directory_module.Run, "_with_bases", keep_but_one)],
     "close does not wait for uploads": [(Uploader, "wait_all", _nothing_left)],

@@ -1,13 +1,16 @@
 """A run on a local disk and in the store behind it: `Checkpointer(…, local=…)`."""
 
+import contextlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +29,15 @@ from holdfast.errors import (
     OptionError,
     StoreError,
 )
-from holdfast.format.local_mark import JOBS_MAX
 from holdfast.format.measured import decode_lines
 from holdfast.format.names import step_name
-from holdfast.runs import upload_thread, uploader
+from holdfast.runs import checkpointer as checkpointer_module
+from holdfast.runs import local_mark, upload_thread, uploader
 from holdfast.runs.directory import Run
 from holdfast.runs.local_mark import read_mark, write_mark
 from holdfast.runs.metrics_file import MetricsFile
 from holdfast.runs.place import Lack
+from holdfast.runs.schedule import Schedule
 from holdfast.stores.local import LocalStore
 from holdfast.stores.url import open_store
 from stores.places import Place
@@ -154,6 +158,110 @@ def test_on_commit_is_told_of_the_tier_that_was_asked_for(
     assert ("uploaded", 1) in kinds
     assert len(told) == 1
     assert open_store(store).exists(step_name(1) + "/MANIFEST")
+
+
+class Clock:
+    """Goes when it is told to."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of Checkpointers, by which every upload takes 300 s."""
+    clock, real = Clock(), uploader.transfer
+
+    def transfer(*given: Any) -> Any:
+        clock.now_s += 300.0
+        return real(*given)
+
+    monkeypatch.setattr(uploader, "transfer", transfer)
+    monkeypatch.setattr(checkpointer_module, "Schedule", partial(Schedule, clock=clock))
+    return clock
+
+
+def test_the_last_save_begins_early_enough_for_its_upload(
+    store: str, local: str, clock: Clock
+) -> None:
+    with opened(store, local, ends_in_s=1150.0) as checkpointer:
+        checkpointer.save(1, state(1))
+        assert checkpointer.step(2, state(2))  # 850 s are left, for two uploads of up to 450 s
+        assert checkpointer.stopping
+        assert steps_in(store) == [1, 2]
+
+
+def test_no_upload_hastens_the_last_save_where_nobody_waits_for_it(
+    store: str, local: str, clock: Clock
+) -> None:
+    with opened(store, local, ends_in_s=1150.0, durable="local") as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait("store")
+        assert not checkpointer.step(2, state(2))
+
+
+def test_a_job_that_ends_late_waits_no_negative_time(store: str, local: str, clock: Clock) -> None:
+    checkpointer = opened(store, local, ends_in_s=100.0, durable="local", upload_bytes_s=1000)
+    checkpointer.save(1, state(1, 30_000))
+    clock.now_s = 1000.0
+    with pytest.raises(StoreError, match=r"lacks step 1 of .* after drain_s=0 s"):
+        checkpointer.close()
+
+
+def test_a_save_that_the_policy_does_not_keep_waits_for_no_upload(
+    store: str, local: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = Keep.latest(1) | Keep.every(10)
+    with opened(store, local, keep=keep, deadline_s=30) as checkpointer:
+        for step in (10, 20):
+            checkpointer.save(step, state(step))
+        assert checkpointer.restore(state(0), step=10) == 10
+        checkpointer.save(15, state(15))
+        checkpointer.wait()
+    assert steps_in(store) == [10, 20]
+    assert "step 15 is on the local disk alone" in caplog.text
+
+
+def test_a_save_is_not_let_go_for_the_later_step_of_a_newer_job(
+    store: str, local: str, tmp_path: Path
+) -> None:
+    old = opened(store, local, keep=Keep.latest(1), deadline_s=30)
+    old.save(1, state(1))
+    mine = epochs.held, epochs._names
+    failures: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            old.save(2, state(2))
+        except HoldfastError as error:
+            failures.append(error)
+
+    assert old._tiers is not None and old._tiers.uploader is not None
+    with old._tiers.uploader.paused():
+        saving = threading.Thread(target=save)
+        saving.start()
+        until(lambda: 2 in steps_in(local))
+        epochs.held, epochs._names = {}, []
+        try:
+            with opened(store, str(tmp_path / "other host"), keep=Keep.latest(1)) as new:
+                assert new.restore(state(0)) == 1
+                new.save(3, state(3))
+        finally:
+            epochs.held, epochs._names = mine
+    saving.join()
+    assert [type(error) for error in failures] == [FencedError]
+    assert steps_in(store) == [3]
+
+
+def test_a_save_before_a_later_step_goes_up_if_the_policy_keeps_it(store: str, local: str) -> None:
+    with opened(store, local, keep=Keep.latest(3)) as checkpointer:
+        for step in (10, 20):
+            checkpointer.save(step, state(step))
+        assert checkpointer.restore(state(0), step=10) == 10
+        checkpointer.save(15, state(15))
+        assert steps_in(store) == [10, 15, 20]
 
 
 def test_each_place_keeps_what_its_policy_says(store: str, local: str) -> None:
@@ -635,6 +743,39 @@ def test_a_forked_child_uploads_nothing(store: str, local: str) -> None:
     assert steps_in(store) == [1]
 
 
+@pytest.mark.parametrize("error", [None, SystemExit, KeyboardInterrupt])
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(
+    store: str, local: str, error: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_thread, "STOP_S", 1000.0)
+    with opened(store, local, every=1, upload_bytes_s=SLOW / 4, drain_s=1000.0) as checkpointer:
+        checkpointer.step(1, state(1, 300_000))
+        checkpointer.wait("local")
+        child = os.fork()
+        if not child:
+            try:
+                with contextlib.suppress(SystemExit, KeyboardInterrupt), checkpointer:
+                    if error is not None:
+                        raise error
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert exit_of(child) == 0
+    assert steps_in(store) == [1]
+
+
+def exit_of(child: int, limit_s: float = 60.0) -> int:
+    """Return how a child ends; kill one that lives longer."""
+    end, found = time.monotonic() + limit_s, (0, 0)
+    while not found[0] and time.monotonic() < end:
+        time.sleep(0.01)
+        found = os.waitpid(child, os.WNOHANG)
+    if not found[0]:
+        os.kill(child, signal.SIGKILL)
+        found = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(found[1])
+
+
 def test_a_job_whose_last_step_was_damaged_does_not_end_well(store: str, local: str) -> None:
     checkpointer = opened(store, local, every=1, upload_bytes_s=20_000)
     checkpointer.step(1, state(1, 30_000))
@@ -765,8 +906,10 @@ def test_jobs_that_begin_at_once_are_all_named(local: str) -> None:
     assert read_mark(place).jobs == {f"{number:x}" * 16 for number in range(8)}
     for number in range(200):
         write_mark(place, "s3://bucket/run", [third, f"{number:016x}"])
+    assert len(read_mark(place).jobs) == 8 + 199  # one was there before
+    write_mark(place, "s3://bucket/run", [third, f"{199:016x}"], forgets=True)
     jobs = read_mark(place).jobs
-    assert len(jobs) <= JOBS_MAX + 2
+    assert len(jobs) == local_mark.JOBS_MAX + 2
     assert {third, f"{199:016x}"} <= jobs
 
 
@@ -837,6 +980,42 @@ def test_an_exception_in_training_does_not_leave_the_last_step_behind(
         checkpointer.step(1, state(1, 300_000))
         raise ZeroDivisionError
     assert steps_in(store) == [1]
+
+
+def test_an_exception_after_a_second_restore_does_not_leave_the_last_step_behind(
+    store: str, local: str
+) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        opened(store, local, durable="local", upload_bytes_s=SLOW / 4) as checkpointer,
+    ):
+        checkpointer.save(1, state(1, 300_000))
+        checkpointer.restore(state(0, 300_000))
+        raise ZeroDivisionError
+    assert steps_in(store) == [1]
+
+
+def test_an_interrupt_after_a_second_restore_says_what_is_left(
+    store: str, local: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        opened(store, local, durable="local", upload_bytes_s=1000) as checkpointer,
+    ):
+        checkpointer.save(1, state(1, 100_000))
+        checkpointer.restore(state(0, 100_000))
+        raise KeyboardInterrupt
+    assert f"lacks step 1 of {local}" in caplog.text
+    assert steps_in(store) == []
+
+
+def test_an_exception_after_a_restore_alone_uploads_nothing(store: str, local: str) -> None:
+    left_local(store, local, 1)
+    next_job()
+    with pytest.raises(ZeroDivisionError), opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0)) == 1
+        raise ZeroDivisionError
+    assert steps_in(store) == []
 
 
 def test_deltas_are_refused_where_the_store_holds_none(store: str, local: str) -> None:
@@ -930,6 +1109,31 @@ def test_a_store_that_is_gone_is_no_reason_not_to_restore_from_the_local_disk(
         checkpointer.restore(into)
         checkpointer.save(3, state(3))
     assert steps_in(str(store)) == [1, 2, 3]
+
+
+def test_local_steps_count_however_often_jobs_began_without_the_store(
+    tmp_path: Path, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_mark, "JOBS_MAX", 2)
+    store, away = tmp_path / "store", tmp_path / "away"
+    with opened(str(store), local) as checkpointer:
+        checkpointer.save(1, state(1))
+    store.rename(away)
+    store.symlink_to(tmp_path / "nowhere")
+    for step in range(2, 7):
+        next_job()
+        killed = opened(str(store), local, durable="local")
+        assert killed.restore(state(0)) == step - 1
+        killed.save(step, state(step))
+        stop(killed)
+    store.unlink()
+    away.rename(store)
+    next_job()
+    with opened(str(store), local) as checkpointer:
+        assert checkpointer.restore(state(0)) == 6
+        checkpointer.save(7, state(7))
+    assert {6, 7} <= set(steps_in(str(store)))
+    assert len(read_mark(open_store(local)).jobs) == 4  # of two it is known that they are over
 
 
 def test_a_publish_that_was_said_to_fail_is_synced_before_it_counts(

@@ -1,7 +1,9 @@
 """One more save when training fails: of a whole step or none; the user's exception comes out."""
 
+import contextlib
 import errno
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,25 @@ def test_a_step_whose_save_failed_is_saved_in_an_emergency(new_path: NewPath) ->
             checkpointer._saver._flight.handle.wait_done()
         raise KeyError
     assert checkpointer.steps() == [1]
+
+
+def test_a_forked_child_does_not_save_in_an_emergency(new_path: NewPath) -> None:
+    """Else its parent could save no more."""
+    run, training = new_path(), Training()
+    with Checkpointer(run, emergency=True, options=SMALL) as checkpointer:
+        checkpointer.save(1, training.state)
+        checkpointer.step(2, training.state)
+        child = os.fork()
+        if not child:
+            try:
+                with contextlib.suppress(SystemExit), checkpointer:
+                    raise SystemExit
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[0] == child
+        assert checkpointer.steps() == [1]
+        checkpointer.save(3, training.state)
+    assert Checkpointer(run).steps() == [1, 3]
 
 
 def test_an_emergency_save_that_fails_too_does_not_mask_the_exception(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import OptionError
+from holdfast.errors import OptionError, StoreError
 from holdfast.runs.schedule import (
     FREE_STEPS,
     MARGIN_S,
@@ -257,6 +257,78 @@ def test_a_job_that_has_saved_nothing_yet_ends_in_time_too() -> None:
         assert not schedule.ending()
         clock.go(0.2)
         assert schedule.ending()
+
+
+def upload(schedule: Schedule, clock: Clock, seconds: float) -> None:
+    schedule.uploads.measure(lambda step: clock.go(seconds), 1)
+
+
+def ends_within(schedule: Schedule, clock: Clock, needed_s: float) -> bool:
+    """Return whether the last save begins when so much time is left, and not before."""
+    clock.go(schedule.left_s - needed_s - 0.1)
+    is_early = schedule.ending()
+    clock.go(0.2)
+    return schedule.ending() and not is_early
+
+
+def test_the_last_save_leaves_time_for_two_uploads() -> None:
+    clock = Clock()
+    schedule = Schedule(None, ends_in_s=10_000.0, clock=clock)
+    schedule.uploads.limit_s = 1800.0
+    schedule.measure(20.0)
+    for seconds in (100.0, 300.0, 50.0):
+        upload(schedule, clock, seconds)
+    assert ends_within(schedule, clock, 20.0 * 1.5 + 2 * 300.0 * 1.5 + MARGIN_S)
+
+
+def test_before_the_first_upload_the_last_save_leaves_time_for_its_own() -> None:
+    clock = Clock()
+    schedule = Schedule(None, ends_in_s=10_000.0, clock=clock)
+    schedule.uploads.limit_s = 1800.0
+    schedule.measure(20.0)
+    assert ends_within(schedule, clock, 20.0 * 1.5 + UNMEASURED_S * 1.5 + MARGIN_S)
+
+
+def test_an_upload_under_way_counts_as_soon_as_it_is_the_longest() -> None:
+    clock = Clock()
+    schedule = Schedule(None, ends_in_s=10_000.0, clock=clock)
+    schedule.uploads.limit_s = 9000.0
+    schedule.measure(20.0)
+    upload(schedule, clock, 100.0)
+    seen: list[bool] = []
+
+    def slow(step: int) -> None:
+        for seconds in (1000.0, 2000.0):
+            clock.go(seconds)
+            seen.append(schedule.ending())
+
+    schedule.uploads.measure(slow, 2)
+    assert seen == [False, True]
+
+
+def test_nobody_leaves_more_time_for_uploads_than_they_are_waited_for() -> None:
+    clock = Clock()
+    schedule = Schedule(None, ends_in_s=10_000.0, clock=clock)
+    schedule.uploads.limit_s = 100.0
+    schedule.measure(20.0)
+    upload(schedule, clock, 1000.0)
+    assert ends_within(schedule, clock, 20.0 * 1.5 + 100.0 + MARGIN_S)
+
+
+def test_an_upload_that_fails_says_nothing_of_others() -> None:
+    clock = Clock()
+    schedule = Schedule(None, ends_in_s=10_000.0, clock=clock)
+    schedule.uploads.limit_s = 1800.0
+    schedule.measure(20.0)
+    upload(schedule, clock, 10.0)
+
+    def fail(step: int) -> None:
+        clock.go(500.0)
+        raise StoreError("it is away")
+
+    with pytest.raises(StoreError):
+        schedule.uploads.measure(fail, 2)
+    assert ends_within(schedule, clock, 20.0 * 1.5 + 2 * 10.0 * 1.5 + MARGIN_S)
 
 
 def test_without_an_end_there_is_no_last_save() -> None:

@@ -1,6 +1,7 @@
 """Which step goes up next, and which stay on the local disk."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast import Keep
 from holdfast.errors import OptionError
-from holdfast.runs.upload_policy import Tiers, next_up, stays, wanted
+from holdfast.runs.upload_policy import Tiers, next_up, spared, stays, wanted
 
 
 def tiers(
@@ -82,6 +83,51 @@ def test_the_local_disk_never_holds_more_than_it_may(
         # What is newer is in the store, or the policy lets go of it.
         newer = {s for s in local - store if s > going}
         assert not newer & both.kept(sorted(local | store), {})
+
+
+ORDINARY = [
+    Keep.latest(1),
+    Keep.latest(1) | Keep.every(4),
+    Keep.latest(2) | Keep.best("loss", 2),
+    Keep.every(3) | Keep.best("loss", 1),
+]
+# What they keep of a step changes as others go, so a step may be wanted again.
+FICKLE = [
+    Keep((lambda steps, _: set(steps[::2]),), "every other"),
+    Keep((lambda steps, _: set(steps[: len(steps) // 2]),), "the older half"),
+]
+
+
+@given(
+    st.sets(st.integers(0, 30), max_size=12),
+    st.sets(st.integers(0, 30), max_size=12),
+    st.sets(st.integers(0, 30), max_size=8),
+    st.sampled_from([*ORDINARY, *FICKLE]),
+)
+def test_uploads_come_to_an_end_and_no_step_goes_up_twice(
+    local: set[int], store: set[int], deltas: set[int], keep: Keep
+) -> None:
+    here, before, ups = sorted(local), len(store), list[int]()
+    metrics = {step: {"loss": float(step % 5)} for step in range(31)}
+    bases = {s: older for older, s in pairwise(here) if s in deltas}
+
+    def found() -> Tiers:
+        return Tiers(here, sorted(store), metrics, bases)
+
+    asked = set(wanted(found(), keep))
+    while (step := next_up(found(), keep)) is not None:
+        ups.append(step)
+        store = store | {step}
+        stay = keep.kept(sorted(store), metrics) | spared(found(), keep)
+        while more := {bases[s] for s in stay & set(bases)} - stay:  # as `Run` adds them
+            stay |= more
+        store &= stay
+        if keep in ORDINARY:
+            assert len(ups) == len(set(ups)), ups
+        assert len(ups) <= len(local) * (before + 1)
+    if keep in ORDINARY:
+        assert asked & set(ups) <= store
+        assert {s for s in asked if bases.get(s) is None} <= store
 
 
 def test_how_many_stay_is_said_beside_the_policy_of_the_store() -> None:

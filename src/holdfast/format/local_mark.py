@@ -14,7 +14,7 @@ from dataclasses import dataclass
 MARK_NAME = ".store"
 MARK_BYTES_MAX = 64 << 10
 JOB_PREFIX = ".job-"
-JOBS_MAX = 64  # the oldest are forgotten: none of them has the newest epoch any more
+JOBS_MAX = 64  # older ones are forgotten, once it is known that none has the newest epoch
 
 _JOB = re.compile(r"\.job-([0-9a-f]{16})")
 

@@ -88,7 +88,8 @@ class Checkpointer(Leaving):
         deadline_s: seconds until a background save that is not durable fails; default: that of
             ``options``.
         on_commit: called on rank 0 as ``on_commit(path, step, metrics)`` when a step is durable,
-            while the save's thread waits up to 60 s. Its errors are logged, and fail no save.
+            while the save's thread waits up to 60 s. Its errors are logged, and fail no save. While
+            a background save waits for it, it may not call this Checkpointer.
         observe: functions that are called with each `holdfast.Event` of this rank, each in a thread
             of its own. They never fail or delay a save; one that is too slow loses events.
         local: directory on a local disk, which all ranks share; ``root`` is the store behind it.
@@ -185,11 +186,13 @@ class Checkpointer(Leaving):
         observe: Iterable[Observer],
     ) -> None:
         """Make what the saves of this run go through."""
-        self._observers = Observers(observe, store.root, self._ranks)
+        self._hook, self._observers = hook, Observers(observe, store.root, self._ranks)
         if self._observers:
             store.on_retired = partial(self._observers.tell, "retired")
+        uploads = self._schedule.uploads
+        uploads.limit_s = disk.upload_limit_s(request.deadline_s)
         given = (disk, self._ranks, self._options, request.codec, hook, self._observers.tell)
-        places = places_of(store, *given)
+        places = places_of(store, *given, uploads)
         self._run, self._disk, self._tiers = places.run, places.disk, places.tiers
         self._progress = ProgressFile(self._disk.root, self._ranks, self._schedule)
         self._beside = (self._observers, self._progress, *places.beside)
@@ -225,12 +228,14 @@ class Checkpointer(Leaving):
         Raises:
             HoldfastError: the save failed.
         """
+        if not self._closed:
+            self._hook.check_call(self.root, self._ranks)
         try:
             if not self._closed:
                 worker.run(self._finish)
         except KeyboardInterrupt:
-            if self._tiers is not None:
-                self._tiers.say_left()
+            if self._uploading is not None:
+                self._uploading.say_left()
             raise
         except Exception:
             self._end()
@@ -315,6 +320,7 @@ class Checkpointer(Leaving):
             HoldfastError: the save failed; or it is not in the store within ``deadline_s``.
         """
         check_process(self.root, self._process)
+        self._hook.check_call(self.root, self._ranks)
         check_tier(tier)
         self._then_up(self._saver.wait, tier)
 
@@ -380,3 +386,4 @@ class Checkpointer(Leaving):
         check_process(self.root, self._process)
         if self._closed:
             raise OptionError(f"the Checkpointer of {self.root} is closed; create a new one")
+        self._hook.check_call(self.root, self._ranks)

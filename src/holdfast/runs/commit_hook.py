@@ -4,17 +4,28 @@ Knows paths and metrics; no state. Nothing that it does fails a save.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from .. import threads, worker
 from ..arguments import plain_number
 from ..errors import OptionError, shown
 
+if TYPE_CHECKING:
+    from ..group.base import Group
+
 logger = logging.getLogger("holdfast")
 
 WAIT_S = 60.0  # then the save goes on without it
 OnCommit = Callable[[str, int, dict[str, float]], object]
+
+
+class _Here(threading.local):
+    """What this thread is: a hook's, and whether the call that saves waits for it."""
+
+    is_hooks = holds_caller = False
 
 
 class CommitHook:
@@ -32,6 +43,7 @@ class CommitHook:
             )
         self._call = call
         self._running: tuple[int, worker.Latch] | None = None
+        self._here = _Here()
 
     def tell(self, path: str, step: int, metrics: Mapping[str, float] | None) -> None:
         """Call it, and wait until it has returned, but no longer than `WAIT_S`."""
@@ -43,8 +55,10 @@ class CommitHook:
             return
         numbers = {name: plain_number(value) for name, value in (metrics or {}).items()}
         returned = worker.Latch()
+        holds_caller = worker.here.job is not None  # else a thread in the background
 
         def run(may_begin: threads.MayBegin) -> None:
+            self._here.is_hooks, self._here.holds_caller = True, holds_caller
             try:
                 if may_begin():
                     call(path, step, numbers)
@@ -65,3 +79,18 @@ class CommitHook:
                 text = "on_commit of step %d has not returned within %g s; going on without it"
                 logger.error(text, step, WAIT_S)
                 return
+
+    def check_call(self, root: str, ranks: "Group") -> None:
+        """Check that a call of its own Checkpointer does not come from it, and wait for ever.
+
+        Raises:
+            OptionError: it comes from it, and would wait for the save that waits, or other ranks.
+        """
+        here = self._here
+        if not here.is_hooks or (here.holds_caller and ranks.world_size == 1):
+            return
+        why = "which other ranks do not call" if here.holds_caller else "and its save waits for it"
+        raise OptionError(
+            f"the Checkpointer of {root} was called from its on_commit, {why}. Restore with "
+            'holdfast.load(path, into=..., group="alone"), or with another Checkpointer'
+        )

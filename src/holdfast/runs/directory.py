@@ -67,6 +67,7 @@ class Run:
         fence: who may write here; every removal looks at it.
         metrics: what saves and restores have measured.
         is_full: whether steps go since there is no room for another.
+        spared: steps that stay, whatever the policy says.
         on_retired: called with each step that was deleted; None: nobody wants to know.
     """
 
@@ -81,6 +82,7 @@ class Run:
         self.described = Described(self._store)
         self._clean: dict[str, float] = {}  # steps that needed no sweep, and when: see `_sweep`
         self._seen = self.is_full = False
+        self.spared = frozenset[int]()
         self._committed: int | None = None  # the step that this job saved last: it is durable
         self.on_retired: Callable[[int], object] | None = None
 
@@ -122,9 +124,9 @@ class Run:
         """Return what this rank can read of a place; None: it can read all."""
         return None
 
-    def note_damaged(self, step: int, place: Place) -> None:
-        """Take note of a step that could not be restored from a place."""
-        self.damaged.add(step)
+    def note(self, step: int, place: Place, *, is_damaged: bool) -> None:
+        """Take note of whether a step could be restored from a place."""
+        (self.damaged.add if is_damaged else self.damaged.discard)(step)
 
     def look(self) -> None:
         """Take note of which job has the run now: one that comes later is newer than this one."""
@@ -234,9 +236,8 @@ class Run:
 
     def _tidy(self, step: int, said: str) -> None:
         with self._warning(said):
-            hint = f"{step_name(step)}\n".encode()
             pending = f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}"
-            self._store.prepare(pending, hint)
+            self._store.prepare(pending, f"{step_name(step)}\n".encode())
             self._store.rename(pending, LATEST_NAME)  # durable before another step goes
         self._let_go(step, said)
         with self._warning(said):
@@ -328,7 +329,7 @@ class Run:
         # What a step needs that cannot be read is not known, but that it is older.
         unread = max(others - self.damaged, default=-1)
         kept |= {s for s in good if s < unread}
-        kept = self._with_bases(kept | ({spare} if spare is not None else set()))
+        kept = self._with_bases(kept | self.spared | ({spare} if spare is not None else set()))
         return sorted(set(good) - kept, reverse=True), others
 
     def _settle(self) -> None:
@@ -363,8 +364,9 @@ class Run:
         """Log an error, and go on."""
         try:
             yield
-        except HoldfastError as error:
-            logger.warning("%s tidying %s failed: %s", said, self.root, error)
+        except Exception as error:  # what was saved is durable by then
+            odd = not isinstance(error, HoldfastError)  # the program's own fault: show where
+            logger.warning("%s tidying %s failed: %s", said, self.root, error, exc_info=odd)
 
     def _is_judged(self, step: int) -> bool:
         """Read what a step says of itself, where the policy does not keep every step."""

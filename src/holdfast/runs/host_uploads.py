@@ -2,20 +2,22 @@
 
 They meet in the store: the coordinator names the step in a small file of the run, beside a copy of
 the step's MANIFEST, and waits until all files are there. Leads of other hosts look for that file,
-and answer with another that says which files they have.
+and answer with others that say which files they have, and how that has ended. Each time it asks,
+the coordinator gives another name, which the answers have too: an older answer counts for nothing.
 """
 
 import contextlib
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 
 from .. import worker
 from ..engine import epochs
 from ..engine.transfer import bring, present
-from ..errors import CorruptError, HoldfastError, StoreError
+from ..errors import CorruptError, HoldfastError, StoreError, writable
 from ..format import spec
 from ..format.manifest import Manifest, decode_manifest
 from ..format.names import is_save_id, step_name
@@ -31,7 +33,8 @@ ASKED_PREFIX = ".uploading-"
 LOOK_S = 1.0  # between two looks into the store
 QUIET_LOOKS = 3  # without anything asked for: the coordinator asks for no more
 STALLED_S = 300.0  # without a further file: a host is gone, or its disk or network hang
-_KINDS = ("held", "done")  # which files a host has; that they are in the store, durably
+# Which files a host has; that they are in the store, durably; or why they never will be.
+_KINDS = ("held", "done", "failed")
 _BYTES_MAX = 4096
 _ANSWER_BYTES_MAX = 16 << 20
 
@@ -71,11 +74,12 @@ class OtherHosts:
         What a file's size says is not enough: on a disk it is there before its bytes are.
 
         Raises:
-            CorruptError: no host that is here has some of them.
+            CorruptError: no host that is here has some of them, or those of one are damaged.
             StoreError: none has come for long.
         """
         left, since = len(files) + 1, time.monotonic()
         while missing := sorted(set(files) - self._answers("done")[0]):
+            self._check_failed()
             held, have_all = self._answers("held")
             if have_all and (nowhere := [n for n in missing if n not in held]):
                 raise CorruptError(
@@ -105,6 +109,14 @@ class OtherHosts:
                     found |= {int(n) for n in json.loads(self._run.get(name, _ANSWER_BYTES_MAX))}
                     count += 1
         return found, count == len(self._leads)
+
+    def _check_failed(self) -> None:
+        for lead in sorted(self._leads):
+            name = answer_name(self._name, "failed", lead)
+            with contextlib.suppress(StoreError):  # the next look finds it
+                if self._run.exists(name):
+                    text = self._run.get(name, _ANSWER_BYTES_MAX).decode(errors="replace")
+                    raise CorruptError(text)
 
     def take_back(self) -> None:
         """Take the step's name back, if it was given."""
@@ -193,7 +205,14 @@ class HostUploads(UploadThread):
         there = open_store(f"{self._root}/{step_name(step)}")
         held = json.dumps([n for n, has in enumerate(present(here, manifest)) if has]).encode()
         put(self._run, answer_name(name, "held", self._rank), held)
-        size = bring(here, there, manifest, self._options, self._pace, "upload")
+        try:
+            size = bring(here, there, manifest, self._options, self._pace, "upload")
+        except CorruptError as error:  # to try again would not help
+            text = writable(f"on host {socket.gethostname()}: {error}")
+            put(self._run, answer_name(name, "failed", self._rank), text.encode())
+            self._answered = name
+            logger.error("step %d of this host is not uploaded: %s", step, error)
+            return
         put(self._run, answer_name(name, "done", self._rank), held)
         self._answered = name
         if size:

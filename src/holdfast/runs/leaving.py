@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import os
 import time
 import weakref
 from abc import ABC
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import worker
 from ..errors import PeerError, writable
@@ -14,6 +15,9 @@ from .emergency import Beside, meet, release
 from .rewind import Rewind
 from .schedule import Schedule
 from .signals import SignalWatch
+
+if TYPE_CHECKING:
+    from .tiers import TieredRun
 
 logger = logging.getLogger("holdfast")
 
@@ -29,6 +33,7 @@ class Leaving(Rewind, ABC):
     _drain_s: float
     _meeting: int
     _closed: bool
+    _process: int
     _release: "weakref.finalize[..., Any]"
 
     def _leave(self, error: BaseException) -> None:
@@ -41,15 +46,16 @@ class Leaving(Rewind, ABC):
             logger.error("the save in flight failed: %s", failure)
         self._save_in_emergency(error, reason)
         try:
-            if self._tiers is not None and isinstance(error, KeyboardInterrupt):
-                self._tiers.say_left()
-            elif self._tiers is not None:
-                self._tiers.drain_alone(min(self._drain_s, self._schedule.left_s))
+            tiers = self._uploading
+            if tiers is not None and isinstance(error, KeyboardInterrupt):
+                tiers.say_left()
+            elif tiers is not None:
+                tiers.drain_alone(self._left_to_drain_s())
         except Exception as failure:
             logger.error("%s", failure)
 
     def _save_in_emergency(self, error: BaseException, reason: str) -> None:
-        if self._last is None or isinstance(error, GeneratorExit):
+        if self._last is None or isinstance(error, GeneratorExit) or self._is_forked:
             return
         if self._last.step is not None and self._last.step == self._saver.saved_step:
             return
@@ -67,8 +73,20 @@ class Leaving(Rewind, ABC):
             with contextlib.suppress(PeerError):  # training's own collectives say it better
                 self._poll.close()
         self._saver.wait()
-        if self._tiers is not None:
-            self._tiers.drain(min(self._drain_s, self._schedule.left_s))
+        if self._uploading is not None:
+            self._uploading.drain(self._left_to_drain_s())
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    @property
+    def _uploading(self) -> "TieredRun | None":
+        """What uploads; None in a forked child, which has no such thread, and not its locks."""
+        return None if self._is_forked else self._tiers
+
+    def _left_to_drain_s(self) -> float:
+        return max(0.0, min(self._drain_s, self._schedule.left_s))
 
     def _end(self) -> None:
         self._closed = True

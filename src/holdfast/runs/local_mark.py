@@ -38,8 +38,13 @@ def read_mark(local: Store) -> LocalMark:
     return LocalMark(store, jobs_in(entry.name for entry in list_if_there(local) or ()))
 
 
-def write_mark(local: Store, store: str, jobs: Iterable[str]) -> None:
-    """Add jobs, durably, and the store, if none is named yet."""
+def write_mark(local: Store, store: str, jobs: Iterable[str], *, forgets: bool = False) -> None:
+    """Add jobs, durably, and the store, if none is named yet.
+
+    Args:
+        forgets: whether the job that has the newest epoch is among these: then the oldest others
+            are forgotten. While the store cannot be read, any of them may have it.
+    """
     if not local.exists(MARK_NAME):
         pending = f"{PENDING_MARK_PREFIX}{os.urandom(8).hex()}"
         local.prepare(pending, encode_store(store))
@@ -48,6 +53,8 @@ def write_mark(local: Store, store: str, jobs: Iterable[str]) -> None:
     for job in sorted(mine):
         local.claim(job_name(job), b"")
     local.sync_directory()
+    if not forgets:
+        return
     others = [job_name(job) for job in jobs_in(entry.name for entry in local.list()) - mine]
     if len(others) > JOBS_MAX:
         others.sort(key=lambda name: _time_of(local, name))

@@ -11,6 +11,7 @@ from ..errors import OptionError, shown
 from ..options import Options
 from .commit_hook import CommitHook
 from .directory import Run
+from .schedule import UploadTimes
 from .settings import DURABLE
 from .tiers import TieredRun
 from .upload_thread import Told
@@ -36,6 +37,10 @@ class LocalDisk:
     def limit_s(self, deadline_s: float) -> float:
         """Return how long a request to the store may take: training that needs none begins soon."""
         return min(deadline_s, START_S) if self.durable == "local" else deadline_s
+
+    def upload_limit_s(self, deadline_s: float) -> float:
+        """Return how long a save may wait for its upload; 0: it does not."""
+        return deadline_s if self.path is not None and self.durable == "store" else 0.0
 
     def check(self, store: Run, codec: "str | Codec") -> None:
         """Check it.
@@ -100,16 +105,19 @@ def places_of(
     codec: "str | Codec",
     hook: CommitHook,
     event: Callable[..., object],
+    uploads: UploadTimes,
 ) -> Places:
     """Return where a run is; nothing is read or written yet.
 
     Args:
         hook: told of each step that is durable where its caller asks for it.
         event: told of what happens to uploads, as `Observers.tell`.
+        uploads: measures them.
     """
     if local.path is None:
         return Places(store, store, None, hook)
-    told = Told(event, hook.tell if local.durable == "store" else lambda *_: None)
+    committed = hook.tell if local.durable == "store" else lambda *_: None
+    told = Told(event, committed, uploads.measure)
     rate, durable = local.upload_bytes_s, local.durable
     given = (ranks, options, durable, rate, told)
     tiers = TieredRun(local.path, store, *given, chains=find_codec(codec).every > 1)

@@ -71,7 +71,7 @@ def restore_step(
         if report is not None and not (damage or gone):
             break
         if damage:
-            run.note_damaged(step, place)
+            run.note(step, place, is_damaged=True)
         logger.error("%s cannot be restored: %s. Trying %s", place, damage or gone, last)
     else:
         if (lack := run.lacks(step, last)) is not None:
@@ -81,7 +81,7 @@ def restore_step(
         if not request.partial:
             with Phase(ranks) as told:
                 told.answer = json.dumps(record).encode()
-            _note(run, step, [json.loads(answer) for answer in told.answers], ranks)
+            _note(run, step, last, [json.loads(answer) for answer in told.answers], ranks)
     if request.partial:
         return report
     later = [s for s in found if s > step]
@@ -115,7 +115,7 @@ def restore_newest(
         faults = []
         for step, place in _in_turn(run.found(ranks)):
             if (lack := run.lacks(step, place)) is not None:
-                run.note_damaged(step, place)
+                run.note(step, place, is_damaged=True)
                 logger.error("step %d in %s is left out: %s", step, place, lack.text)
                 faults += [f"step {step}: {lack.text}"] if lack.is_damage else []
                 continue
@@ -127,7 +127,7 @@ def restore_newest(
             if not damage and report is not None:
                 _say_lost(run, ranks)
                 return step, report
-            run.note_damaged(step, place)
+            run.note(step, place, is_damaged=True)
             logger.error("step %d is damaged and is skipped: %s", step, damage)
             faults.append(f"step {step}: {damage}")
         else:
@@ -224,11 +224,18 @@ def _try(
     if failure is not None and not (damage or gone):
         raise failure
     if not (damage or gone or request.partial):
-        _note(run, step, [answer["record"] for answer in found], ranks)
+        _note(run, step, place, [answer["record"] for answer in found], ranks)
     return damage, gone, report
 
 
-def _note(run: "Run | TieredRun", step: int, records: list[dict[str, Any]], ranks: "Group") -> None:
+def _note(
+    run: "Run | TieredRun",
+    step: int,
+    place: Place,
+    records: list[dict[str, Any]],
+    ranks: "Group",
+) -> None:
+    run.note(step, place, is_damaged=False)
     if ranks.rank != COORDINATOR:
         return
     gigabytes = sum(record["bytes"] for record in records) / 1e9

@@ -326,8 +326,8 @@ class Saver:
         with Phase(ranks):
             if ranks.rank == COORDINATOR:
                 logger.warning("replacing step %d, which was found damaged", step)
-                with contextlib.nullcontext() if self._tiers is None else self._tiers.paused():
-                    self._run.retire(step)
+                retire = self._run.retire if self._tiers is None else self._tiers.retire_damaged
+                retire(step)
         self._run.damaged.discard(step)
 
     @contextlib.contextmanager

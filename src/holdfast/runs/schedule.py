@@ -56,8 +56,51 @@ class _Save:
     free_steps: int = 0  # taken since, while the cost was not settled
 
 
+class UploadTimes:
+    """How long uploads take: their thread measures it, the last save leaves time for its own.
+
+    Attributes:
+        limit_s: nobody waits longer for one; 0: nobody waits.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.limit_s = 0.0
+        self._clock = clock
+        self._has_begun = False
+        self._began: float | None = None  # the one that is under way
+        self._longest_s = 0.0
+
+    def measure(self, upload: Callable[[int], object], step: int) -> None:
+        """Upload a step, and note how long that took; one that fails says nothing of others."""
+        self._has_begun, self._began = True, self._clock()
+        try:
+            upload(step)
+            self._longest_s = max(self._longest_s, self._clock() - self._began)
+        finally:
+            self._began = None
+
+    def needed_s(self, unmeasured_s: float, *, is_saving: bool) -> float:
+        """Return how long it may take until a step that is saved now is up.
+
+        When it is durable on the local disk, the upload of another may just have begun.
+
+        Args:
+            unmeasured_s: what an upload is taken to last until one has been measured.
+            is_saving: whether a save is in flight, whose step goes up first.
+        """
+        began = self._began  # once: the thread of uploads may end it meanwhile
+        going_s = 0.0 if began is None else self._clock() - began
+        longest_s = max(self._longest_s or unmeasured_s, going_s)
+        count = 2 if self._has_begun or is_saving else 1
+        return min(count * longest_s * LAST_SAVE_FACTOR, self.limit_s)
+
+
 class Schedule:
-    """Counts steps and saves; says when the next save is due."""
+    """Counts steps and saves; says when the next save is due.
+
+    Attributes:
+        uploads: those of the steps that are saved, where they are saved to a local disk first.
+    """
 
     def __init__(
         self,
@@ -87,6 +130,7 @@ class Schedule:
         self._step_ended: float | None = None
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._free_steps_s: deque[float] = deque(maxlen=RECENT_STEPS)  # while none is saved
+        self.uploads = UploadTimes(clock)
 
     @property
     def by_clock(self) -> bool:
@@ -138,6 +182,7 @@ class Schedule:
         needed_s = (self._longest_s or unmeasured_s) * LAST_SAVE_FACTOR
         if self._flight is not None:
             needed_s *= 2  # the one in flight has to end first
+        needed_s += self.uploads.needed_s(unmeasured_s, is_saving=self._flight is not None)
         step_s = median(self._steps_s) if self._steps_s else 0.0
         return self.left_s <= needed_s + STEPS_AHEAD * step_s + MARGIN_S
 

@@ -49,6 +49,7 @@ class TierSteps(ABC):
     local: Run
     store: Run
     durable: str
+    is_ready: bool
     uploader: "Uploader | None"
     _ranks: "Group"
     _here: Store
@@ -56,6 +57,7 @@ class TierSteps(ABC):
     _hosts: Hosts | None
     _reach: Reach | None = None
     _past: set[int]  # steps of this disk that this run goes on without
+    _lacking: set[int]  # steps of which files are on no host that is here
     _away_until = 0.0  # the store has not answered a moment ago, and need not
     _before: str | None = None  # the job that had the store when this one looked
 
@@ -169,7 +171,7 @@ class TierSteps(ABC):
         holders = holders_of([[bool(byte) for byte in answer] for answer in seen.answers])
         missing = int((holders.of_file < 0).sum())
         if missing and second is None:
-            self._past.add(step)
+            self._lacking.add(step)
             return Lack(
                 f"{missing} of its {len(manifest.file_names)} files are on no host that is here, "
                 f"and {self.store.root} does not have this step"
@@ -186,10 +188,44 @@ class TierSteps(ABC):
         self._reach = Reach(layered(first, second, given), holders if is_spread else None)
         return None
 
-    def note_damaged(self, step: int, place: Place) -> None:
-        """Take note of a step that could not be restored from a place."""
+    def leave(self) -> None:
+        """Let `begin` be called again: both places may have changed, as the state has."""
+        self.is_ready = False
+        self._past.clear()
+        self._lacking.clear()
+
+    def note(self, step: int, place: Place, *, is_damaged: bool) -> None:
+        """Take note of whether a step could be restored from a place.
+
+        The store is read last: what is damaged there is good on no disk that is here.
+        """
         tier = self.store if place.path == self.store.path(step) else self.local
-        tier.damaged.add(step)
+        if is_damaged:
+            tier.damaged.add(step)
+            self.local.damaged.add(step)
+            self._past |= self._lacking & {step}
+        else:
+            tier.damaged.discard(step)
+            self._past.discard(step)
+
+    def retire_damaged(self, step: int) -> None:
+        """Remove a step that could not be restored from both places; on the coordinator.
+
+        Or a job that begins before its upload finds two steps of one number. With
+        ``durable="local"`` it stays in a store that does not answer.
+        """
+        assert self.uploader is not None, "the coordinator alone removes"
+        with self.uploader.paused():
+            self.local.retire(step)
+            try:
+                self.store.retire(step)
+            except StoreError as error:
+                if self.durable == "store":
+                    raise
+                logger.warning("step %d, which is damaged, stays for now: %s", step, error)
+            else:
+                self.store.damaged.discard(step)
+                self.uploader.forget(self.store.steps())
 
     def lost(self) -> str | None:
         """Say that a newer step than all has lost its MANIFEST; None: no."""

@@ -1,21 +1,18 @@
 """One run in two places: a local disk, where saves are durable first, and the store behind it.
 
 The local disk may be one for all ranks, or one of each host. Which steps there are, and how they
-are read, is in `tier_steps.py`. The coordinator uploads (`uploader.py`), and asks the leads of
-other hosts for their files (`host_uploads.py`).
+are read, is in `tier_steps.py`; who waits for uploads, in `tier_waits.py`. The coordinator uploads
+(`uploader.py`), and asks the leads of other hosts for their files (`host_uploads.py`).
 """
 
 import contextlib
-import itertools
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .. import worker
 from ..engine import epochs
 from ..engine.retire import let_go
 from ..engine.transfer import take_manifest
@@ -34,7 +31,7 @@ from .local_mark import write_mark
 from .place import Place
 from .retention import Keep, Metrics
 from .throttle import upload_options
-from .tier_steps import TierSteps, named
+from .tier_waits import TierWaits
 from .upload_thread import Told
 from .uploader import Uploader
 
@@ -43,11 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
-TURN_S = 1.0  # between two meetings of ranks that wait for an upload
-LATE_S = 10.0  # later than the time it has, a wait ends without the others
 
-
-class TieredRun(TierSteps):
+class TieredRun(TierWaits):
     """See the module. All ranks make one; of those methods that write, the coordinator's count.
 
     Attributes:
@@ -101,7 +95,7 @@ class TieredRun(TierSteps):
         self.is_ready = self._was_ready = False
         self._word, self._waits = "", 0  # of the meetings of waits, and how many there were
         self._hosts: Hosts | None = None
-        self._past = set()
+        self._past, self._lacking = set(), set()
 
     def look(self) -> None:
         """Take note of which jobs have both places now; on the coordinator."""
@@ -112,10 +106,6 @@ class TieredRun(TierSteps):
             self.local.look()
             with contextlib.suppress(StoreError):  # `found` says it, or goes on without
                 self._ask_store(self.store.look)
-
-    def leave(self) -> None:
-        """Let `begin` be called again: both places may have changed, as the state has."""
-        self.is_ready = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -171,7 +161,7 @@ class TieredRun(TierSteps):
                 self.checked_mark()
                 # Until this job has an epoch, the newest is of the job whose past it shares.
                 jobs = [self._before, job] if self._before else [job]
-                write_mark(self._here, self.store.root, jobs)
+                write_mark(self._here, self.store.root, jobs, forgets=bool(self._before))
             if self._chains and hosts.is_spread:
                 raise OptionError(
                     f"local is {self.local.root}, which each host has for itself, and the codec "
@@ -281,112 +271,6 @@ class TieredRun(TierSteps):
         """
         assert self.uploader is not None
         self.uploader.check(step)
-
-    def name_wait(self) -> str:
-        """Name the next `wait`; on all ranks, before what it follows."""
-        self._waits += 1
-        return f"up/{self._word}/{self._waits}"
-
-    def _meet(self, name: str, limit_s: float) -> Phase:
-        """Return a meeting of the ranks that wait: one whose own save has failed does not come.
-
-        So it is none by collectives, where that may be: such a rank goes on with those of training.
-        """
-        ranks = self._ranks
-        if hasattr(ranks, "background"):
-            ranks = ranks.background(name, time.monotonic() + limit_s)
-        return Phase(ranks)
-
-    def wait(self, step: int | None, limit_s: float, name: str) -> None:
-        """Wait until a step is in the store; on all ranks.
-
-        Args:
-            name: see `name_wait`.
-
-        Raises:
-            StoreError: it is not there in time, or never will be.
-            FencedError: a newer job has the store.
-        """
-        if step is None:
-            return
-        until = time.monotonic() + limit_s
-        for turn in itertools.count():
-            with self._meet(f"{name}/{turn}" if turn else name, limit_s + LATE_S) as asked:
-                if self.uploader is not None:
-                    asked.answer = b"1" if self._is_up(step, until) else b""
-            if asked.answers[COORDINATOR]:
-                return
-
-    def drain(self, limit_s: float) -> None:
-        """Wait until nothing is left to upload; on all ranks, as each host uploads its own files.
-
-        Raises:
-            StoreError: there is something left.
-        """
-        if self._was_ready and not self.is_ready:
-            self.begin()  # there was a restore, and no save after it
-        if not self.is_ready or self.has_one_disk():
-            self.drain_alone(limit_s)
-            return
-        until, left, is_over = time.monotonic() + limit_s, list[int](), False
-        while not is_over:
-            with Phase(self._ranks) as asked:
-                if self.uploader is not None:
-                    left = self.uploader.wait_all(min(until, time.monotonic() + TURN_S))
-                    is_over = self.uploader.is_done(left) or time.monotonic() >= until
-                    asked.answer = b"1" if is_over else b""
-            is_over = bool(asked.answers[COORDINATOR])
-        with Phase(self._ranks):
-            self._check_left(left, limit_s)
-
-    def drain_alone(self, limit_s: float) -> None:
-        """Do as `drain` where other ranks may not come any more.
-
-        Raises:
-            StoreError: there is something left.
-        """
-        if not self.is_ready:
-            return
-        until = time.monotonic() + limit_s
-        if self.uploader is not None:
-            self._check_left(self.uploader.wait_all(until), limit_s)
-        elif not self.has_one_disk():
-            self.beside.wait_idle(until)
-
-    def say_left(self) -> None:
-        """Log what is not uploaded, where nobody waits for it."""
-        if self.is_ready and self.uploader is not None:
-            self.uploader.say_left()
-
-    def _check_left(self, left: Sequence[int], limit_s: float) -> None:
-        if self.uploader is not None and left:
-            why = self.uploader.why()
-            raise StoreError(
-                f"{self.store.root} lacks {named(left)} of {self.local.root} after "
-                f"drain_s={limit_s:g} s{f' ({why})' if why else ''}. The local disk has "
-                f"{'it' if len(left) == 1 else 'them'}. The next job with these two directories "
-                "uploads those that its policy keeps, the newest first; or call, for each step, "
-                f"holdfast copy {self.local.path(left[-1])} {self.store.path(left[-1])}"
-            )
-
-    def _is_up(self, step: int, until: float) -> bool:
-        """Wait for a turn; return whether a step is in the store."""
-        assert self.uploader is not None
-        turn = time.monotonic() + TURN_S
-        while not self.uploader.is_up(step):
-            now = time.monotonic()
-            if now >= until:
-                said = f". The last error: {self.uploader.said}" if self.uploader.said else ""
-                raise StoreError(
-                    f"step {step} is durable in {self.local.root}, but not yet in "
-                    f"{self.store.root}, in the time that the save has (deadline_s). Its upload "
-                    f"goes on{said}"
-                )
-            if now >= turn:
-                return False
-            worker.check()
-            time.sleep(0.02)
-        return True
 
     def _local_keep(self, keep: Keep) -> Keep:
         """Return the policy of the local disk."""

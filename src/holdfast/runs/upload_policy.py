@@ -33,6 +33,19 @@ def wanted(tiers: Tiers, keep: Keep) -> list[int]:
     return sorted(missing, reverse=True)
 
 
+def spared(tiers: Tiers, keep: Keep) -> set[int]:
+    """Return the steps of the store that stay, though the policy of its steps alone lets them go.
+
+    The policy keeps them among all steps of both, or what is still to go up is made from them. Else
+    they would go up again, for ever.
+    """
+    stay = keep.kept(sorted({*tiers.local, *tiers.store}), tiers.metrics)
+    for step in wanted(tiers, keep):
+        while (base := tiers.bases.get(step)) is not None:
+            stay, step = stay | {base}, base
+    return stay & set(tiers.store)
+
+
 def next_up(tiers: Tiers, keep: Keep) -> int | None:
     """Return the step that goes up next: the newest, but no delta before its base."""
     for step in wanted(tiers, keep):

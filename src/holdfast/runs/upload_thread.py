@@ -20,10 +20,12 @@ class Told:
     Attributes:
         event: with a kind of `holdfast.Event`, a step, and further fields of it.
         committed: when a step is durable in the store: its path there, its number, its metrics.
+        measure: calls what uploads a step, and notes how long it takes.
     """
 
     event: Callable[..., object]
     committed: Callable[[str, int, Mapping[str, float] | None], object]
+    measure: Callable[[Callable[[int], object], int], object]
 
 
 class Stopped(Exception):
@@ -41,7 +43,7 @@ class UploadThread(ABC):
         """Prepare; ``rate`` is in bytes a second, None: as fast as it goes."""
         self._throttle = Throttle(rate)
         self.is_stopped = self._has_begun = False
-        self._ended = worker.Latch()
+        self._ended, self._process = worker.Latch(), os.getpid()
 
     def end(self) -> None:
         """Let the thread end soon; what it is at goes on with the next job."""
@@ -50,7 +52,7 @@ class UploadThread(ABC):
     def close(self) -> None:
         """Do as `end`, and wait for it, but no longer than `STOP_S`."""
         self.end()
-        if self._has_begun:
+        if self._has_begun and os.getpid() == self._process:  # a forked child has no such thread
             self._ended.wait(STOP_S)
 
     @abstractmethod

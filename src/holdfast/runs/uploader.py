@@ -31,6 +31,7 @@ from ..errors import (
     OptionError,
     StoreError,
 )
+from ..format.fields import comparable_metrics
 from ..format.names import some, step_name
 from ..options import Options
 from ..stores.url import open_store
@@ -38,15 +39,16 @@ from .directory import Run
 from .host_uploads import OtherHosts, forget_asked
 from .retention import Keep, Metrics
 from .throttle import upload_options
-from .upload_policy import Tiers, next_up, stays, wanted
-from .upload_thread import LOOK_S, Stopped, Told, UploadThread
+from .upload_policy import Tiers, next_up, spared, stays, wanted
+from .upload_thread import LOOK_S, Stopped, Told
+from .upload_waits import UploadWaits
 
 logger = logging.getLogger("holdfast")
 
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after so many failures in a row; then always the last
 
 
-class Uploader(UploadThread):
+class Uploader(UploadWaits):
     """See the module. All methods are of bodies of verbs, or of its own thread.
 
     Attributes:
@@ -153,53 +155,6 @@ class Uploader(UploadThread):
             self._behind(step, text, logging.INFO)
         return kept
 
-    def is_up(self, step: int) -> bool:
-        """Return whether a step is in the store.
-
-        Raises:
-            HoldfastError: it never will be.
-        """
-        with self._lock:
-            if step in self._known and step not in self._store.damaged:
-                return True
-            bad = self._bad.get(step)
-        if bad is not None:
-            raise StoreError(bad)
-        if self.failure is not None:
-            raise type(self.failure)(*self.failure.args)
-        return False
-
-    def backlog(self) -> list[int]:
-        """Return the steps that the store is to have and lacks, ascending.
-
-        Of those that cannot go up, the ones that this job saved, if no newer one is there.
-        """
-        steps = wanted(self._look_around(frozenset()), self._keep)
-        with self._lock:
-            return sorted(s for s in steps if s not in self._bad or s in self._metrics)
-
-    def why(self) -> str:
-        """Say why something is not uploaded; empty: there has been no time."""
-        with self._lock:
-            bad, size = next(reversed(self._bad.values()), ""), self._done_bytes
-            going = "" if self._at is None else f"step {self._at}: {size / 1e9:.3f} GB are up"
-        return bad or (self.said or going if self.failure is None else str(self.failure))
-
-    def wait_all(self, until: float) -> list[int]:
-        """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""
-        self.begin()
-        self._asks.put(None)
-        while True:
-            left = self.backlog()
-            if self.is_done(left) or time.monotonic() >= until:
-                return left
-            worker.check()
-            time.sleep(min(LOOK_S * 4, max(0.0, until - time.monotonic())))
-
-    def is_done(self, left: Collection[int]) -> bool:
-        """Return whether waiting does not help: nothing is left, or what is left cannot go up."""
-        return self.failure is not None or not set(left) - set(self._bad)
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Keep the thread from both places meanwhile; what it is at is begun again."""
@@ -254,7 +209,7 @@ class Uploader(UploadThread):
             if may:
                 step = self._next()
                 if step is not None:
-                    self._upload(step)
+                    self._told.measure(self._upload, step)
                 self._failures, self.said = 0, ""
         except Stopped:
             pass
@@ -282,9 +237,9 @@ class Uploader(UploadThread):
             while pause is None or not self._failures:
                 self._asks.get_nowait()
 
-    def _look_around(self, hidden: Collection[int]) -> Tiers:
+    def _look_around(self, hidden: Collection[int], up: Collection[int] = ()) -> Tiers:
         with self._lock:
-            known = [s for s in self._known if s not in self._store.damaged]
+            known = sorted({*self._known, *up} - self._store.damaged)
             hidden = self.ignored | self._saved.damaged | set(hidden)
         here = [s for s in self._local.steps() if s not in hidden]
         with self._looking:
@@ -331,7 +286,8 @@ class Uploader(UploadThread):
         here, there = open_store(self._local.path(step)), open_store(self._store.path(step))
         others = OtherHosts(self._root, step, self.leads, self._look_up)
         given = (self._options, self._report, self._store.fence.hold, "upload", others)
-        found = read_manifest(here).table.header.metrics  # should it be up before it is told of
+        # Should it be up before it is told of.
+        found = comparable_metrics(read_manifest(here).table.header.metrics)
         try:
             transfer(here, there, *given)
         finally:
@@ -344,6 +300,7 @@ class Uploader(UploadThread):
         logger.info(
             "uploaded step %d to %s: %.3f GB in %.2f s", step, self._store.root, size / 1e9, taken_s
         )
+        self._store.spared = frozenset(spared(self._look_around({*self._bad}, {step}), self._keep))
         with self._looking:
             if is_newest:
                 self._store.tidy(step)
@@ -378,12 +335,11 @@ class Uploader(UploadThread):
     def _refuse(self, step: int | None, error: HoldfastError) -> None:
         """Give a step up: trying again would not help."""
         if step is None:
-            self._fail(step, error)
-            return
+            return self._fail(step, error)
         text = f"step {step} of {self._local.root} is not uploaded: {error}"
         with self._lock:
             self._bad[step] = text
-        self._behind(step, text, logging.ERROR)
+        return self._behind(step, text, logging.ERROR)
 
     def _fail(self, step: int | None, error: HoldfastError) -> None:
         self._failures += 1

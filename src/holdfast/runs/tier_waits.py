@@ -1,0 +1,176 @@
+"""Waits for the uploads of a run that is on a local disk and in the store behind it.
+
+On all ranks, as each host uploads its own files; after an error in training, on one alone.
+"""
+
+import itertools
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from .. import worker
+from ..engine import epochs
+from ..errors import HoldfastError, StoreError
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
+from .host_uploads import HostUploads
+from .tier_steps import TierSteps, named
+from .uploader import Uploader
+
+logger = logging.getLogger("holdfast")
+
+TURN_S = 1.0  # between two meetings of ranks that wait for an upload
+LATE_S = 10.0  # later than the time it has, a wait ends without the others
+
+
+class TierWaits(TierSteps):
+    """See `TieredRun`."""
+
+    beside: HostUploads
+    _was_ready: bool
+    _word: str
+    _waits: int
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Check both places, and go on with uploads; on all ranks."""
+
+    @abstractmethod
+    def has_one_disk(self) -> bool:
+        """Return whether all ranks share the local directory."""
+
+    @abstractmethod
+    def _enter(self, uploader: Uploader) -> None:
+        """Take the store for this job."""
+
+    def name_wait(self) -> str:
+        """Name the next `wait`; on all ranks, before what it follows."""
+        self._waits += 1
+        return f"up/{self._word}/{self._waits}"
+
+    def _meet(self, name: str, limit_s: float) -> Phase:
+        """Return a meeting of the ranks that wait: one whose own save has failed does not come.
+
+        So it is none by collectives, where that may be: such a rank goes on with those of training.
+        """
+        ranks = self._ranks
+        if hasattr(ranks, "background"):
+            ranks = ranks.background(name, time.monotonic() + limit_s)
+        return Phase(ranks)
+
+    def wait(self, step: int | None, limit_s: float, name: str) -> None:
+        """Wait until a step is in the store, if the policy keeps it there; on all ranks.
+
+        Args:
+            name: see `name_wait`.
+
+        Raises:
+            StoreError: it is not there in time, or never will be.
+            FencedError: a newer job has the store.
+        """
+        if step is None:
+            return
+        until = time.monotonic() + limit_s
+        for turn in itertools.count():
+            with self._meet(f"{name}/{turn}" if turn else name, limit_s + LATE_S) as asked:
+                if self.uploader is not None:
+                    asked.answer = b"1" if self._is_up(step, until) else b""
+            if asked.answers[COORDINATOR]:
+                return
+
+    def drain(self, limit_s: float) -> None:
+        """Wait until nothing is left to upload; on all ranks, as each host uploads its own files.
+
+        Raises:
+            StoreError: there is something left.
+        """
+        if self._was_ready and not self.is_ready:
+            self.begin()  # there was a restore, and no save after it
+        if not self.is_ready or self.has_one_disk():
+            self.drain_alone(limit_s)
+            return
+        until, left, is_over = time.monotonic() + limit_s, list[int](), False
+        while not is_over:
+            with Phase(self._ranks) as asked:
+                if self.uploader is not None:
+                    left = self.uploader.wait_all(min(until, time.monotonic() + TURN_S))
+                    is_over = self.uploader.is_done(left) or time.monotonic() >= until
+                    asked.answer = b"1" if is_over else b""
+            is_over = bool(asked.answers[COORDINATOR])
+        with Phase(self._ranks):
+            self._check_left(left, limit_s)
+
+    def drain_alone(self, limit_s: float) -> None:
+        """Do as `drain` where other ranks may not come any more.
+
+        Raises:
+            StoreError: there is something left.
+        """
+        if self._was_ready and not self.is_ready:
+            self._begin_alone()
+        if not self._was_ready:
+            return
+        until = time.monotonic() + limit_s
+        if self.uploader is not None:
+            self._check_left(self.uploader.wait_all(until), limit_s)
+        elif not self.has_one_disk():
+            self.beside.wait_idle(until)
+
+    def _begin_alone(self) -> None:
+        """Do as `begin` after a restore, where other ranks may not come any more.
+
+        Then this rank cannot learn what they have. But if no other job has taken the store since
+        this one did, both places are as this one has left them.
+
+        Raises:
+            HoldfastError: it cannot be done; what is left is logged.
+        """
+        try:
+            if self._ranks.world_size == 1:
+                self.begin()
+            elif self.uploader is not None:
+                newest = max(epochs.epochs_of(self._there), default=0)
+                if newest != epochs.held.get(self._there.location, 0):
+                    raise StoreError(f"{self.store.root} is not this job's any more")
+                self._enter(self.uploader)
+        except HoldfastError:
+            self.say_left()
+            raise
+
+    def say_left(self) -> None:
+        """Log what is not uploaded, where nobody waits for it."""
+        if self._was_ready and self.uploader is not None:
+            self.uploader.say_left()
+
+    def _check_left(self, left: Sequence[int], limit_s: float) -> None:
+        if self.uploader is not None and left:
+            why = self.uploader.why()
+            raise StoreError(
+                f"{self.store.root} lacks {named(left)} of {self.local.root} after "
+                f"drain_s={limit_s:g} s{f' ({why})' if why else ''}. The local disk has "
+                f"{'it' if len(left) == 1 else 'them'}. The next job with these two directories "
+                "uploads those that its policy keeps, the newest first; or call, for each step, "
+                f"holdfast copy {self.local.path(left[-1])} {self.store.path(left[-1])}"
+            )
+
+    def _is_up(self, step: int, until: float) -> bool:
+        """Wait for a turn; return whether a step is in the store, or is not to come there."""
+        assert self.uploader is not None
+        if not self.uploader.is_up(step) and self.uploader.lets_go(step):
+            return True
+        turn = time.monotonic() + TURN_S
+        while not self.uploader.is_up(step):
+            now = time.monotonic()
+            if now >= until:
+                said = f". The last error: {self.uploader.said}" if self.uploader.said else ""
+                raise StoreError(
+                    f"step {step} is durable in {self.local.root}, but not yet in "
+                    f"{self.store.root}, in the time that the save has (deadline_s). Its upload "
+                    f"goes on{said}"
+                )
+            if now >= turn:
+                return False
+            worker.check()
+            time.sleep(0.02)
+        return True

@@ -1,0 +1,117 @@
+"""What is asked of an uploader by who waits for it: whether a step is up, and what is left."""
+
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from queue import SimpleQueue
+
+from .. import worker
+from ..errors import HoldfastError, StoreError
+from .directory import Run
+from .retention import Keep
+from .upload_policy import Tiers, wanted
+from .upload_thread import LOOK_S, UploadThread
+
+logger = logging.getLogger("holdfast")
+
+
+class UploadWaits(UploadThread):
+    """See `Uploader`."""
+
+    failure: HoldfastError | None
+    said: str
+    _local: Run
+    _store: Run
+    _keep: Keep
+    _asks: "SimpleQueue[None]"
+    _lock: threading.Lock
+    _known: list[int]
+    _bad: dict[int, str]
+    _at: int | None
+    _has_entered: bool
+    _done_bytes: int
+    _metrics: dict[int, Mapping[str, float] | None]
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start the thread, if it does not run."""
+
+    @abstractmethod
+    def _look_around(self, hidden: Collection[int]) -> Tiers:
+        """Return what is where."""
+
+    def is_up(self, step: int) -> bool:
+        """Return whether a step is in the store.
+
+        Raises:
+            HoldfastError: it never will be.
+        """
+        with self._lock:
+            if step in self._known and step not in self._store.damaged:
+                return True
+            bad = self._bad.get(step)
+        if bad is not None:
+            raise StoreError(bad)
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        return False
+
+    def lets_go(self, step: int) -> bool:
+        """Return whether the policy does not want a local step in the store, and say so.
+
+        It wants the newest: a store that does not answer is asked nothing for that one.
+
+        Raises:
+            FencedError: the later steps may be those of a newer job.
+        """
+        with self._lock:
+            known = list(self._known)
+        try:
+            if step >= max([*known, *self._local.steps()], default=step) or not self._has_entered:
+                return False
+            tiers = self._look_around(frozenset())
+            kept = self._keep.kept(sorted({*tiers.local, *tiers.store}), tiers.metrics)
+            if step in kept or step in tiers.store or step not in tiers.local:
+                return False
+            self._store.fence.hold()  # after the look at the steps
+        except StoreError:
+            return False  # who waits learns of it in time
+        logger.warning(
+            "step %d is on the local disk alone: with the later steps of %s, the policy does not "
+            "keep it",
+            *(step, self._store.root),
+        )
+        return True
+
+    def backlog(self) -> list[int]:
+        """Return the steps that the store is to have and lacks, ascending.
+
+        Of those that cannot go up, the ones that this job saved, if no newer one is there.
+        """
+        steps = wanted(self._look_around(frozenset()), self._keep)
+        with self._lock:
+            return sorted(s for s in steps if s not in self._bad or s in self._metrics)
+
+    def why(self) -> str:
+        """Say why something is not uploaded; empty: there has been no time."""
+        with self._lock:
+            bad, size = next(reversed(self._bad.values()), ""), self._done_bytes
+            going = "" if self._at is None else f"step {self._at}: {size / 1e9:.3f} GB are up"
+        return bad or (self.said or going if self.failure is None else str(self.failure))
+
+    def wait_all(self, until: float) -> list[int]:
+        """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""
+        self.begin()
+        self._asks.put(None)
+        while True:
+            left = self.backlog()
+            if self.is_done(left) or time.monotonic() >= until:
+                return left
+            worker.check()
+            time.sleep(min(LOOK_S * 4, max(0.0, until - time.monotonic())))
+
+    def is_done(self, left: Collection[int]) -> bool:
+        """Return whether waiting does not help: nothing is left, or what is left cannot go up."""
+        return self.failure is not None or not set(left) - set(self._bad)
