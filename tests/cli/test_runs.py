@@ -16,6 +16,7 @@ import holdfast
 from holdfast.format.progress import RankProgress, encode_slot
 from holdfast.runs import alerts
 from holdfast.runs.alerts import Facts, Limits, judge
+from unit.test_plain_numbers import give_metric
 
 from .conftest import Command, flip_bit
 
@@ -47,6 +48,16 @@ def test_ls_lists_runs_steps_and_what_is_in_one(run: Path, holdfast_command: Com
     one = holdfast_command("ls", run / "step-00000001", "--json")
     assert one == holdfast_command("inspect", run / "step-00000001", "--json")
     assert holdfast_command("ls", run.parent.parent).out.splitlines()[2].startswith("runs/a  ")
+
+
+def test_an_integer_that_no_float_holds_is_shown_as_infinite(
+    run: Path, holdfast_command: Command
+) -> None:
+    give_metric(run / "step-00000002", 10**400)
+    for words in (("ls", run), ("inspect", run), ("inspect", run / "step-00000002")):
+        answer = holdfast_command(*words)
+        assert answer.code == 0 and "loss inf" in answer.out
+    assert holdfast_command("report", run, "-o", run.parent / "report.html").code == 0
 
 
 def test_ls_opens_only_the_steps_that_it_shows(

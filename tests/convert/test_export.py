@@ -343,6 +343,17 @@ def test_what_is_there_already_is_never_overwritten(saved: Path, new_path: NewPa
     assert os.listdir(directory) == ["model.safetensors"]
 
 
+@pytest.mark.parametrize("name", ["a.pt", "a.npz", "deep/a.safetensors", "directory"])
+def test_nothing_is_exported_into_a_checkpoint(saved: Path, new_path: NewPath, name: str) -> None:
+    """It would not belong to it, which would then be refused."""
+    with pytest.raises(OptionError, match=f"{name} is within a committed checkpoint, {saved},"):
+        export(saved, saved / name)
+    (file := new_path()).write_bytes(b"")
+    with pytest.raises(StoreError, match="is within a file; choose another place"):
+        export(saved, file / name)
+    assert sorted(os.listdir(saved)) == ["MANIFEST", "data"]
+
+
 def test_there_is_nothing_to_export(new_path: NewPath) -> None:
     with pytest.raises(NotCommittedError, match="nothing at"):
         export(new_path(), new_path())

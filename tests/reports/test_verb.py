@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,55 @@ def test_where_nothing_can_be_written_the_error_says_so(
     assert main(["report", str(run), "-o", str(tmp_path)]) == 2
     assert "is a directory" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_no_regular_file_is_written_to_and_stays(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, read = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    assert main(["report", str(run), "-o", str(pipe)]) == 0
+    reader.join()
+    assert "All is well" in read[0] and pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+    assert capsys.readouterr().out.splitlines()[-1] == f"wrote {pipe}"
+
+
+@pytest.mark.parametrize("option", ["-o", "--trace"])
+def test_a_device_is_written_to_and_stays(run: Path, tmp_path: Path, option: str) -> None:
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        device.write_text("may be opened")
+    except PermissionError:
+        pytest.skip("no devices can be made or opened here")
+    assert main(["report", str(run), option, str(device)]) == 0
+    assert device.is_char_device() and os.listdir(tmp_path) == ["null"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_is_followed_and_stays(
+    run: Path, tmp_path: Path, new_path: NewPath, is_there: bool
+) -> None:
+    link, target = tmp_path / "newest.html", new_path() / "page.html"
+    target.parent.mkdir()
+    if is_there:
+        target.write_text("old")
+    link.symlink_to(target)
+    assert main(["inspect", str(run), "--html", str(link)]) == 0
+    assert link.is_symlink() and "<html" in target.read_text()
+    assert os.listdir(target.parent) == ["page.html"] and os.listdir(tmp_path) == ["newest.html"]
+
+
+def test_a_link_that_leads_nowhere_is_an_error(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(["report", str(run), "-o", str(tmp_path / "loop")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["loop"]
 
 
 def test_a_report_changes_nothing_in_the_run(run: Path, tmp_path: Path) -> None:

@@ -87,6 +87,13 @@ def test_nothing_is_saved_over_a_checkpoint(path: str) -> None:
         holdfast.save({"n": 2}, f"{path}/inside/it")
 
 
+def test_nothing_is_saved_above_a_run(path: str) -> None:
+    holdfast.save({"n": 1}, f"{path}/a/step-00000001")
+    with pytest.raises(OptionError, match="one directory too high: a in it is a run, with step-0"):
+        holdfast.save({"n": 2}, path)
+    holdfast.save({"n": 2}, f"{path}/a/step-00000002")
+
+
 def test_what_a_store_without_links_cannot_do_is_refused(path: str) -> None:
     if open_store(path).can_link:
         pytest.skip("a disk can")

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +328,27 @@ def test_a_save_is_good_even_when_tidying_up_fails(
         assert checkpointer.restore(state_at(0)) == 2
         save_steps(checkpointer, 3)
         assert checkpointer.steps() == [3]
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_policy_that_fails_fails_no_save(
+    new_path: NewPath, caplog: pytest.LogCaptureFixture, *, in_background: bool
+) -> None:
+    def rule(steps: Sequence[int], _: object) -> set[int]:
+        raise OverflowError("int too large to convert to float")
+
+    keep = Keep((rule,), "of the user's own")
+    with Checkpointer(new_path(), every=1, keep=keep) as checkpointer:
+        for step in (1, 2):
+            if in_background:
+                assert checkpointer.step(step, state_at(step))
+                checkpointer.wait()
+            else:
+                checkpointer.save(step, state_at(step))
+        assert checkpointer.steps() == [1, 2]
+    told = [r for r in caplog.records if "step 2 is saved, but tidying" in r.message]
+    assert ["int too large" in record.message for record in told] == [True]
+    assert told[0].exc_info is not None  # where it is the program's own fault, it shows where
 
 
 @pytest.mark.parametrize("fault", ["the hint", "a step", "a judgement", "what a dead save left"])

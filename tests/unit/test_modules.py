@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -280,6 +281,39 @@ def test_a_container_with_tensors_is_not_replaced_by_a_value(new_path: NewPath) 
     with pytest.raises(MismatchError, match=r"average\.w"):
         holdfast.load(path, into=into)
     assert into["step"] == 0
+
+
+@pytest.mark.parametrize("below", ["value", "dict", "tuple"])
+def test_a_value_in_a_mapping_that_cannot_be_set_is_refused_first(
+    new_path: NewPath, below: str
+) -> None:
+    def held(number: int) -> Any:
+        nested = (torch.full((1,), float(number)), number)
+        return {"value": number, "dict": MappingProxyType({"n": number}), "tuple": nested}[below]
+
+    path, weight = new_path(), torch.zeros(2)
+    holdfast.save({"w": torch.ones(2), "fixed": MappingProxyType({"a": held(1)})}, path)
+    into = {"w": weight, "fixed": MappingProxyType({"a": held(0)})}
+    with pytest.raises(StateError, match=r"^fixed\.a.* in a mapping that cannot be changed"):
+        holdfast.load(path, into=into)
+    assert weight.tolist() == [0, 0]
+    with pytest.raises(StateError, match="cannot be changed"):
+        holdfast.load(path, into=MappingProxyType(into), strict=False)
+    assert weight.tolist() == [0, 0]
+
+
+def test_tensors_and_objects_in_a_mapping_that_cannot_be_set_are_filled(new_path: NewPath) -> None:
+    def state(number: int) -> dict[str, Any]:
+        lists, custom = {"l": [torch.full((1,), 1.0 * number), number]}, Custom({"n": number})
+        fixed = {"w": torch.full((2,), 1.0 * number), "below": lists, "custom": custom}
+        return {"fixed": MappingProxyType(fixed | {"lost": number} if not number else fixed)}
+
+    path, into = new_path(), MappingProxyType(state(0))
+    holdfast.save(state(1), path)
+    holdfast.load(path, into=into, strict=False)
+    fixed = into["fixed"]
+    assert (fixed["w"].tolist(), fixed["lost"]) == ([1.0, 1.0], 0)
+    assert (fixed["below"]["l"], fixed["custom"].state) == ([torch.ones(1), 1], {"n": 1})
 
 
 def test_values_and_tensors_in_tuples_and_lists_are_set_in_place(new_path: NewPath) -> None:

@@ -132,6 +132,97 @@ def test_what_is_told_of_a_commit_may_fail_or_hang(
         release.set()
 
 
+CALLS: dict[str, Callable[[Checkpointer], object]] = {
+    "restore": lambda own: own.restore(state_at(0)),
+    "wait": lambda own: own.wait(),
+    "close": lambda own: own.close(),
+    "save": lambda own: own.save(9, state_at(9)),
+    "step": lambda own: own.step(9, state_at(9)),
+    "retire_after": lambda own: own.retire_after(0),
+}
+
+
+class CallsItsOwn:
+    """An ``on_commit`` that calls its own Checkpointer, and keeps the answers."""
+
+    def __init__(self, call: Callable[[Checkpointer], object]) -> None:
+        self.call, self.answers = call, list[object]()
+        self.own: Checkpointer | None = None
+
+    def __call__(self, path: str, step: int, metrics: dict[str, float]) -> None:
+        assert self.own is not None
+        try:
+            self.answers.append(self.call(self.own))
+        except Exception as error:
+            self.answers.append(error)
+
+    def refused(self) -> bool:
+        """Return whether it was called, and refused each time."""
+        match = "was called from its on_commit"
+        return bool(self.answers) and all(
+            isinstance(one, OptionError) and match in str(one) for one in self.answers
+        )
+
+
+@pytest.fixture
+def short_wait(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    """Wait for a hook for a second; in the end, check that none was waited for so long."""
+    monkeypatch.setattr(commit_hook, "WAIT_S", 1.0)
+    yield
+    assert "has not returned" not in caplog.text
+
+
+@pytest.mark.usefixtures("short_wait")
+@pytest.mark.parametrize("verb", CALLS)
+def test_on_commit_may_not_wait_for_the_save_that_waits_for_it(
+    new_path: NewPath, verb: str
+) -> None:
+    hook = CallsItsOwn(CALLS[verb])
+    with Checkpointer(new_path(), every=1, on_commit=hook) as hook.own:
+        for step in (1, 2):
+            hook.own.step(step, state_at(step))
+            hook.own.wait()
+        assert hook.refused() and len(hook.answers) == 2
+        assert hook.own.steps() == [1, 2], "and it is open"
+
+
+@pytest.mark.usefixtures("short_wait")
+def test_on_commit_of_an_upload_may_not_wait_for_it(new_path: NewPath) -> None:
+    hook = CallsItsOwn(CALLS["wait"])
+    given: dict[str, Any] = {"local": new_path(), "stage": "sync", "on_commit": hook}
+    with Checkpointer(new_path(), every=1, **given) as hook.own:
+        hook.own.step(1, state_at(1))
+        hook.own.wait()
+    assert hook.refused()
+
+
+@pytest.mark.usefixtures("short_wait")
+@pytest.mark.parametrize("verb", CALLS)
+def test_on_commit_may_call_where_the_caller_waits_and_no_other_rank_is(
+    new_path: NewPath, verb: str
+) -> None:
+    hook = CallsItsOwn(CALLS[verb])
+    with Checkpointer(new_path(), every=1, stage="sync", on_commit=hook) as hook.own:
+        hook.own.step(1, state_at(1))
+    answers = {"restore": 1, "step": True, "retire_after": [1]}
+    assert hook.answers == [answers.get(verb)]
+
+
+def test_on_commit_may_not_call_what_other_ranks_do_not(new_path: NewPath) -> None:
+    run, hook = new_path(), CallsItsOwn(CALLS["retire_after"])
+
+    def work(group: Any) -> None:
+        given: dict[str, Any] = {"stage": "sync", "group": group, "options": SMALL}
+        given["on_commit"] = hook if group.rank == 0 else None
+        with Checkpointer(run, every=1, signals=(), **given) as made:
+            if group.rank == 0:
+                hook.own = made
+            made.step(1, state_at(1))
+
+    run_ranks(2, work)
+    assert hook.refused()
+
+
 def test_a_load_or_an_open_of_a_run_takes_its_newest_step(new_path: NewPath) -> None:
     run = a_run(new_path(), 3, 12)
     into = state_at(0)

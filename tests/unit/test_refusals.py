@@ -364,6 +364,8 @@ def test_nothing_is_saved_within_a_checkpoint(new_path: NewPath) -> None:
     holdfast.save(state, path)
     with pytest.raises(OptionError, match=rf"{path}/a/b is within a committed checkpoint, {path},"):
         holdfast.save(state, path / "a" / "b")
+    with pytest.raises(OptionError, match=rf"If {path} was saved by mistake, delete its MANIFEST"):
+        holdfast.save(state, path / "a" / "b")
     with pytest.raises(OptionError, match="within a committed checkpoint"):
         holdfast.Checkpointer(path).save(1, state)
     with holdfast.open(path) as checkpoint:

@@ -229,14 +229,15 @@ say(handlers() == [signal.SIG_DFL] * 2)
     assert run_script(tmp_path, code) == (0, ["False", "True"], [])
 
 
-def test_a_loop_in_another_thread_saves_but_watches_for_no_signal(tmp_path: Path) -> None:
+def test_a_loop_in_another_thread_saves_and_warns_once_that_no_signal_will(tmp_path: Path) -> None:
     code = """
 import logging
-logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message).23s")
+logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
 
 def loop():
     with holdfast.Checkpointer(run, every=1, options=options) as checkpointer:
-        checkpointer.step(1, state_at(1))
+        for step in (1, 2):
+            checkpointer.step(step, state_at(step))
         say(handlers() == [signal.SIG_DFL] * 2)
 
 thread = threading.Thread(target=loop)
@@ -244,14 +245,36 @@ thread.start()
 thread.join()
 """
     ended, said, steps = run_script(tmp_path, code)
-    assert said[0] == "signals are not watched" and "True" in said
-    assert (ended, steps) == (0, [1])
+    warning = (
+        "SIGTERM and SIGUSR1 will not save: step() was called outside the main thread. Call it in "
+        "the main thread, or give signals=()"
+    )
+    assert said == [warning, "True"]
+    assert (ended, steps) == (0, [1, 2])
+
+
+def test_a_step_in_the_main_thread_watches_after_one_in_another(tmp_path: Path) -> None:
+    code = """
+with holdfast.Checkpointer(run, options=options) as checkpointer:
+    thread = threading.Thread(target=lambda: checkpointer.step(1, state_at(1)))
+    thread.start()
+    thread.join()
+    checkpointer.step(2, state_at(2))
+    term()
+    say(checkpointer.step(3, state_at(3)), checkpointer.stopping)
+"""
+    assert run_script(tmp_path, code) == (0, ["True True"], [3])
 
 
 def test_without_signals_none_is_watched_for(tmp_path: Path) -> None:
     code = """
+import logging
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 with holdfast.Checkpointer(run, signals=(), options=options) as checkpointer:
     checkpointer.step(1, state_at(1))
+    thread = threading.Thread(target=lambda: checkpointer.step(2, state_at(2)))
+    thread.start()
+    thread.join()
     say(handlers() == [signal.SIG_DFL] * 2)
 """
     assert run_script(tmp_path, code) == (0, ["True"], [])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..engine.around import check_outside
 from ..errors import NoSpaceError, OptionError
 from ..layout import ITEM_BYTES, whole
 from ..options import Options, options_of
@@ -120,7 +121,7 @@ def export_checkpoint(
     Raises:
         NotCommittedError: there is no checkpoint at ``source``.
         AlreadyCommittedError: something is at ``target``.
-        OptionError: an invalid option, an unknown suffix, a number that does not fit ``dtype``.
+        OptionError: an invalid option or place, an unknown suffix, a number ``dtype`` cannot hold.
         MismatchError: a pattern means no name, or two names become the same.
         CorruptError: the source fails a check.
         StoreError: the disk failed; a NoSpaceError if it is full.
@@ -174,6 +175,7 @@ def plan_export(request: Request) -> Planned:
             flag = {"shard_size": "--shard-size", "files_from": "--with"}[name]
             raise OptionError(f"{name} ({flag}) needs a directory as the target; found {place}")
     check_free(place, is_file=is_file)
+    check_outside(open_store(place))
     beside = files_beside(request.files_from) if request.files_from is not None else ("", [])
     source = open_source(request.source, request.kind, request.options)
     try:

@@ -42,6 +42,7 @@ from ..format.tiling import check_tiling
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
 from ..stores.base import NOT_A_FILE, Store
+from .around import check_above_none, within
 from .check import read_manifest
 from .known import known_at, remember
 from .marker import without_marker
@@ -206,11 +207,11 @@ def check_absent(store: Store, *, with_dcp: bool = False, reclaims: bool = True)
 
     Raises:
         AlreadyCommittedError: there is one.
-        OptionError: the directory holds something else, or is within a checkpoint.
+        OptionError: the directory holds something else, or is within a checkpoint or above one.
     """
     try:
         above = store.above_with(spec.MANIFEST_NAME, spec.MANIFEST_MAGIC)
-        names = [entry.name for entry in store.list()] if store.exists("") else None
+        entries = store.list() if store.exists("") else None
     except StoreError as error:
         if error.errno == errno.ENOENT:
             return  # it went this moment
@@ -221,12 +222,10 @@ def check_absent(store: Store, *, with_dcp: bool = False, reclaims: bool = True)
             raise StoreError(text) from error
         raise
     if above:
-        raise OptionError(
-            f"{store.location} is within a committed checkpoint, {above}, and would damage it; "
-            "save beside it, or elsewhere"
-        )
-    if names is None:
+        raise within(store.location, above)
+    if entries is None:
         return
+    names = [entry.name for entry in entries]
     if reclaims:
         store.reclaim(spec.MANIFEST_NAME)
     if spec.MANIFEST_NAME in names:
@@ -251,6 +250,7 @@ def check_absent(store: Store, *, with_dcp: bool = False, reclaims: bool = True)
             f"{store.location}/{spec.DATA_DIRECTORY} is not a checkpoint's: it "
             f"{others}. Save to a directory without the name {spec.DATA_DIRECTORY}"
         )
+    check_above_none(store, entries)
 
 
 def _others_in_data(store: Store) -> str:

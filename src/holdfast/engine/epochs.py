@@ -27,6 +27,11 @@ def epoch_name(epoch: int) -> str:
     return f".epoch-{epoch:08d}"
 
 
+def is_epoch(name: str) -> bool:
+    """Return whether a file has the name of an epoch."""
+    return _EPOCH.fullmatch(name) is not None
+
+
 def this_job() -> str:
     """Name this process, as no other is named."""
     if not _names:

@@ -53,11 +53,6 @@ class Done:
     sent_bytes: int = 0
     damage: CorruptError | None = None
 
-    def check(self) -> None:
-        """Raise what was found to be damaged."""
-        if self.damage is not None:
-            raise self.damage
-
 
 @ordinary_torch()
 def read_shards(

@@ -6,8 +6,9 @@ parser, which says what is wrong.
 """
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, methodcaller
 from typing import Any
@@ -127,6 +128,20 @@ def _metrics(value: Any) -> dict[str, float]:
     ):
         raise CorruptError("metrics is not an object of numbers")
     return decoded
+
+
+def comparable_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics as they can be compared and shown: an integer that no float holds is infinite.
+
+    A header keeps what it was read from, so that it can be written again to the bit.
+    """
+    found = dict(metrics)
+    for name, number in metrics.items():
+        try:
+            float(number)
+        except OverflowError:
+            found[name] = math.inf if number > 0 else -math.inf
+    return found
 
 
 def read_listed(data: bytes) -> Listed | None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..format.fields import comparable_metrics
 from ..format.header import Header
 from ..format.manifest import Manifest
 from ..stores.base import Store
@@ -54,7 +55,7 @@ class Described(Names):
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics that were given to the save."""
-        return dict(self._header.metrics)
+        return comparable_metrics(self._header.metrics)
 
     @property
     def save_id(self) -> str:

@@ -215,10 +215,13 @@ def load_foreign(
         wanted = [(owners[at], tensor, whole(owners[at].shape)) for at, tensor in plain]
         for at, parts in target.targets().items():
             wanted += [(owners[at], tensor, box) for tensor, box in parts]
-        with Phase(ranks):
-            fill(given, wanted)
-        with Phase(ranks):
-            target.finish()
+        try:
+            with Phase(ranks):
+                fill(given, wanted)
+            with Phase(ranks):
+                target.finish()
+        finally:
+            target.note_change()
     return LoadReport(
         path=given.location,
         step=header.step,

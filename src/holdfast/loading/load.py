@@ -167,7 +167,7 @@ def load_from(
         if senders is not None:
             exchange = Exchange(senders, shared)
         began = time.perf_counter()
-        with _saying_what_is_filled():
+        with _saying_what_is_filled(target):
             with Phase(ranks) as read, pool as leased:
                 if chain:  # each rank reads all that it needs
                     done = read_chain(chain, leased, runs, targets)
@@ -202,13 +202,14 @@ def _note_spans(
 def _finish(target: Target, done: Done, ranks: "Group") -> None:
     """Put in place what is no tensor, when no rank has found damage."""
     with Phase(ranks):
-        done.check()
+        if done.damage is not None:
+            raise done.damage
         target.finish()
 
 
 @contextlib.contextmanager
-def _saying_what_is_filled() -> Iterator[None]:
-    """Say of a failure, an interrupt too, that the target is not what it was."""
+def _saying_what_is_filled(target: Target) -> Iterator[None]:
+    """Tell autograd; and say of a failure, an interrupt too, that the target is not what it was."""
     try:
         yield
     except BaseException as error:
@@ -218,6 +219,8 @@ def _saying_what_is_filled() -> Iterator[None]:
                 "checkpoint's values, others their old ones. Load again before you use it"
             )
         raise
+    finally:
+        target.note_change()
 
 
 def _open_alike(

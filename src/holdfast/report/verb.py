@@ -44,17 +44,25 @@ def default_name(location: str) -> str:
 def write_file(path: str, text: str) -> str:
     """Write a file in one step, so that a page that is open is never half a page.
 
+    A link is followed. What is no regular file, such as a device or a pipe, is written to.
+
     Raises:
         OptionError: the path is a directory.
         StoreError: it cannot be written.
     """
     if os.path.isdir(path):
         raise OptionError(f"{path} is a directory; give the name of a file, such as report.html")
-    pending = f"{path}.{os.getpid()}.part"
+    target = os.path.realpath(path)
+    in_place = not os.path.isfile(target) and (os.path.exists(path) or os.path.islink(target))
+    pending = f"{target}.{os.getpid()}.part"
     try:
-        with open(pending, "w", encoding="utf-8", errors="backslashreplace") as file:
+        # As it was given: what /dev/stdout leads to may have no name.
+        with open(
+            path if in_place else pending, "w", encoding="utf-8", errors="backslashreplace"
+        ) as file:
             file.write(text)
-        os.replace(pending, path)
+        if not in_place:
+            os.replace(pending, target)
     except OSError as error:
         if os.path.exists(pending):
             os.remove(pending)
@@ -75,7 +83,8 @@ def render(document: Document) -> list[str]:
             for text in (finding["text"], finding["advice"]):
                 lines += [f"    {line}" for line in _wrapped(printable(text), width - 4)]
     for path in document["written"]:
-        lines.append(f"wrote {printable(path)}, {show_bytes(os.path.getsize(path))}")
+        size = f", {show_bytes(os.path.getsize(path))}" if os.path.isfile(path) else ""
+        lines.append(f"wrote {printable(path)}{size}")
     return lines
 
 

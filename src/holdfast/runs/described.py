@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import CorruptError, StoreError, VersionError
 from ..format import spec
+from ..format.fields import comparable_metrics
 from ..format.header import Header
 from ..format.manifest import decode_manifest
 from ..format.names import step_name, step_of
@@ -53,7 +54,7 @@ class Described:
 
     def metrics(self) -> dict[int, Mapping[str, float]]:
         """Return the metrics of the steps that were read."""
-        return {step: header.metrics for step, header in self._headers.items()}
+        return {s: comparable_metrics(header.metrics) for s, header in self._headers.items()}
 
     def bases(self, steps: Sequence[int]) -> dict[int, int]:
         """Read steps; return, of those that are deltas, what each is made from."""

@@ -44,7 +44,7 @@ class SignalWatch:
         self._came: dict[int, float] = {}
         self._process = 0
         self._serving = self._served = self._closed = False
-        self._watches = False
+        self._watches = self._has_warned = False
 
     @property
     def wanted(self) -> bool:
@@ -57,13 +57,18 @@ class SignalWatch:
         return bool(self._came) and not self._served
 
     def watch(self) -> None:
-        """Install the handlers, once, if this is the main thread."""
+        """Install the handlers, once, if this is the main thread; else warn, once."""
         if self._watches or not self._wanted:
             return
         self._process = os.getpid()
         if threading.current_thread() is not threading.main_thread():
-            logger.info("signals are not watched: step() is not called in the main thread")
-            self._watches = True
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s will not save: step() was called outside the main thread. Call it in the "
+                    "main thread, or give signals=()",
+                    " and ".join(number.name for number in self._wanted),
+                )
             return
         for number in self._wanted:
             before = signal.getsignal(number)

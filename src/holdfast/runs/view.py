@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..engine.check import read_manifest
 from ..engine.trust import check_of
 from ..errors import CorruptError, NotCommittedError, OptionError, VersionError
+from ..format.fields import comparable_metrics
 from ..options import Options
 from ..stores.url import open_store
 from .directory import Run
@@ -66,7 +67,7 @@ class RunView:
             VersionError: a newer holdfast wrote it.
         """
         manifest = read_manifest(open_store(self._run.path(step)), check_of(self._options.trust))
-        return dict(manifest.table.header.metrics)
+        return comparable_metrics(manifest.table.header.metrics)
 
     def best(self, metric: str | None = None, *, mode: str | None = None) -> int | None:
         """Return the step with the best metric; None if no step has it.

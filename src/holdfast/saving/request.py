@@ -108,6 +108,13 @@ def checked_request(request: SaveRequest) -> SaveRequest:
             raise OptionError(
                 f"metrics[{shown(name)}] is a {kind}; expected a number, such as loss.item()"
             )
+        try:
+            float(value)
+        except OverflowError as error:  # which every policy and table would meet later
+            raise OptionError(
+                f"metrics[{shown(name)}] is an integer that no float holds; expected a number from "
+                "-1.8e308 to 1.8e308"
+            ) from error
     if step is not None and type(step) is not int:
         step = plain_number(step)
     if step is not None and (type(step) is not int or not 0 <= step < STEP_LIMIT):

@@ -6,10 +6,12 @@ behind each other. All else is described one by one (`tensors`).
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from ..boxes import I64
 from ..layout import Path, Tensor
@@ -108,6 +110,7 @@ class Target:
     Attributes:
         tensors: to be filled, by path; without those that are plain.
         plain: tensors that lie in memory as in the checkpoint.
+        around: DTensors, by path; autograd counts their changes, and those of their local parts.
         missing: paths the target wants and the checkpoint has not.
         values: tensors here that are values there.
         used: paths of the checkpoint that the target takes.
@@ -117,6 +120,7 @@ class Target:
 
     tensors: dict[Path, LocalTensor] = field(default_factory=dict)
     plain: Plain = field(default_factory=Plain)
+    around: dict[Path, torch.Tensor] = field(default_factory=dict)
     missing: list[Path] = field(default_factory=list)
     values: list[Path] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
@@ -137,6 +141,18 @@ class Target:
                     boxed = sum([data.nbytes for data, _ in leaf.boxed])
                     total += leaf.data.nbytes if leaf.plain else boxed
         return total
+
+    def note_change(self) -> None:
+        """Tell autograd that the tensors have changed: it does not see what is filled by address.
+
+        A backward that needs what was in them then fails, as after any change in place.
+        """
+        changed = [*self.plain.tensors]
+        for path, leaf in self.tensors.items():
+            changed += [leaf.data, *map(itemgetter(0), leaf.boxed)]
+            if path in self.around:
+                changed.append(self.around[path])
+        increment_version(changed)
 
     def finish(self) -> None:
         """Put everything that is not a tensor in place; call it once all tensors are filled."""

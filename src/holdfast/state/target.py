@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from .. import worker
+from ..errors import StateError
 from ..format.names import dotted
 from ..layout import Path, Tensor
 from .ambient import computes_nothing, fake_load, ordinary_torch
@@ -124,6 +126,11 @@ class _Bind(OptimizerTarget):
             self._stateful(value, path)
         elif node.kind == "container" and not self._is_one_value(value, path):
             self._items(node.items, value, path, setter)
+        elif setter is _cannot_set and self.source.below(path):
+            raise StateError(
+                f"{dotted(path)} is a value in a mapping that cannot be changed, such as a "
+                "MappingProxyType; use a dict there. Nothing was loaded"
+            )
         elif type(value) is Value:
             self._whole(path, setter)
         elif path:
@@ -136,13 +143,15 @@ class _Bind(OptimizerTarget):
         """Bind what is in a container; plain tensors without a call for each."""
         tensors, used, later = self.source.tensors, self.target.used, self.later
         kept = list(parent) if isinstance(parent, tuple) else parent
+        cannot = setter is _cannot_set if kept is not parent else not hasattr(kept, "__setitem__")
         for key, item in items:
             below = (*path, key if type(key) is str else plain_key(key))
             if type(item) in ORDINARY and (wanted := tensors.get(below)) is not None:
                 used.add(below)
                 later.append((item, below, wanted))
             else:
-                self.visit(item, below, item_setter(kept, key, setter, parent))
+                own = _cannot_set if cannot else item_setter(kept, key, setter, parent)
+                self.visit(item, below, own)
 
     def _is_one_value(self, value: Any, path: Path) -> bool:
         """Whether a container is replaced as a whole: not when tensors would go with it."""
@@ -165,6 +174,8 @@ class _Bind(OptimizerTarget):
                 f"{dotted(other)} and {dotted(path)} share memory in the target, and are two "
                 "tensors in the checkpoint"
             )
+        if isinstance(value, DTensor):
+            self.target.around[path] = value
         self.target.tensors[path] = local
 
     def _claim(self, local: LocalTensor, path: Path, wanted: Tensor) -> tuple[Path, Tensor]:
@@ -331,6 +342,8 @@ class _Bind(OptimizerTarget):
         if local is None or self._claim(local, leaf, wanted)[1] is not wanted:
             tensor = make(leaf, rest, wanted)
             local = local_tensor(tensor, leaf)
+        if isinstance(tensor, DTensor):
+            self.target.around[leaf] = tensor
         self.target.tensors[leaf] = local
         result[rest] = tensor
 
@@ -344,6 +357,10 @@ class _Bind(OptimizerTarget):
             self._stateful(optimizer, path)
         else:
             self._optimizer(optimizer, path)
+
+
+def _cannot_set(value: Any) -> None:
+    """Stand where a setter would, of what is in a mapping that cannot be changed; never called."""
 
 
 def _is_plain_dict(value: dict[Any, Any]) -> bool:

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from ...convert.dcp_paths import PICKLED, is_pickled
+from ...engine.around import check_outside
 from ...engine.chain import Chain, open_chain
 from ...engine.pool import lease
 from ...engine.read_pipeline import read_chain
@@ -87,7 +88,7 @@ def plan_conversion(
     Raises:
         NotCommittedError: there is no checkpoint at ``source``.
         AlreadyCommittedError: there is one at ``target``.
-        OptionError: ``target`` holds something else.
+        OptionError: ``target`` holds something else, or is within a checkpoint.
         CorruptError: the source fails a check.
     """
     here, there = open_store(place_of(source), "source"), open_store(place_of(target), "target")
@@ -117,6 +118,7 @@ def _check_free(store: Store) -> None:
         )
     if names:
         raise OptionError(f"{store.location} is not empty; choose a new directory")
+    check_outside(store)
 
 
 def _from_dcp(here: Store, there: Store, *, pickled: bool) -> Conversion:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -158,8 +159,11 @@ class HoldfastReader(Placed, StorageReader):
             resolved = [own_memory(tensor, path) for tensor, path in given]
         targets, wanted = self._match(tensors, resolved, manifest, contents)
         runs, store = plan_load(manifest, wanted, SLOT_BYTES), open_store(load.path)
-        with lease(store, self._options) as leased:
-            read_chain(load.chain, leased, runs, targets)
+        try:
+            with lease(store, self._options) as leased:
+                read_chain(load.chain, leased, runs, targets)
+        finally:
+            increment_version(resolved)  # autograd does not see what is filled by address
         for item, tensor in zip(tensors, resolved, strict=True):
             planner.commit_tensor(item, tensor)
         for item, data in values:
