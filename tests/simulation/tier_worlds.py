@@ -212,6 +212,9 @@ class TierRank(Rank):
     def _restored(self, checkpointer: Checkpointer) -> int:
         oracle, job = self._tiers, self._job
         before, past = oracle.promised(job.number), {*oracle.of(job.number).past}
+        there = {
+            s: oracle.store.value_at(s) for s in past
+        }  # who may let go of it meanwhile
         step = super()._restored(checkpointer)
         run = checkpointer._tiers
         assert run is not None
@@ -220,7 +223,7 @@ class TierRank(Rank):
         if step < promised and promised not in self._process.forced:
             oracle.fault(f"{self._process.name} restores step {step}, not {promised}")
         disk, value = oracle.of(job.number), self._into["value"]
-        is_past = step in past and oracle.store.value_at(step) != value
+        is_past = step in past and value not in (there[step], oracle.store.value_at(step))
         if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":
             oracle.fault(f"{self._process.name} restores step {step}, of another past")
         found = {one.value_at(step) for one in (oracle.store, disk)}
