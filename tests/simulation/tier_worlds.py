@@ -212,9 +212,7 @@ class TierRank(Rank):
     def _restored(self, checkpointer: Checkpointer) -> int:
         oracle, job = self._tiers, self._job
         before, past = oracle.promised(job.number), {*oracle.of(job.number).past}
-        there = {
-            s: oracle.store.value_at(s) for s in past
-        }  # who may let go of it meanwhile
+        there = {s: oracle.store.value_at(s) for s in past}  # who may let go of it meanwhile
         step = super()._restored(checkpointer)
         run = checkpointer._tiers
         assert run is not None
