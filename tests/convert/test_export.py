@@ -343,15 +343,25 @@ def test_what_is_there_already_is_never_overwritten(saved: Path, new_path: NewPa
     assert os.listdir(directory) == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a.npz", "deep/a.safetensors", "directory"])
-def test_nothing_is_exported_into_a_checkpoint(saved: Path, new_path: NewPath, name: str) -> None:
-    """It would not belong to it, which would then be refused."""
+@pytest.mark.parametrize("name", ["data/a.pt", "data/deep/a.safetensors", "data/directory"])
+def test_nothing_is_exported_among_the_files_of_a_checkpoint(
+    saved: Path, new_path: NewPath, name: str
+) -> None:
     with pytest.raises(OptionError, match=f"{name} is within a committed checkpoint, {saved},"):
         export(saved, saved / name)
     (file := new_path()).write_bytes(b"")
     with pytest.raises(StoreError, match="is within a file; choose another place"):
         export(saved, file / name)
     assert sorted(os.listdir(saved)) == ["MANIFEST", "data"]
+    assert len(os.listdir(saved / "data")) == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "hf"])
+def test_an_export_may_stand_beside_the_files_of_a_checkpoint(saved: Path, name: str) -> None:
+    """As where a framework keeps its own files in the same directory."""
+    export(saved, saved / name)
+    assert not holdfast.verify(saved).damage
+    holdfast.open(saved)
 
 
 def test_there_is_nothing_to_export(new_path: NewPath) -> None:

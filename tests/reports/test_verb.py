@@ -172,6 +172,17 @@ def test_a_link_is_followed_and_stays(
     assert os.listdir(target.parent) == ["page.html"] and os.listdir(tmp_path) == ["newest.html"]
 
 
+def test_an_open_file_is_written_to_where_it_stands(run: Path, tmp_path: Path) -> None:
+    """As `-o /dev/stdout >> page.html` is."""
+    (page := tmp_path / "page.html").write_text("before\n")
+    with page.open("a") as file:
+        (tmp_path / "out").symlink_to(f"/proc/self/fd/{file.fileno()}")
+        assert main(["report", str(run), "-o", str(tmp_path / "out")]) == 0
+        file.write("after\n")
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "<html" in text
+
+
 def test_a_link_that_leads_nowhere_is_an_error(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

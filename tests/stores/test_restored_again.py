@@ -1,5 +1,6 @@
 """A local disk before the store: what one restore found is not what the next one finds."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,10 @@ import pytest
 import holdfast
 from holdfast import Event, Keep
 from holdfast.codecs import Delta
-from holdfast.errors import NotCommittedError, StoreError
+from holdfast.engine.epochs import epochs_of
+from holdfast.errors import AlreadyCommittedError, FencedError, NotCommittedError, StoreError
 from holdfast.format.names import step_name
+from holdfast.stores.url import open_store
 from stores.test_tiers import (
     damage,
     left_local,
@@ -151,3 +154,61 @@ def test_no_step_goes_up_twice(store: str, local: str, kind: str) -> None:
     assert set(ups.values()) == {1}
     kept = {20, 40} if kind == "deltas" else {10, 30}
     assert kept <= set(steps_in(store))
+
+
+def test_a_step_that_is_good_in_the_store_is_not_deleted_for_its_local_damage(
+    store: str, local: str
+) -> None:
+    with opened(store, local) as first:
+        for step in (1, 2):
+            first.save(step, state(step))
+    damage(f"{local}/{step_name(2)}")
+    next_job()
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0)) == 2
+        assert checkpointer.restore(state(0), step=1) == 1
+        with pytest.raises(AlreadyCommittedError, match="call retire_after"):
+            checkpointer.save(2, state(20))
+        assert steps_in(store) == steps_in(local) == [1, 2]
+        assert checkpointer.retire_after(1) == [2]
+        checkpointer.save(2, state(20))
+    assert restored(store, None)[:2] == (2, 20.0)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_job_that_has_not_seen_the_store_deletes_nothing_in_it(
+    store: str, local: str, tmp_path: Path, is_taken: bool
+) -> None:
+    with opened(store, local) as first:
+        for step in (1, 2):
+            first.save(step, state(step))
+    if is_taken:
+        next_job()
+        with opened(store, str(tmp_path / "other host")) as other:
+            assert other.restore(state(0)) == 2
+            other.save(3, state(3))
+    damage(f"{local}/{step_name(2)}")
+    next_job()
+    os.rename(store, tmp_path / "away")
+    Path(store).touch()  # it cannot be read
+    late = opened(store, local, durable="local", drain_s=20)
+    assert late.restore(state(0)) == 1
+    os.unlink(store)
+    os.rename(tmp_path / "away", store)
+    before = epochs_of(open_store(store))
+    with contextlib.suppress(FencedError, AlreadyCommittedError):  # or not yet
+        late.save(2, state(20))
+    if is_taken:
+        with pytest.raises(FencedError, match="has steps of another job"):
+            late.wait("store")
+        with contextlib.suppress(FencedError, StoreError):
+            late.close()
+        assert steps_in(store) == [1, 2, 3]
+        assert epochs_of(open_store(store)) == before
+        assert not holdfast.verify(f"{store}/{step_name(2)}").damage
+        return
+    # The store has step 2 as it was: this one is another checkpoint, and says so.
+    with contextlib.suppress(StoreError):
+        late.close()
+    assert steps_in(store) == [1, 2]
+    assert not holdfast.verify(f"{store}/{step_name(2)}").damage

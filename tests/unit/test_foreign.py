@@ -163,16 +163,11 @@ MADE_BELOW: dict[str, tuple[Callable[[Path], object], str]] = {
         "run-a in it is a run, with step-00000007",
     ),
     "an epoch": (lambda run: put_file(run / ".epoch-00000001"), "run-a in it is a run,"),
-    "a run without steps": (lambda run: put_file(run / "LATEST"), "run-a in it is a run,"),
-    "a checkpoint": (
-        lambda path: holdfast.save({"w": WEIGHT}, path),
-        "run-a in it is a committed checkpoint",
-    ),
 }
 
 
 @pytest.mark.parametrize("what", MADE_BELOW)
-def test_a_checkpoint_is_not_saved_above_others(new_path: NewPath, what: str) -> None:
+def test_a_checkpoint_is_not_saved_above_a_run(new_path: NewPath, what: str) -> None:
     """Nothing could be saved below it any more."""
     runs, (make, text) = new_path(), MADE_BELOW[what]
     (runs / ".hidden").mkdir(parents=True)
@@ -183,6 +178,15 @@ def test_a_checkpoint_is_not_saved_above_others(new_path: NewPath, what: str) ->
         holdfast.save({"w": WEIGHT}, runs, replace=True)
     assert sorted(os.listdir(runs)) == [".hidden", "run-a"]
     holdfast.save({"w": WEIGHT}, runs / "run-b")
+
+
+def test_what_is_no_run_may_be_below_a_checkpoint(new_path: NewPath) -> None:
+    """As where a framework saves its last state above the others."""
+    path = new_path()
+    holdfast.save({"w": WEIGHT}, path / "epoch-1")
+    put_file(path / "vendor" / "LATEST")
+    holdfast.save({"w": WEIGHT}, path)
+    assert not holdfast.verify(path / "epoch-1").damage
 
 
 def test_a_run_behind_a_link_is_seen_as_well(new_path: NewPath) -> None:

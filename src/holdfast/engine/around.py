@@ -1,4 +1,4 @@
-"""What is around a place that is to be written: no checkpoint above it, and none right below."""
+"""What is around a place that is to be written: no checkpoint above it, and no run right below."""
 
 import contextlib
 import errno
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import OptionError, StoreError
 from ..format import spec
-from ..format.names import LATEST_NAME, is_foreign, some, step_of
+from ..format.names import is_foreign, some, step_of
 from ..stores.base import Entry, Store
 from .epochs import is_epoch
 
@@ -23,7 +23,7 @@ def within(location: str, above: str) -> OptionError:
 
 
 def check_outside(store: Store) -> None:
-    """Check that a place is not within a checkpoint.
+    """Check that a place is not among the files of a checkpoint; beside them it may be.
 
     Raises:
         OptionError: it is.
@@ -36,12 +36,12 @@ def check_outside(store: Store) -> None:
             text = f"{store.location} is within a file; choose another place"
             raise StoreError(text) from error
         raise
-    if above:
+    if above and not is_foreign(store.location[len(above) :].strip("/").partition("/")[0]):
         raise within(store.location, above)
 
 
 def check_above_none(store: Store, entries: Sequence[Entry]) -> None:
-    """Check that no run or checkpoint is right below: nothing can be saved below a checkpoint.
+    """Check that no run is right below: nothing can be saved below a checkpoint.
 
     Args:
         entries: of the store's root.
@@ -60,20 +60,17 @@ def check_above_none(store: Store, entries: Sequence[Entry]) -> None:
     for name in names[: LOOKED_MAX if store.shows_pending else 1]:
         if found := _found_in(store.below(name)):
             raise OptionError(
-                f"{where} is one directory too high: {name} in it is {found}, and nothing can be "
+                f"{where} is one directory too high: {name} in it is {found}, and nothing could be "
                 f"saved below a checkpoint. Save to a new directory, such as {where}/new"
             )
 
 
 def _found_in(store: Store) -> str:
-    """Say what of ours a directory of another name is; empty: nothing, or nobody can tell."""
+    """Say which run a directory of another name is; empty: none, or nobody can tell."""
     with contextlib.suppress(StoreError):
         names = [entry.name for entry in store.list()]
         if steps := [name for name in names if step_of(name) is not None]:
             return f"a run, with {some(steps)}"
-        if LATEST_NAME in names or any(map(is_epoch, names)):
+        if any(map(is_epoch, names)):
             return "a run"
-        if spec.MANIFEST_NAME in names:
-            data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
-            return "a committed checkpoint" if data.startswith(spec.MANIFEST_MAGIC) else ""
     return ""

@@ -270,20 +270,23 @@ def _sharded(strategies: Any, writer: _Writer) -> tuple[Any, Any]:
 class _Background:
     """A save in the background, where Megatron expects a function and the process that runs it.
 
-    A worker process of Megatron's gets a function that waits until the save has ended.
+    In another process, which Megatron may spawn and others fork, it waits for a file to go.
     """
 
     def __init__(self, handle: SaveHandle) -> None:
-        self._handle = handle
+        self._handle, self._parent = handle, os.getpid()
+        descriptor, self._mark = tempfile.mkstemp(prefix="holdfast-async-")
+        os.close(descriptor)
+        handle.add_done_callback(lambda _: _remove(self._mark))
 
     def __call__(self) -> None:
-        self.join()
+        if os.getpid() == self._parent:
+            self.join()
+        else:
+            _wait_until_gone(self._mark, self._parent)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        descriptor, path = tempfile.mkstemp(prefix="holdfast-async-")
-        os.close(descriptor)
-        self._handle.add_done_callback(lambda _: _remove(path))
-        return functools.partial, (_wait_until_gone, path, os.getpid())
+        return functools.partial, (_wait_until_gone, self._mark, self._parent)
 
     def is_alive(self) -> bool:
         """Whether the save goes on."""

@@ -1,6 +1,7 @@
 """`holdfast report`, and the files that `inspect --html` and `diff --html` write."""
 
 import os
+import re
 from typing import Any
 
 from ..errors import OptionError, StoreError
@@ -10,6 +11,7 @@ from .read import read_run
 from .trace import trace_of
 
 Document = dict[str, Any]
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/([0-9]+)")
 MARKS = {"bad": "bad", "warn": "warning", "note": "note", "good": "good"}
 
 
@@ -41,10 +43,22 @@ def default_name(location: str) -> str:
     return f"{kept[:100] or 'run'}.html"
 
 
+def _descriptor_of(path: str) -> int | None:
+    """Return the open file that a path such as /dev/stdout names: it goes on where that one is."""
+    for _ in range(8):
+        if found := _DESCRIPTOR.fullmatch(path):
+            return int(found[1])
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return None
+
+
 def write_file(path: str, text: str) -> str:
     """Write a file in one step, so that a page that is open is never half a page.
 
-    A link is followed. What is no regular file, such as a device or a pipe, is written to.
+    A link is followed. What is no regular file, such as a device or a pipe, is written to; so is
+    an open file, such as /dev/stdout.
 
     Raises:
         OptionError: the path is a directory.
@@ -52,16 +66,15 @@ def write_file(path: str, text: str) -> str:
     """
     if os.path.isdir(path):
         raise OptionError(f"{path} is a directory; give the name of a file, such as report.html")
-    target = os.path.realpath(path)
+    target, descriptor = os.path.realpath(path), _descriptor_of(path)
     in_place = not os.path.isfile(target) and (os.path.exists(path) or os.path.islink(target))
     pending = f"{target}.{os.getpid()}.part"
+    place: str | int = path if in_place else pending
     try:
-        # As it was given: what /dev/stdout leads to may have no name.
-        with open(
-            path if in_place else pending, "w", encoding="utf-8", errors="backslashreplace"
-        ) as file:
+        place = place if descriptor is None else os.dup(descriptor)
+        with open(place, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
-        if not in_place:
+        if place == pending:
             os.replace(pending, target)
     except OSError as error:
         if os.path.exists(pending):

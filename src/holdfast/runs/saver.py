@@ -327,7 +327,8 @@ class Saver:
             if ranks.rank == COORDINATOR:
                 logger.warning("replacing step %d, which was found damaged", step)
                 retire = self._run.retire if self._tiers is None else self._tiers.retire_damaged
-                retire(step)
+                with self._advising():
+                    retire(step)
         self._run.damaged.discard(step)
 
     @contextlib.contextmanager

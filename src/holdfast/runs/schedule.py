@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from statistics import median, median_low
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ..arguments import is_positive
 from ..errors import OptionError, shown
 
 Every = int | timedelta | Literal["auto"] | None
+Result = TypeVar("Result")
 
 RECENT_STEPS = 64
 RECENT_SAVES = 5
@@ -70,12 +71,13 @@ class UploadTimes:
         self._began: float | None = None  # the one that is under way
         self._longest_s = 0.0
 
-    def measure(self, upload: Callable[[int], object], step: int) -> None:
+    def measure(self, upload: Callable[[int], Result], step: int) -> Result:
         """Upload a step, and note how long that took; one that fails says nothing of others."""
         self._has_begun, self._began = True, self._clock()
         try:
-            upload(step)
+            result = upload(step)
             self._longest_s = max(self._longest_s, self._clock() - self._began)
+            return result
         finally:
             self._began = None
 

@@ -209,14 +209,21 @@ class TierSteps(ABC):
             self._past.discard(step)
 
     def retire_damaged(self, step: int) -> None:
-        """Remove a step that could not be restored from both places; on the coordinator.
+        """Remove a step that could not be restored, so that it is saved again; on the coordinator.
 
-        Or a job that begins before its upload finds two steps of one number. With
-        ``durable="local"`` it stays in a store that does not answer.
+        Also from the store, if it is damaged there: a job that begins before the upload would find
+        two steps of one number. But not before this job has the store.
+
+        Raises:
+            FencedError: another job has the store.
+            AlreadyCommittedError: the store has this step, and nothing says that it is damaged.
         """
         assert self.uploader is not None, "the coordinator alone removes"
         with self.uploader.paused():
+            self.uploader.check(step)
             self.local.retire(step)
+            if step not in self.store.damaged or not self.uploader.has_entered:
+                return
             try:
                 self.store.retire(step)
             except StoreError as error:

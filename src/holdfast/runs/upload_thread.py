@@ -13,6 +13,9 @@ LOOK_S = 0.05  # between two looks whether it is to end
 STOP_S = 5.0  # for the end of what a stopped upload is at
 
 
+Upload = Callable[[int], Mapping[str, float] | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What an uploader tells of; each is called in its thread.
@@ -20,12 +23,12 @@ class Told:
     Attributes:
         event: with a kind of `holdfast.Event`, a step, and further fields of it.
         committed: when a step is durable in the store: its path there, its number, its metrics.
-        measure: calls what uploads a step, and notes how long it takes.
+        measure: calls what uploads a step, notes how long it takes, and returns what it does.
     """
 
     event: Callable[..., object]
     committed: Callable[[str, int, Mapping[str, float] | None], object]
-    measure: Callable[[Callable[[int], object], int], object]
+    measure: "Callable[[Upload, int], Mapping[str, float] | None]"
 
 
 class Stopped(Exception):

@@ -30,7 +30,7 @@ class UploadWaits(UploadThread):
     _known: list[int]
     _bad: dict[int, str]
     _at: int | None
-    _has_entered: bool
+    has_entered: bool
     _done_bytes: int
     _metrics: dict[int, Mapping[str, float] | None]
 
@@ -69,7 +69,7 @@ class UploadWaits(UploadThread):
         with self._lock:
             known = list(self._known)
         try:
-            if step >= max([*known, *self._local.steps()], default=step) or not self._has_entered:
+            if step >= max([*known, *self._local.steps()], default=step) or not self.has_entered:
                 return False
             tiers = self._look_around(frozenset())
             kept = self._keep.kept(sorted({*tiers.local, *tiers.store}), tiers.metrics)

@@ -53,6 +53,7 @@ class Uploader(UploadWaits):
 
     Attributes:
         failure: what ended it for good; None: it goes on.
+        has_entered: whether this job has the store.
         may_enter: whether its thread may take the store, if this job has not.
         unseen: if the store could not be read when this job looked: the jobs whose past it shares.
         said: the last error that is tried again, for people; empty: there is none.
@@ -89,7 +90,7 @@ class Uploader(UploadWaits):
         self.leads: frozenset[int] = frozenset()  # of other hosts: they bring their files
         self.unseen: set[str] | None = None
         self.failure: HoldfastError | None = None
-        self._has_entered = self.may_enter = self._has_forgotten = False
+        self.has_entered = self.may_enter = self._has_forgotten = False
         self.said, self._failures = "", 0
         self._asks: SimpleQueue[None] = SimpleQueue()
 
@@ -100,7 +101,7 @@ class Uploader(UploadWaits):
 
     def renew(self) -> None:
         """Begin anew: this job looks again which job has the store, and takes it when it may."""
-        self._has_entered = self.may_enter = False
+        self.has_entered = self.may_enter = False
         if isinstance(self.failure, FencedError):
             self.failure = None
 
@@ -114,7 +115,7 @@ class Uploader(UploadWaits):
         if self.unseen is not None:
             self._store.fence.check_past(self.unseen)
         self._store.fence.hold()
-        self._has_entered, self.unseen = True, None
+        self.has_entered, self.unseen = True, None
         self.forget(self._store.steps())
 
     def committed(self, step: int, metrics: Mapping[str, float] | None) -> None:
@@ -209,7 +210,8 @@ class Uploader(UploadWaits):
             if may:
                 step = self._next()
                 if step is not None:
-                    self._told.measure(self._upload, step)
+                    metrics = self._told.measure(self._upload, step)
+                    self._told.committed(self._store.path(step), step, metrics)
                 self._failures, self.said = 0, ""
         except Stopped:
             pass
@@ -263,7 +265,7 @@ class Uploader(UploadWaits):
             self._known = [s for s in there if s not in both or s in self._same]
 
     def _next(self) -> int | None:
-        if not self._has_entered:
+        if not self.has_entered:
             if not self.may_enter:
                 return None
             self.enter()
@@ -276,7 +278,8 @@ class Uploader(UploadWaits):
             self._at, self._done_bytes = step, 0
         return step
 
-    def _upload(self, step: int) -> None:
+    def _upload(self, step: int) -> Mapping[str, float] | None:
+        """Bring up a step; return its metrics."""
         started = time.perf_counter()
         self._store.fence.hold()
         if step in self._store.damaged:
@@ -313,7 +316,7 @@ class Uploader(UploadWaits):
         with self._lock:  # from here on nobody waits for it
             self._known, self._at = sorted({*self._known, step}), None
             self._same.add(step)
-        self._told.committed(self._store.path(step), step, metrics)
+        return metrics
 
     def _clear_others(self, step: int) -> None:
         """Remove what was begun of other steps; one that a newer job has finished by now stays."""

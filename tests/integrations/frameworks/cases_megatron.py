@@ -212,9 +212,10 @@ def test_a_save_in_the_background_does_not_fork_the_training(tmp_path: Path) -> 
     assert forks
 
 
-def test_a_worker_process_waits_for_the_end_of_a_background_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["spawn", "fork"])
+def test_a_worker_process_waits_for_the_end_of_a_background_save(tmp_path: Path, how: str) -> None:
     request = checkpointing.save(state_of(2), place := place_in(tmp_path), async_sharded_save=True)
-    worker = multiprocessing.get_context("spawn").Process(target=request.async_fn)
+    worker = multiprocessing.get_context(how).Process(target=request.async_fn)
     worker.start()
     worker.join(60)
     assert worker.exitcode == 0
