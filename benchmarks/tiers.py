@@ -2,7 +2,7 @@
 
 `loops`: two ranks (gloo) train, and save every few steps in the background: to the local disk
 alone, and to the local disk with a store behind it. Rounds are shuffled pairs; the time is that of
-the whole loop, without its end. The store is the double of an S3 server that throws uploads away.
+the whole loop, without its end. The store is the double of an S3 server that keeps all in memory.
 
 `lag`: one process saves a step of so many bytes every few seconds, and uploads it at a limited
 rate. It says how old the newest step of the store was at most, and what the local disk held.
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _loops(given: argparse.Namespace, root: str) -> None:
-    with store_servers.discarding():
+    with store_servers.discarding() as server:
         port = str(random.randrange(20_000, 60_000))
         environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         arguments = ["--rounds", given.rounds, "--mib", given.mib, "--steps", given.steps]
@@ -78,7 +78,7 @@ def _loops(given: argparse.Namespace, root: str) -> None:
                 | {
                     "RANK": str(rank),
                     "WORLD_SIZE": "2",
-                    "STORE": f"s3://{store_servers.BUCKET}/tiers",
+                    "STORE": f"s3://{store_servers.BUCKET}/{server.kept}tiers",
                 },
             )
             for rank in range(2)
