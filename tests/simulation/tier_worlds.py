@@ -179,10 +179,12 @@ class TierOracle(Oracle):
             one.judge(when)
 
     def forget_epochs(self) -> None:
-        """Every process is gone; so may an epoch be that nobody has synced."""
+        """Every process is gone; so may an epoch be that nobody has synced, and what it left."""
         for one in self._every():
             one.newest_epoch = 0
-        self.newest_taken = self._world.newest_epoch_there()
+        before, self.newest_taken = self.newest_taken, self._world.newest_epoch_there()
+        for disk in self.disks.values() if self.newest_taken < before else ():
+            disk.past.clear()
 
     def promised(self, job: int) -> int:
         """Return the newest step that a job has to find."""

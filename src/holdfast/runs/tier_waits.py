@@ -60,7 +60,7 @@ class TierWaits(TierSteps):
         return Phase(ranks)
 
     def wait(self, step: int | None, limit_s: float, name: str) -> None:
-        """Wait until a step is in the store, if the policy keeps it there; on all ranks.
+        """Wait until a step is in the store; on all ranks.
 
         Args:
             name: see `name_wait`.
@@ -155,10 +155,14 @@ class TierWaits(TierSteps):
             )
 
     def _is_up(self, step: int, until: float) -> bool:
-        """Wait for a turn; return whether a step is in the store, or is not to come there."""
+        """Wait for a turn; return whether a step is in the store."""
         assert self.uploader is not None
         if not self.uploader.is_up(step) and self.uploader.lets_go(step):
-            return True
+            raise StoreError(
+                f"step {step} is durable in {self.local.root}, but does not go to "
+                f"{self.store.root}: with the later steps there, the policy does not keep it. To "
+                "train on from an earlier step, call retire_after(step) first"
+            )
         turn = time.monotonic() + TURN_S
         while not self.uploader.is_up(step):
             now = time.monotonic()

@@ -1,6 +1,5 @@
 """What is asked of an uploader by who waits for it: whether a step is up, and what is left."""
 
-import logging
 import threading
 import time
 from abc import abstractmethod
@@ -13,8 +12,6 @@ from .directory import Run
 from .retention import Keep
 from .upload_policy import Tiers, wanted
 from .upload_thread import LOOK_S, UploadThread
-
-logger = logging.getLogger("holdfast")
 
 
 class UploadWaits(UploadThread):
@@ -59,7 +56,7 @@ class UploadWaits(UploadThread):
         return False
 
     def lets_go(self, step: int) -> bool:
-        """Return whether the policy does not want a local step in the store, and say so.
+        """Return whether the policy does not want a local step in the store.
 
         It wants the newest: a store that does not answer is asked nothing for that one.
 
@@ -78,11 +75,6 @@ class UploadWaits(UploadThread):
             self._store.fence.hold()  # after the look at the steps
         except StoreError:
             return False  # who waits learns of it in time
-        logger.warning(
-            "step %d is on the local disk alone: with the later steps of %s, the policy does not "
-            "keep it",
-            *(step, self._store.root),
-        )
         return True
 
     def backlog(self) -> list[int]:
