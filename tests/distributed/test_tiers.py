@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import holdfast
 from holdfast import Checkpointer, Keep
-from holdfast.errors import OptionError
+from holdfast.errors import HoldfastError, OptionError
 from holdfast.format.names import step_name
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import uploader
@@ -341,7 +341,8 @@ def save_between(rank: int, store: str, local: str, disks: str, hosts: list[int]
         for step in (10, 20):
             checkpointer.save(step, state_at(step))
         checkpointer.restore(state_at(0), step=10)
-        checkpointer.save(15, state_at(15))
+        with pytest.raises(HoldfastError, match=r"does not go to .*call retire_after"):
+            checkpointer.save(15, state_at(15))
     return Checkpointer(store, group="alone").steps()
 
 
