@@ -48,7 +48,7 @@ def interleave(root: Path, made: Path, first: int, second: int) -> tuple[int, in
     link = Actor(lambda: save(root, LINK), first, "create")
     link.start()
     shutil.copytree(made / step_name(OTHER), root / step_name(OTHER))
-    retention = Actor(lambda: run.make_room(None), second)
+    retention = Actor(lambda: run.make_room(), second)
     retention.start()
     link.finish()
     retention.finish()

@@ -333,5 +333,5 @@ def test_room_is_made_of_what_nothing_kept_needs(new_path: NewPath) -> None:
     run.tidy(2)
     assert run.steps() == [0, 1, 2]  # the links need those before them
     holdfast.save({"w": torch.ones(3)}, run.path(3))
-    assert run.make_room(spare=0) == 2
+    assert run.make_room({0}) == 2
     assert run.steps() == [0, 3]

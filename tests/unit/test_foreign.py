@@ -162,7 +162,7 @@ MADE_BELOW: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: holdfast.save({"w": WEIGHT}, run / "step-00000007"),
         "run-a in it is a run, with step-00000007",
     ),
-    "an epoch": (lambda run: put_file(run / ".epoch-00000001"), "run-a in it is a run,"),
+    "an epoch": (lambda run: put_file(run / ".epoch-00000001"), "run-a in it is a run"),
 }
 
 

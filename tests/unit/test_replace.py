@@ -524,10 +524,10 @@ def test_retention_looks_again_at_a_step_that_was_replaced(new_path: NewPath) ->
     kept = Run(run, Keep.every(2))
     for step in (1, 2, 3):
         holdfast.save(state(step), run / step_name(step), step=step)
-    kept.make_room(1)  # step 2 is kept, and needs nothing, as it has read
+    kept.make_room({1})  # step 2 is kept, and needs nothing, as it has read
     replaced(run / step_name(2), 7, codec="delta")
     assert holdfast.open(run / step_name(2)).base == step_name(1)
-    kept.make_room(None)
+    kept.make_room()
     assert kept.steps() == [1, 2, 3]  # 1: the base of 2; 3: the newest
     assert held(run / step_name(2)) == 7
 

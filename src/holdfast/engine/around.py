@@ -52,16 +52,16 @@ def check_above_none(store: Store, entries: Sequence[Entry]) -> None:
     where = store.location.rstrip("/")
     if not where:
         raise OptionError(
-            "/ is the root of the file system, and nothing can be saved below a checkpoint. Save "
-            "to a new directory"
+            "/ is the root of the file system. Below a checkpoint nothing can be saved. Save to a "
+            "new directory"
         )
     names = [entry.name for entry in entries if entry.kind != "file" and is_foreign(entry.name)]
     names.sort(key=lambda name: name.startswith("."))
     for name in names[: LOOKED_MAX if store.shows_pending else 1]:
         if found := _found_in(store.below(name)):
             raise OptionError(
-                f"{where} is one directory too high: {name} in it is {found}, and nothing could be "
-                f"saved below a checkpoint. Save to a new directory, such as {where}/new"
+                f"{where} is one directory too high: {name} in it is {found}. Below a checkpoint "
+                f"nothing can be saved. Save to a new directory, such as {where}/new"
             )
 
 

@@ -167,7 +167,7 @@ def load_from(
         if senders is not None:
             exchange = Exchange(senders, shared)
         began = time.perf_counter()
-        with _saying_what_is_filled(target):
+        with _telling_of_change(target):
             with Phase(ranks) as read, pool as leased:
                 if chain:  # each rank reads all that it needs
                     done = read_chain(chain, leased, runs, targets)
@@ -208,7 +208,7 @@ def _finish(target: Target, done: Done, ranks: "Group") -> None:
 
 
 @contextlib.contextmanager
-def _saying_what_is_filled(target: Target) -> Iterator[None]:
+def _telling_of_change(target: Target) -> Iterator[None]:
     """Tell autograd; and say of a failure, an interrupt too, that the target is not what it was."""
     try:
         yield

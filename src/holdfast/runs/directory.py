@@ -67,7 +67,6 @@ class Run:
         fence: who may write here; every removal looks at it.
         metrics: what saves and restores have measured.
         is_full: whether steps go since there is no room for another.
-        spared: steps that stay, whatever the policy says.
         on_retired: called with each step that was deleted; None: nobody wants to know.
     """
 
@@ -82,7 +81,6 @@ class Run:
         self.described = Described(self._store)
         self._clean: dict[str, float] = {}  # steps that needed no sweep, and when: see `_sweep`
         self._seen = self.is_full = False
-        self.spared = frozenset[int]()
         self._committed: int | None = None  # the step that this job saved last: it is durable
         self.on_retired: Callable[[int], object] | None = None
 
@@ -222,24 +220,27 @@ class Run:
                     "or cannot be read. The next save tries again"
                 )
 
-    def tidy(self, step: int) -> None:
+    def tidy(self, step: int, spare: Collection[int] = ()) -> None:
         """Move the hint, retire, sweep: none of it may fail a save that is committed.
 
         What cannot be done is logged, and keeps nothing else from being done.
+
+        Args:
+            spare: steps that stay besides this one.
         """
         self._seen, self._committed = True, step
         self._clean.pop(step_name(step), None)  # a step of this number may have been there before
         said = f"step {step} is saved, but"
         with self._warning(said):
             self.fence.hold()
-            self._tidy(step, said)
+            self._tidy(step, {step, *spare}, said)
 
-    def _tidy(self, step: int, said: str) -> None:
+    def _tidy(self, step: int, spare: Collection[int], said: str) -> None:
         with self._warning(said):
             pending = f"{PENDING_LATEST_PREFIX}{os.urandom(8).hex()}"
             self._store.prepare(pending, f"{step_name(step)}\n".encode())
             self._store.rename(pending, LATEST_NAME)  # durable before another step goes
-        self._let_go(step, said)
+        self._let_go(spare, said)
         with self._warning(said):
             # The time now, by the clock of those that are looked at: the hint was just written.
             before_s = self._store.modified_s(LATEST_NAME) - GRACE_S
@@ -271,11 +272,11 @@ class Run:
         read = [s for s in steps if not self.keep.keeps_all or self.described.read(s)]
         return any(self.described.base_of(s) == name for s in read)
 
-    def make_room(self, spare: int | None) -> int:
+    def make_room(self, spare: Collection[int] = ()) -> int:
         """Retire what the policy does not keep of the steps there are; return how many went.
 
         Args:
-            spare: a step that stays all the same.
+            spare: steps that stay all the same.
         """
         self.is_full = True
         try:
@@ -283,11 +284,11 @@ class Run:
         finally:
             self.is_full = False
 
-    def thin(self, said: str) -> None:
-        """Retire what the policy does not keep; what fails is logged after these words."""
-        self._let_go(None, said)
+    def thin(self, said: str, spare: Collection[int]) -> None:
+        """Retire what the policy does not keep, but spare; log what fails after these words."""
+        self._let_go(spare, said)
 
-    def _let_go(self, spare: int | None, said: str) -> int:
+    def _let_go(self, spare: Collection[int], said: str) -> int:
         gone = 0
         if self.keep.keeps_all:
             return gone
@@ -306,19 +307,15 @@ class Run:
                 kept |= below  # of what could not go
         return gone
 
-    def doomed(self, spare: int | None) -> list[int]:
-        """Return the steps that the policy does not keep, none before what needs it.
-
-        Args:
-            spare: a step that stays all the same.
-        """
-        return self._judged(spare)[0]
+    def doomed(self) -> list[int]:
+        """Return the steps that the policy does not keep, none before what needs it."""
+        return self._judged(())[0]
 
     def metric_names(self) -> set[str]:
         """Return the names of metrics that the steps have, where the policy has looked at them."""
         return {name for metrics in self.described.metrics().values() for name in metrics}
 
-    def _judged(self, spare: int | None) -> tuple[list[int], set[int]]:
+    def _judged(self, spare: Collection[int]) -> tuple[list[int], set[int]]:
         """Return the steps that may go, and those that could not be judged."""
         # Steps found damaged are no reason to let go of good ones, nor may they be the one kept.
         steps = self.steps()
@@ -329,7 +326,7 @@ class Run:
         # What a step needs that cannot be read is not known, but that it is older.
         unread = max(others - self.damaged, default=-1)
         kept |= {s for s in good if s < unread}
-        kept = self._with_bases(kept | self.spared | ({spare} if spare is not None else set()))
+        kept = self._with_bases(kept.union(spare))
         return sorted(set(good) - kept, reverse=True), others
 
     def _settle(self) -> None:

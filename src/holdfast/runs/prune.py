@@ -86,12 +86,12 @@ def prune(path: str | os.PathLike[str], keep: Keep, *, dry_run: bool = True) -> 
         )
     run.fence.look()
     run.fence.inherits = True
-    doomed = run.doomed(None)
+    doomed = run.doomed()
     _check_metrics(run, keep)
     sizes = {step: run.disk_bytes(step) for step in doomed}
     if not dry_run and doomed:
         run.fence.hold()
-        run.make_room(None)
+        run.make_room()
         after = run.steps()
         doomed = [step for step in doomed if step not in after]
     kept = tuple(step for step in before if step not in doomed)

@@ -258,7 +258,8 @@ class Saver:
             except NoRoomError:
                 with Phase(ranks) as made:
                     if ranks.rank == COORDINATOR:
-                        made.answer = str(self._run.make_room(self.saved_step)).encode()
+                        saved = () if self.saved_step is None else (self.saved_step,)
+                        made.answer = str(self._run.make_room(saved)).encode()
                 if made.answers[COORDINATOR] == b"0":
                     raise
                 return save()

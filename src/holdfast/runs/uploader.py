@@ -303,12 +303,12 @@ class Uploader(UploadWaits):
         logger.info(
             "uploaded step %d to %s: %.3f GB in %.2f s", step, self._store.root, size / 1e9, taken_s
         )
-        self._store.spared = frozenset(spared(self._look_around({*self._bad}, {step}), self._keep))
+        spare = spared(self._look_around({*self._bad}, {step}), self._keep)
         with self._looking:
             if is_newest:
-                self._store.tidy(step)
+                self._store.tidy(step, spare)
             else:
-                self._store.thin(f"step {step} is uploaded, but")
+                self._store.thin(f"step {step} is uploaded, but", spare)
         row = {"bytes": size, "seconds": {"total": round(taken_s, 6)}}
         self._local.metrics.add("upload", step, [row])
         self._store.metrics.take_save(step, self._local.metrics)
