@@ -16,13 +16,13 @@ CALLS_MAX = 200  # of one save; far more than there are
 
 def restored(root: Path) -> int | None:
     """Restore a run, check that every step of it is whole, and return the one restored."""
-    run = holdfast.Checkpointer(root, options=OPTIONS)
-    for step in run.steps():
-        assert load_number(Path(run.path(step))) == step
-    into = make_state(-1)
-    step = run.restore(into)
-    assert step == into["loop"]["number"]
-    return step
+    with holdfast.Checkpointer(root, options=OPTIONS) as run:
+        for step in run.steps():
+            assert load_number(Path(run.path(step))) == step
+        into = make_state(-1)
+        step = run.restore(into)
+        assert step == into["loop"]["number"]
+        return step
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["once", "for ever"])
@@ -33,7 +33,8 @@ def test_a_run_survives_the_failure_of_any_call(
     for nth in range(1, CALLS_MAX):
         root = scratch / f"run-{nth}"
         keep = holdfast.Keep.latest(1)
-        holdfast.Checkpointer(root, options=OPTIONS).save(1, make_state(1))
+        with holdfast.Checkpointer(root, options=OPTIONS) as run:
+            run.save(1, make_state(1))
         saved = False
         with faulty(Fault("*", nth, persistent, argument=number)) as disk:
             run = holdfast.Checkpointer(root, keep=keep, options=OPTIONS)
@@ -42,10 +43,11 @@ def test_a_run_survives_the_failure_of_any_call(
                 saved = True
             except StoreError as error:
                 assert error.errno == number
+        run.close()
         assert restored(root) in ((2,) if saved else (1, 2))
-        run = holdfast.Checkpointer(root, keep=keep, options=OPTIONS)
-        run.save(3, make_state(3))
-        assert run.steps() == [3]
+        with holdfast.Checkpointer(root, keep=keep, options=OPTIONS) as run:
+            run.save(3, make_state(3))
+            assert run.steps() == [3]
         assert restored(root) == 3
         if sum(disk.calls().values()) < nth:
             break

@@ -198,6 +198,21 @@ def test_a_step_of_which_a_host_is_gone_is_passed_over(places: tuple[str, str, s
 
 
 @needs_namespaces
+@pytest.mark.parametrize("then", [[0, 2], [0, 0], [0, 0, 2, 2]])
+def test_a_step_of_which_a_host_is_gone_is_saved_again_by_all_ranks(
+    places: tuple[str, str, str], then: list[int]
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [2])
+    shutil.rmtree(f"{disks}/host1")
+    for step, _ in run_ranks(len(then), go_on, store, local, disks, then, 2, 0):
+        assert step == 1
+    for step, whole, _, _ in run_ranks(2, resume, store, local, disks, [0, 2], {}):
+        assert (step, whole) == (2, True)
+
+
+@needs_namespaces
 def test_files_of_a_host_that_is_gone_come_from_the_store(places: tuple[str, str, str]) -> None:
     store, local, disks = places
     run_ranks(3, train, store, local, disks, [0, 1, 2], [1], {})

@@ -19,6 +19,7 @@ from crash.disk_model import Directory
 from holdfast.chains import base_choice as base_choice_module
 from holdfast.chains import recompress as recompress_module
 from holdfast.engine import copied_files, epochs, known, ledger, removal, retire
+from holdfast.errors import HoldfastError
 from holdfast.group import barrier
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import directory as directory_module
@@ -54,7 +55,7 @@ from holdfast.stores import (
 )
 
 from . import payload
-from .actors import Process, Scheduler
+from .actors import Killed, Process, Scheduler
 from .bucket import Bucket
 from .disk import Disk
 from .ranks import clock_of, threads_of, workers_of
@@ -174,9 +175,18 @@ def _note_link(writing: payload.TinyAgreed, basis: object) -> None:
 _tidy = directory_module.Run.tidy
 
 
-def _tidy_committed(run: directory_module.Run, step: int) -> None:
+def _tidy_committed(run: directory_module.Run, step: int, *given: Any) -> None:
     SEAT.tidying(run.root, step)
-    _tidy(run, step)
+    _tidy(run, step, *given)
+
+
+class _OwnFaults(logging.Handler):
+    """Notes what the product logs as a fault of its own, and goes on after."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, (HoldfastError, Killed)):
+            SEAT.scheduler.errors.append(error)
 
 
 def _patches() -> list[tuple[Any, str, Any]]:
@@ -283,8 +293,9 @@ def installed() -> Iterator[None]:
     before = local._current_vfs, handle_module._last, handle_module._owner, epochs.held
     synced, bars, own_names = local._changed_s, objects._bars, epochs._names
     logger = logging.getLogger("holdfast")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    level, handlers, passes_on = logger.level, logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [_OwnFaults()], False
+    logger.setLevel(logging.WARNING)
     for where, name, _, new in put:
         setattr(where, name, new)
     try:
@@ -294,4 +305,5 @@ def installed() -> Iterator[None]:
             setattr(where, name, old)
         local._current_vfs, handle_module._last, handle_module._owner, epochs.held = before
         local._changed_s, objects._bars, epochs._names = synced, bars, own_names
+        logger.handlers, logger.propagate = handlers, passes_on
         logger.setLevel(level)

@@ -326,7 +326,7 @@ class Saver:
             return
         with Phase(ranks):
             if ranks.rank == COORDINATOR:
-                logger.warning("replacing step %d, which was found damaged", step)
+                logger.warning("replacing step %d, which could not be restored", step)
                 retire = self._run.retire if self._tiers is None else self._tiers.retire_damaged
                 with self._advising():
                     retire(step)

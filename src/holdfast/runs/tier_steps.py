@@ -334,7 +334,6 @@ class TierSteps(ABC):
                 *(named(old), self.local.root, self.store.root),
             )
         self.uploader.ignored = frozenset(old)
-        self.local.damaged |= old
         self.uploader.forget(store)
 
 

@@ -220,7 +220,6 @@ class TieredRun(TierWaits):
                 let_go(self._here.below(step_name(step)), None)
         if self._past:
             self.local.drop_latest(self.local.steps())
-        self.local.damaged -= self._past
         self._past.clear()
         if self.uploader is not None:
             self.uploader.ignored = frozenset()
