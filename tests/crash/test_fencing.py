@@ -244,6 +244,20 @@ def test_a_fenced_job_that_restores_again_may_write(root: Path) -> None:
     assert old.steps() == [1, 2, 3]
 
 
+def test_an_older_job_adds_no_step_behind_one_that_goes_back(root: Path) -> None:
+    old = checkpointer(root)
+    old.restore(make_state(-1))
+
+    def go_back() -> None:
+        new = checkpointer(root)
+        new.restore(make_state(-1))
+        assert new.retire_after(1) == []
+
+    done(go_back)
+    with pytest.raises(FencedError, match=r"epoch 2, .* this one saw epoch 1"):
+        old.save(2, make_state(2))
+
+
 def test_the_first_step_of_training_takes_the_run_over(root: Path) -> None:
     """Not the first save, which may be an hour later."""
     (root / ".epoch-00000001").rename(root / ".epoch-00000007")  # as if by others before

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,45 @@ def test_files_of_a_host_that_is_gone_come_from_the_store(places: tuple[str, str
     shutil.rmtree(f"{disks}/host1")
     for step, whole, path, _ in run_ranks(3, resume, store, local, disks, [0, 1, 2], {}):
         assert (step, whole, path) == (1, True, f"{local}/{step_name(1)}")
+
+
+def overtaken(rank: int, store: str, local: str, disks: str, hosts: list[int], signs: str) -> str:
+    """Save, wait until a newer job has, and save again."""
+    moved_in(rank, local, disks, hosts)
+    more = {"durable": "local", "drain_s": 0.1, "upload_bytes_s": 1000.0}
+    checkpointer = Checkpointer(store, local=local, keep=keep(), signals=(), **more)
+    checkpointer.save(1, state_at(1))
+    Path(f"{signs}-begun").touch()
+    while not Path(f"{signs}-over").exists():
+        time.sleep(0.01)
+    try:
+        checkpointer.save(2, state_at(2))
+    except HoldfastError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        dist.barrier()  # no rank ends, and takes the store of the others with it
+    return ""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("then", [[1, 2], [2, 1], [1]])
+def test_a_job_that_was_overtaken_on_one_of_its_hosts_deletes_nothing_there(
+    places: tuple[str, str, str], tmp_path: Path, then: list[int]
+) -> None:
+    store, local, disks = places
+    signs = str(tmp_path / "job")
+    with ThreadPoolExecutor(1) as pool:
+        old = pool.submit(run_ranks, 2, overtaken, store, local, disks, [0, 1], signs)
+        while not Path(f"{signs}-begun").exists() and not old.done():
+            time.sleep(0.01)
+        run_ranks(len(then), leave_behind, store, local, disks, then, [3, 4])
+        Path(f"{signs}-over").touch()
+        errors = old.result()
+    assert any("FencedError" in error and "belongs to a newer job" in error for error in errors)
+    assert all(errors), errors  # the other rank is told
+    more = {"durable": "local", "drain_s": 60.0}
+    for step, whole, _, _ in run_ranks(len(then), resume, store, local, disks, then, more):
+        assert (step, whole) == (4, True)
 
 
 def damage_on_another_host(

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for a run as a program
 
 from simulation import bucket_plants, plants, tier_plants
 from simulation.bucket_worlds import BucketWorld
+from simulation.host_worlds import HostsWorld
 from simulation.plants import planted
 from simulation.seams import installed
 from simulation.tier_worlds import SharedDiskWorld, TierWorld
@@ -34,12 +35,14 @@ WORLDS: dict[str, type[World]] = {
     "objects": BucketWorld,
     "tiers": TierWorld,
     "tiers-disk": SharedDiskWorld,
+    "tiers-hosts": HostsWorld,
 }
 PLANTS = {
     "disk": plants.PLANTS,
     "objects": bucket_plants.PLANTS,
     "tiers": tier_plants.PLANTS,
     "tiers-disk": tier_plants.ON_DISK,
+    "tiers-hosts": tier_plants.ON_HOSTS,
 }
 CHUNK = 250  # seeds that a process plays before it tells
 Failing = list[tuple[int, str]]  # seeds, and the first promise that each breaks

@@ -8,6 +8,7 @@ bytes. Files are opened, synced, given up and tried again by the real `DataFileW
 """
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ from holdfast.format.names import data_file_name
 from holdfast.format.rows import Planned, decode_written, encode_written, written_in
 from holdfast.format.spec import MODE_UNCHANGED
 from holdfast.format.table import Table
+from holdfast.group.phase import Phase
 from holdfast.group.replies import decode_replies
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.loading import load as load_module
@@ -105,7 +107,15 @@ def header_of(save_id: str, step: int | None, world_size: int, base: Base | None
     )
 
 
-_written: dict[Any, bytes] = {}
+class WrittenFile(bytes):
+    """What a rank tells of its data file, and which it is; see `holdfast.format.table.Table`."""
+
+    header: Header
+    file_rank: tuple[int]
+    file_number: tuple[int]
+
+
+_written: dict[Any, WrittenFile] = {}
 
 
 def written_of(header: Header, rank: int, number: int, value: int, shards: list[Shard]) -> bytes:
@@ -120,7 +130,8 @@ def written_of(header: Header, rank: int, number: int, value: int, shards: list[
             rows.set_digest(row, f"{value:08}{shard.box.offset[0]:08}".encode())
         sizes = np.array([FILE_BYTES], np.uint64)
         table = replace(rows.table(header), file_bytes=sizes, file_footer_checksum=sizes)
-        _written[key] = encode_written(written_in([table]))
+        told = _written[key] = WrittenFile(encode_written(written_in([table])))
+        told.header, told.file_rank, told.file_number = header, (rank,), (number,)
     return _written[key]
 
 
@@ -304,6 +315,8 @@ def load_from(path: str, ranks: Any, into: Any, *how: Any) -> load_module.LoadRe
     """Read a rank's share of a checkpoint and what it is made from; each byte is checked."""
     reach = how[-1]
     store = open_store(path) if reach is None else reach.store
+    if reach is not None and reach.holders is not None:
+        return _load_from_hosts(path, store, reach.holders, ranks, into)
     chain = chains.open_chain(store)
     value = 0
     for link in chain:
@@ -319,6 +332,22 @@ def load_from(path: str, ranks: Any, into: Any, *how: Any) -> load_module.LoadRe
             raise
         value = checked_value(name, content)
     into["value"] = value
+    return load_module.LoadReport(path, None, 1, (), (), FILE_BYTES, FILE_BYTES, 0)
+
+
+def _load_from_hosts(
+    path: str, store: Any, holders: Any, ranks: Any, into: Any
+) -> load_module.LoadReport:
+    """Do so where a file is on the disk of some ranks alone: the first of them sends it to all."""
+    manifest = decode_manifest(store.get("MANIFEST", 1 << 20), path)
+    with Phase(ranks) as sent:
+        mine = {}
+        for number, name in enumerate(manifest.file_names):
+            if ranks.rank == (holders.set_of(int(holders.of_file[number])) or (0,))[0]:
+                mine[name] = checked_value(name, store.get(name, FILE_BYTES))
+        sent.answer = json.dumps(mine).encode()
+    values = set().union(*(json.loads(answer).values() for answer in sent.answers))
+    (into["value"],) = values
     return load_module.LoadReport(path, None, 1, (), (), FILE_BYTES, FILE_BYTES, 0)
 
 

@@ -22,6 +22,7 @@ AND_ON = {
     "objects": ("calls late", "calls again", "calls lost", "replaced"),
     "tiers": ("calls late", "calls again", "lost disks", "the store does not answer"),
     "tiers-disk": ("lost disks", "the store does not answer"),
+    "tiers-hosts": ("lost disks", "went back"),
 }
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.
@@ -32,7 +33,6 @@ FROM = {
     ("objects", "a new job bars nothing"): 2_001,
     ("tiers", "the store is taken with the first upload"): 2_001,
     ("tiers", "local steps of another past count"): 2_301,
-    ("tiers-disk", "the store is taken with the first upload"): 7_801,
 }
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = (

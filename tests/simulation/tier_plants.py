@@ -12,8 +12,10 @@ from holdfast.runs import tiers, uploader
 from holdfast.runs.tier_steps import TierSteps
 from holdfast.runs.tiers import TieredRun
 from holdfast.runs.uploader import Uploader
+from holdfast.saving import save as save_module
 
 from .plants import Plant, hold_without_a_look, keep_but_one, nothing
+from .seams import SEAT
 
 _write_mark = tiers.write_mark
 
@@ -121,4 +123,23 @@ ON_DISK: dict[str, Plant] = PLANTS | {
         (transfer, "_is_committed", _is_committed_if_seen),
     ],
     "what is in the store is not synced": [(Uploader, "_note_known", _note_what_is_seen)],
+}
+
+
+_hold = fence_module.Fence.hold
+
+
+def _hold_on_the_first_host(self: Any) -> None:
+    """Leads of other hosts take no epoch of their disk, and look at none."""
+    if not SEAT.scheduler.current.process.rank:
+        _hold(self)
+
+
+# Where each host has a disk of its own.
+ON_HOSTS: dict[str, Plant] = {
+    "other hosts have no epoch": [(fence_module.Fence, "hold", _hold_on_the_first_host)],
+    "other hosts keep nothing": [(TieredRun, "_tell_ranks", lambda self: b"{}")],
+    "a retired step stays on other hosts": [(TieredRun, "retire_elsewhere", nothing)],
+    "names on other hosts are not durable": [(save_module, "make_durable", nothing)],
+    "acknowledged before the upload": PLANTS["acknowledged before the upload"],
 }

@@ -201,7 +201,7 @@ class TierRank(Rank):
         world = self._tiers._world
         number = self._job.number
         given: Mapping[str, Any] = {
-            "local": place_of(world.hosts[number]),
+            "local": world.local_of(number),
             "durable": world.durable[number],
             "drain_s": world.drain_s[number],
         }
@@ -256,16 +256,17 @@ class TierRank(Rank):
 class TierWorld(World):
     """One seed's world, before a store of objects."""
 
-    rank_kind = TierRank
+    rank_kind: type[Rank] = TierRank
+    host_names = HOSTS
     aims = ("", "", "", "publish", "bar", "put", "list", "delete", "link", "unlink", "rename")
     troubles = ("fail", "fail", "lost", "again", "late", "slow")
 
     def _place(self) -> str:
-        self.disk = Disk(self.scheduler)
+        self.disk = self._new_disk()
         root = self._place_behind()
         for place in (self.disk, self.bucket):
             place.clock_off_s += self.rng.choice((0.0, 0.0, -90000.0, 7200.0, 1e6))
-        for host in HOSTS:
+        for host in self.host_names:
             self.disk.make(f"{MOUNT}/user/{host}", durable=True)
         self.hosts: list[str] = []  # of each job
         self.durable: list[str] = []
@@ -273,6 +274,13 @@ class TierWorld(World):
         self.local_steps = self.rng.choice((1, 1, 2, 3))
         self._down_until = 0.0
         return root
+
+    def _new_disk(self) -> Disk:
+        return Disk(self.scheduler)
+
+    def local_of(self, job: int) -> str:
+        """Return the local directory of a job."""
+        return place_of(self.hosts[job])
 
     def _place_behind(self) -> str:
         bucket = Bucket(self.scheduler)
@@ -322,7 +330,7 @@ class TierWorld(World):
     def _pause_s(self, job: Job) -> float:
         self.oracle.judge("between two jobs")
         if self.rng.random() < 0.15:
-            self._lose_a_disk(self.rng.choice(HOSTS))
+            self._lose_a_disk(self.rng.choice(self.host_names))
         return super()._pause_s(job)
 
     def _lose_a_disk(self, host: str) -> None:

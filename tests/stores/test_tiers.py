@@ -810,6 +810,23 @@ def test_files_that_the_local_disk_lacks_come_from_the_store(
     assert report is not None and report.path == f"{local}/{step_name(1)}"
 
 
+def test_a_damaged_step_of_another_job_does_not_hide_what_is_left_to_upload(
+    store: str, local: str
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    left_local(store, local, 5)
+    damage(f"{local}/{step_name(5)}")
+    next_job()
+    keep = Keep.latest(1) | Keep.local(2)
+    with opened(store, local, keep=keep, durable="local", upload_bytes_s=SLOW) as checkpointer:
+        assert checkpointer.restore(state(0), step=1) == 1
+        checkpointer.save(2, state(2, 200_000))
+        until(lambda: 5 in checkpointer._tiers.uploader._bad)  # type: ignore[union-attr]
+        assert backlog(checkpointer) == [2]
+    assert 2 in steps_in(store)
+
+
 def damage(path: str) -> None:
     (data,) = Path(path).rglob("*.hf")
     content = bytearray(data.read_bytes())
@@ -837,6 +854,37 @@ def test_retire_after_deletes_in_both_places(store: str, local: str) -> None:
             checkpointer.save(step, state(step))
         assert checkpointer.retire_after(1) == [2, 3]
         assert checkpointer.steps() == steps_in(store) == [1]
+        checkpointer.save(2, state(22))
+    assert restored(store, None)[:2] == (2, 22.0)
+
+
+def test_retire_after_deletes_nothing_while_the_store_cannot_be_read(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store, local) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+    next_job()
+    with opened(store, local, durable="local") as checkpointer:
+        assert checkpointer.restore(state(0)) == 2
+        checkpointer.save(3, state(3))
+        checkpointer.wait("store")
+        real = Run.steps
+
+        def steps(run: Run) -> list[int]:
+            if run.root != local and is_away:
+                raise StoreError("it is away")
+            return real(run)
+
+        monkeypatch.setattr(Run, "steps", steps)
+        is_away = True
+        with pytest.raises(StoreError, match="could not be read, so its steps are not known"):
+            checkpointer.retire_after(1)
+        is_away = False
+        checkpointer._tiers._away_until = 0.0  # type: ignore[union-attr]
+        assert checkpointer.restore(state(0), step=1) == 1
+        assert checkpointer.steps() == [1, 2, 3]
+        assert checkpointer.retire_after(1) == [2, 3]
         checkpointer.save(2, state(22))
     assert restored(store, None)[:2] == (2, 22.0)
 

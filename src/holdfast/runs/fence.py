@@ -9,8 +9,8 @@ file ``.epoch-<number>`` in the run's directory, made by one exclusive step:
      it never will, since `link` does not find it any more, or the look before it finds the epoch.
   4. It looks again right before it publishes a step, and before it removes one.
 
-No clock decides. Knows no ranks: the coordinator alone holds an epoch. Epochs belong to a process,
-so that several Checkpointers of one go together.
+No clock decides. Knows no ranks: one of those that share a disk holds an epoch of it. Epochs belong
+to a process, so that several Checkpointers of one go together.
 """
 
 import json

@@ -105,7 +105,7 @@ class Rewind(RunView, ABC):
             self._tiers.leave()
         with Phase(self._ranks):
             check_into(into)
-            if not partial and self._ranks.rank == COORDINATOR:
+            if not partial and (self._ranks.rank == COORDINATOR or self._tiers is not None):
                 self._run.look()
         assert into is not None, "check_into has refused it"
         given = (into, self._ranks, request, self._options)
@@ -137,7 +137,12 @@ class Rewind(RunView, ABC):
             self._tiers.begin()
         if self._tiers is not None:
             self._tiers.check_seen()
+        with Phase(self._ranks):
+            if self._ranks.rank == COORDINATOR:
+                self._disk.fence.hold()  # from here on an older job adds no step
         later = [s for s in self._run.found(self._ranks) if s > step]
+        if self._tiers is not None:
+            self._tiers.check_seen()  # it may have gone away since
         if self._saver.saved_step in later:
             self._saver.saved_step = None
         with Phase(self._ranks):

@@ -98,8 +98,10 @@ class TieredRun(TierWaits):
         self._past, self._lacking = set(), set()
 
     def look(self) -> None:
-        """Take note of which jobs have both places now; on the coordinator."""
-        assert self.uploader is not None, "the coordinator alone looks"
+        """Take note of which jobs have this disk now, and on the coordinator the store."""
+        if self.uploader is None:
+            self.local.look()
+            return
         self._away_until = 0.0
         with self.uploader.paused():
             self.uploader.renew()
@@ -139,7 +141,7 @@ class TieredRun(TierWaits):
         with Phase(self._ranks):
             if self.uploader is None and self.found_hosts().is_lead:
                 for step in steps:
-                    let_go(self._here.below(step_name(step)), None)
+                    self._let_go(step, None)
 
     def begin(self) -> None:
         """Check both places before the first save, and go on with uploads; on all ranks, once.
@@ -157,6 +159,7 @@ class TieredRun(TierWaits):
         job, self._word = begun.answers[COORDINATOR].decode().split()
         with Phase(self._ranks):
             if hosts.is_lead:
+                self.local.fence.hold()  # each disk is one job's
                 self._drop_past()
                 self.checked_mark()
                 # Until this job has an epoch, the newest is of the job whose past it shares.
@@ -217,7 +220,7 @@ class TieredRun(TierWaits):
             if self.uploader is not None:
                 self.local.retire(step)
             else:
-                let_go(self._here.below(step_name(step)), None)
+                self._let_go(step, None)
         if self._past:
             self.local.drop_latest(self.local.steps())
         self._past.clear()
@@ -230,7 +233,8 @@ class TieredRun(TierWaits):
         if not hosts.is_spread:
             return request
         here = hosts.of_coordinator()
-        return replace(request, here=here, tell_ranks=self._tell_ranks, heed=self._heed)
+        request = replace(request, here=here, tell_ranks=self._tell_ranks, heed=self._heed)
+        return request if hosts.is_lead else replace(request, check_last=bytes)
 
     def has_one_disk(self) -> bool:
         """Return whether all ranks share the local directory."""
@@ -256,10 +260,16 @@ class TieredRun(TierWaits):
         try:
             kept = {int(step): save_id for step, save_id in json.loads(data).items()}
             for name in self.local.step_names():
-                let_go(self._here.below(name), kept.get(step_of(name) or 0))
+                if (step := step_of(name)) is not None:
+                    self._let_go(step, kept.get(step))
             self.local.drop_latest(kept)
         except HoldfastError as error:
             logger.warning("old local steps of this host stay for now: %s", error)
+
+    def _let_go(self, step: int, kept: str | None) -> None:
+        """Remove what this disk has of a step but for one save, unless a newer job has the disk."""
+        self.local.fence.hold()
+        let_go(self._here.below(step_name(step)), kept)
 
     def check(self, step: int) -> None:
         """Check that a step may be saved; on the coordinator.

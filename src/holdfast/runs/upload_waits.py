@@ -82,9 +82,10 @@ class UploadWaits(UploadThread):
 
         Of those that cannot go up, the ones that this job saved, if no newer one is there.
         """
-        steps = wanted(self._look_around(frozenset()), self._keep)
         with self._lock:
-            return sorted(s for s in steps if s not in self._bad or s in self._metrics)
+            bad, own = frozenset(self._bad), {*self._metrics}
+        lost = {*wanted(self._look_around(frozenset()), self._keep)} & bad & own
+        return sorted(lost.union(wanted(self._look_around(bad), self._keep)))
 
     def why(self) -> str:
         """Say why something is not uploaded; empty: there has been no time."""

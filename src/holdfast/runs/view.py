@@ -25,6 +25,7 @@ class RunView:
     """The directory of a run, as one process sees it."""
 
     _run: "Run | TieredRun"
+    _disk: "Run"  # what is saved to: of a run in two places, the local one
     _options: Options
 
     @property

@@ -33,8 +33,8 @@ class SaveRequest:
     Attributes:
         free_bytes: called on the coordinator: checks what its caller has to, the place too, and
             returns what may be written there. None: that is not looked at.
-        check_last: called on the coordinator right before the commit; raises when there may be
-            none.
+        check_last: called on the coordinator right before the commit, and before on the ranks that
+            do not share its disk; raises when there may be none.
         here: ranks that share the coordinator's disk, where each host has its own; None: all share
             one.
         tell_ranks: called on the coordinator after the commit; ``heed`` is given its result, on

@@ -337,6 +337,7 @@ def _finish(
             ledger.close()
             if request.here is not None and ranks.rank not in request.here:
                 make_durable(store, tables)
+                request.check_last()
             plan = agreement.cached.plan
             measured = {} if ranks.rank == COORDINATOR else ledger.record()  # its own comes later
             share = Share(
