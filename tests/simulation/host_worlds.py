@@ -77,6 +77,7 @@ class HostsOracle(Oracle):
         self.store.faults, self.store.saves, self.store.keep = self.faults, self.saves, self.keep
         self.promises: dict[int, Promise] = {}
         self.past: set[tuple[int, int]] = set()
+        self._left = frozenset[str]()  # hosts that the job which has the store does not run on
         self._harmed: set[int] = set()  # jobs that were there when a host of theirs lost its disk
 
     # What is told.
@@ -109,6 +110,8 @@ class HostsOracle(Oracle):
         if process.job < self._newest_job:
             return  # a newer job has gone on without it
         lead = self._world.places[process.job][0]
+        if lead in self._left:
+            return  # the job trains on without having the store, and others in its place
         manifest = self._manifest(lead, step)
         if manifest is None or self._value(manifest) != value:
             return  # let go of by now
@@ -182,7 +185,8 @@ class HostsOracle(Oracle):
     def _leave_behind(self, mine: frozenset[str]) -> None:
         for step in [s for s, promise in self.promises.items() if not promise.hosts <= mine]:
             del self.promises[step]
-        for host in {*HOSTS} - mine:
+        self._left = frozenset(HOSTS) - mine
+        for host in self._left:
             for step in self._steps(host):
                 for value in (self._local_values(step).get(host),):
                     if value is not None:
