@@ -11,8 +11,11 @@ from crash_ranks import ThreadGroup, run_ranks
 from disk_model import crash_states, materialize
 
 import holdfast
+from holdfast import Keep
+from holdfast.engine import epochs
 from holdfast.errors import AlreadyCommittedError, StoreError
 from holdfast.runs import directory as directory_module
+from holdfast.runs.directory import Run
 from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault
 
@@ -152,3 +155,20 @@ def test_what_a_crash_leaves_is_no_obstacle_to_the_next_save(scratch: Path, disk
         with contextlib.suppress(AlreadyCommittedError):
             holdfast.save(make_state(1), place / "newer", options=OPTIONS)
         assert load_number(place / "newer") == 1
+
+
+def test_an_epoch_of_a_store_says_whose_it_is_after_a_power_cut_at_any_moment(
+    scratch: Path, disk: Path
+) -> None:
+    run = holdfast.Checkpointer(disk, local=scratch / "local", options=OPTIONS, signals=())
+    with record(disk) as made:
+        assert run._tiers is not None
+        fence = Run(disk, Keep.all()).fence
+        fence.is_whole = run._tiers.store.fence.is_whole
+        fence.hold()
+    run.close()
+    said = set[str | None]()
+    for number, state in enumerate(crash_states(made.disk.trace(), disk, SEED, SUBSETS)):
+        materialize(state.tree, place := scratch / f"state-{number}")
+        said.add(epochs.newest_job(LocalStore(str(place))))  # raises where it is torn
+    assert said == {None, epochs.this_job()}

@@ -234,6 +234,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
                 base_choice_module,
                 directory_module,
                 epochs,
+                fence_module,
                 handle_module,
                 host_uploads,
                 local_mark,

@@ -1190,7 +1190,7 @@ def test_a_publish_that_was_said_to_fail_is_synced_before_it_counts(
     publish, sync = LocalStore.publish, LocalStore.sync_directory
 
     def published(self: LocalStore, pending_name: str, name: str) -> bool:
-        if seen or not self.location.startswith(store):
+        if seen or name != "MANIFEST" or not self.location.startswith(store):
             return publish(self, pending_name, name)
         seen.append("linked")
         self.vfs.link(f"{self.location}/{pending_name}", f"{self.location}/{name}")

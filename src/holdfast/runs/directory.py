@@ -26,7 +26,7 @@ from ..loading.reach import Reach
 from ..stores.base import list_if_there
 from ..stores.url import open_store
 from .described import Described
-from .fence import Fence
+from .fence import PENDING_EPOCH_PREFIX, Fence
 from .metrics_file import MetricsFile
 from .place import Lack, Place
 from .retention import Keep
@@ -245,7 +245,7 @@ class Run:
             # The time now, by the clock of those that are looked at: the hint was just written.
             before_s = self._store.modified_s(LATEST_NAME) - GRACE_S
             self._sweep(before_s, said)
-            for prefix in (PENDING_LATEST_PREFIX, PROGRESS_PREFIX):
+            for prefix in (PENDING_LATEST_PREFIX, PENDING_EPOCH_PREFIX, PROGRESS_PREFIX):
                 sweep_pending(self._store, prefix, before_s)
 
     def _sweep(self, before_s: float, said: str) -> None:

@@ -23,12 +23,14 @@ from datetime import UTC, datetime
 from ..engine import epochs
 from ..engine.epochs import epoch_name, epochs_of
 from ..engine.retire import LEAVING_PREFIX, is_pending
-from ..errors import FencedError, StoreError
+from ..errors import FencedError, NoSpaceError, StoreError
 from ..format.names import step_of
 from ..format.spec import MANIFEST_NAME
 from ..stores.base import Store, list_if_there
 
 logger = logging.getLogger("holdfast")
+
+PENDING_EPOCH_PREFIX = ".taking-"
 
 
 class Fence:
@@ -38,12 +40,14 @@ class Fence:
         has_entered: whether `enter` has been called since the last `look`.
         inherits: whether an epoch that it takes goes by the name of the job before, which saves no
             step and so leaves nobody's behind.
+        is_whole: whether the file of an epoch is to say whose it is after a power cut, too; that
+            takes an fsync.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._seen: int | None = None  # the newest when this job looked
-        self.has_entered = self.inherits = False
+        self.has_entered = self.inherits = self.is_whole = False
 
     def look(self) -> None:
         """Take note of the newest epoch: whoever takes a later one from here on comes after us."""
@@ -105,7 +109,7 @@ class Fence:
     def _take(self, epoch: int) -> None:
         job = epochs.job_of(self._store, epoch - 1) if self.inherits else epochs.this_job()
         note = f"{json.dumps(_description(epoch) | {'job': job})}\n".encode()
-        if not self._store.claim(epoch_name(epoch), note):
+        if not self._make(epoch, note):
             raise self._refusal(epoch)
         self._seen = epoch  # should what follows fail, it is done again with the next one
         newest = self._newest()
@@ -118,6 +122,26 @@ class Fence:
                 self._store.remove(epoch_name(older))
         epochs.held[self._store.location] = epoch
         logger.debug("this job may write to %s, in epoch %d", self._store.location, epoch)
+
+    def _make(self, epoch: int, note: bytes) -> bool:
+        """Make the file of an epoch in one exclusive step; return False when it is there already.
+
+        On a full disk without what it says: it may be what lets old steps go.
+        """
+        name = epoch_name(epoch)
+        if not (self.is_whole and self._store.shows_pending):
+            return self._store.claim(name, note)
+        pending = f"{PENDING_EPOCH_PREFIX}{os.urandom(8).hex()}"
+        try:
+            self._store.prepare(pending, note)
+        except NoSpaceError:
+            return self._store.claim(name, note)
+        try:
+            return self._store.publish(pending, name)
+        except StoreError:
+            if epochs.job_of(self._store, epoch) != epochs.this_job():
+                raise
+            return True  # it is there, if not durably, which nobody needs
 
     def _revoke(self) -> None:
         """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""

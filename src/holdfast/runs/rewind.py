@@ -105,8 +105,10 @@ class Rewind(RunView, ABC):
             self._tiers.leave()
         with Phase(self._ranks):
             check_into(into)
-            if not partial and (self._ranks.rank == COORDINATOR or self._tiers is not None):
+            if not partial and self._ranks.rank == COORDINATOR:
                 self._run.look()
+        if self._tiers is not None and not partial:
+            self._tiers.look_beside()
         assert into is not None, "check_into has refused it"
         given = (into, self._ranks, request, self._options)
         if step is not None:

@@ -89,6 +89,7 @@ class TieredRun(TierWaits):
                 "are the same; expected another directory"
             )
         self._here, self._there = open_store(local), open_store(store.root)
+        store.fence.is_whole = True
         if ranks.rank == COORDINATOR:
             given = (self.local, store, store.keep, options, rate, told)
             self.uploader = Uploader(*given)
@@ -98,16 +99,21 @@ class TieredRun(TierWaits):
         self._past, self._lacking = set(), set()
 
     def look(self) -> None:
-        """Take note of which jobs have this disk now, and on the coordinator the store."""
-        if self.uploader is None:
-            self.local.look()
-            return
+        """Take note of which jobs have both places now; on the coordinator."""
+        assert self.uploader is not None, "the coordinator alone looks"
         self._away_until = 0.0
         with self.uploader.paused():
             self.uploader.renew()
             self.local.look()
             with contextlib.suppress(StoreError):  # `found` says it, or goes on without
                 self._ask_store(self.store.look)
+
+    def look_beside(self) -> None:
+        """Take note of which jobs have the disks of other hosts; on all ranks."""
+        hosts = self.found_hosts()
+        with Phase(self._ranks):
+            if self.uploader is None and hosts.is_lead:
+                self.local.look()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
