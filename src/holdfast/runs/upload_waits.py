@@ -84,8 +84,10 @@ class UploadWaits(UploadThread):
         """
         with self._lock:
             bad, own = frozenset(self._bad), {*self._metrics}
-        lost = {*wanted(self._look_around(frozenset()), self._keep)} & bad & own
-        return sorted(lost.union(wanted(self._look_around(bad), self._keep)))
+        left = {*wanted(self._look_around(bad), self._keep)}
+        if lost := bad & own:
+            left |= lost.intersection(wanted(self._look_around(frozenset()), self._keep))
+        return sorted(left)
 
     def why(self) -> str:
         """Say why something is not uploaded; empty: there has been no time."""
