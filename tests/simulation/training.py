@@ -188,7 +188,8 @@ class Rank:
         if target is None:
             return step
         checkpointer.restore(self._into, step=target)
-        self._process.forced |= set(range(target + 1, found[-1] + 9))
+        # Also those that others save meanwhile, without epochs.
+        self._process.forced |= set(range(target + 1, found[-1] + 60))
         checkpointer.retire_after(target)
         self._oracle.counts["went back"] += 1
         return target
