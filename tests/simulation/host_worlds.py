@@ -188,9 +188,8 @@ class HostsOracle(Oracle):
         self._left = frozenset(HOSTS) - mine
         for host in self._left:
             for step in self._steps(host):
-                for value in (self._local_values(step).get(host),):
-                    if value is not None:
-                        self.past.add((step, value))
+                if (value := self._local_values(step)[host]) is not None:
+                    self.past.add((step, value))
 
     def _see_local(self, operation: str, path: str, second: str) -> None:
         """Look whether a part of a step is about to go."""
@@ -291,13 +290,7 @@ class HostRank(TierRank):
         oracle, job = self._hosts, self._job
         before, past = oracle.promised(job.number), {*oracle.past}
         there = [oracle.store.value_at(s) for s, _ in past]  # who may let go of it meanwhile
-        step = Rank._restored(self, checkpointer)
-        run = checkpointer._tiers
-        assert run is not None
-        self._process.forced |= run.store.damaged | run._past
-        promised = min(before, oracle.promised(job.number))
-        if step < promised and promised not in self._process.forced:
-            oracle.fault(f"{self._process.name} restores step {step}, not {promised}")
+        step = self._restored_as_promised(checkpointer, before)
         value = self._into["value"]
         is_past = (step, value) in past and value not in (*there, oracle.store.value_at(step))
         if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":

@@ -211,17 +211,22 @@ class TierRank(Rank):
     def _tiers(self) -> TierOracle:
         return cast(TierOracle, self._oracle)
 
+    def _restored_as_promised(self, checkpointer: Checkpointer, before: int) -> int:
+        """Restore; ``before`` is the newest step that was promised when that began."""
+        step = Rank._restored(self, checkpointer)
+        run = checkpointer._tiers
+        assert run is not None
+        self._process.forced |= run.store.damaged | run._past
+        promised = min(before, self._tiers.promised(self._job.number))
+        if step < promised and promised not in self._process.forced:
+            self._oracle.fault(f"{self._process.name} restores step {step}, not {promised}")
+        return step
+
     def _restored(self, checkpointer: Checkpointer) -> int:
         oracle, job = self._tiers, self._job
         before, past = oracle.promised(job.number), {*oracle.of(job.number).past}
         there = {s: oracle.store.value_at(s) for s in past}  # who may let go of it meanwhile
-        step = super()._restored(checkpointer)
-        run = checkpointer._tiers
-        assert run is not None
-        self._process.forced |= run.store.damaged | run._past
-        promised = min(before, oracle.promised(job.number))
-        if step < promised and promised not in self._process.forced:
-            oracle.fault(f"{self._process.name} restores step {step}, not {promised}")
+        step = self._restored_as_promised(checkpointer, before)
         disk, value = oracle.of(job.number), self._into["value"]
         is_past = step in past and value not in (there[step], oracle.store.value_at(step))
         if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":
