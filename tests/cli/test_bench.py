@@ -169,7 +169,8 @@ def test_one_screen_says_all(
     assert lines[0].startswith(f"{place}, ")
     assert lines[2].startswith("25.2 MB saved until durable, and loaded from the disk")
     assert lines[3].startswith("medians of 1 round")
-    assert sum(line.endswith("100%") for line in lines) == 1
+    shares = [int(share) for share in re.findall(r"(\d+)%$", answer.out, re.MULTILINE)]
+    assert len(shares) > 4 and max(shares) == 100  # of the fastest; several may be as fast
     assert sum("(default)" in line for line in lines) == 1
     assert lines.count("not measured: fio: not installed") == 1
     assert re.search(r'Options\(io="\w+", block_bytes=\d << 20, queue_', answer.out)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import floor
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast import Keep
 from holdfast.errors import OptionError
-from holdfast.runs.upload_policy import Tiers, next_up, spared, stays, wanted
+from holdfast.runs.upload_policy import Tiers, next_up, spared, stays, wait_s, wanted
 
 
 def tiers(
@@ -142,3 +143,54 @@ def test_how_many_stay_is_said_beside_the_policy_of_the_store() -> None:
     assert repr(Keep.latest(3) | Keep.local(5)) == "Keep.latest(3) | Keep.local(5)"
     with pytest.raises(OptionError, match=r"Keep.local is given 0; expected an integer from 1"):
         Keep.local(0)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "interval_s", "took_s", "expected"),
+    [
+        (9.4, 10, 19.4, 0.6 + 2.5),  # the next save is near
+        (4.9, 10, 19.4, 0.0),  # the last save is nearer
+        (12.5, 10, 19.4, 0.0),  # it has not come in time
+        (0.0, 10, 19.4, 0.0),
+        (50.0, 100, 4.0, 0.0),  # it comes after the upload would have ended
+        (99.0, 100, 4.0, 1.0 + 1.0),
+        (50.0, 0.0, 19.4, 0.0),  # no other save, or no upload, was measured
+        (9.4, 10, 0.0, 0.0),
+    ],
+)
+def test_an_upload_waits_for_a_step_that_is_near(
+    age_s: float, interval_s: float, took_s: float, expected: float
+) -> None:
+    assert wait_s(age_s, interval_s, took_s) == pytest.approx(expected)
+
+
+@given(st.floats(10.0, 200.0))
+def test_waits_for_fresher_steps_leave_the_store_no_older_on_average(took_s: float) -> None:
+    waiting, _ = ages(took_s, waits=True)
+    at_once, _ = ages(took_s, waits=False)
+    assert waiting <= at_once * 1.005  # the last of 400 uploads ends somewhere
+
+
+def test_uploads_that_end_just_before_a_save_leave_the_store_no_two_saves_behind() -> None:
+    assert ages(19.4, waits=True)[1] == pytest.approx(20 + 19.4)
+    assert ages(19.4, waits=False)[1] > 48
+
+
+def ages(took_s: float, *, waits: bool, interval_s: float = 10.0) -> tuple[float, float]:
+    """Return how old the newest step in the store is on average, and at most."""
+    now, longest, area, began, replaced, shown = 0.0, 0.0, 0.0, took_s, took_s, 0.0
+    for number in range(400):
+        while True:
+            newest = floor(now / interval_s + 1e-9) * interval_s
+            if number and newest <= shown:
+                now = newest + interval_s
+            elif waits and (wait := wait_s(now - newest, interval_s, took_s if number else 0.0)):
+                now = min(now + wait, newest + interval_s)
+            else:
+                break
+        now += took_s
+        if number:
+            longest = max(longest, now - shown)
+            area += ((now - shown) ** 2 - (replaced - shown) ** 2) / 2
+        shown, replaced = newest, now
+    return area / (replaced - began), longest

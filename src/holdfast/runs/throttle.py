@@ -5,7 +5,7 @@ import time
 from ..options import SLOT_BYTES, Options
 
 POOL_SLOTS = 4  # of memory that an upload passes through
-BURST_S = 0.5  # of the rate: what was not used so long may be made up for
+BURST_S = 1.0  # of the rate: what was not used so long may be made up for
 
 
 def upload_options(options: Options) -> Options:

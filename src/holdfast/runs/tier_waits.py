@@ -164,17 +164,18 @@ class TierWaits(TierSteps):
                 "train on from an earlier step, call retire_after(step) first"
             )
         turn = time.monotonic() + TURN_S
-        while not self.uploader.is_up(step):
-            now = time.monotonic()
-            if now >= until:
-                said = f". The last error: {self.uploader.said}" if self.uploader.said else ""
-                raise StoreError(
-                    f"step {step} is durable in {self.local.root}, but not yet in "
-                    f"{self.store.root}, in the time that the save has (deadline_s). Its upload "
-                    f"goes on{said}"
-                )
-            if now >= turn:
-                return False
-            worker.check()
-            time.sleep(0.02)
+        with self.uploader.hurried():
+            while not self.uploader.is_up(step):
+                now = time.monotonic()
+                if now >= until:
+                    said = f". The last error: {self.uploader.said}" if self.uploader.said else ""
+                    raise StoreError(
+                        f"step {step} is durable in {self.local.root}, but not yet in "
+                        f"{self.store.root}, in the time that the save has (deadline_s). Its "
+                        f"upload goes on{said}"
+                    )
+                if now >= turn:
+                    return False
+                worker.check()
+                time.sleep(0.02)
         return True

@@ -58,6 +58,26 @@ def next_up(tiers: Tiers, keep: Keep) -> int | None:
     return None
 
 
+def wait_s(age_s: float, interval_s: float, took_s: float) -> float:
+    """Return how long an upload of the newest step waits for the next step, to upload that one.
+
+    Where saves come faster than uploads, an upload ends at any time between two saves. If the next
+    save is nearer than the last one, its step is worth the wait: the step in the store is then
+    replaced a little later, by one that is newer by a whole interval.
+
+    Args:
+        age_s: since the newest step was saved.
+        interval_s: between that save and the one before it; 0: there was none.
+        took_s: the last upload; 0: there was none.
+
+    Returns:
+        0: the upload begins now. Never more than three quarters of the interval, or of an upload.
+    """
+    bound_s = min(interval_s, took_s)
+    left_s = interval_s - age_s
+    return max(0.0, left_s + bound_s / 4) if left_s <= bound_s / 2 else 0.0
+
+
 def stays(tiers: Tiers, keep: Keep, going_up: int | None, *, is_full: bool) -> set[int]:
     """Return the steps that stay on the local disk; the bases of deltas stay besides.
 

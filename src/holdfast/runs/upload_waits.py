@@ -3,7 +3,8 @@
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 from .. import worker
@@ -30,6 +31,8 @@ class UploadWaits(UploadThread):
     has_entered: bool
     _done_bytes: int
     _metrics: dict[int, Mapping[str, float] | None]
+    _hurries: int  # callers of `hurried`
+    _fresher_in_s: float
 
     @abstractmethod
     def begin(self) -> None:
@@ -96,16 +99,30 @@ class UploadWaits(UploadThread):
             going = "" if self._at is None else f"step {self._at}: {size / 1e9:.3f} GB are up"
         return bad or (self.said or going if self.failure is None else str(self.failure))
 
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Have no upload wait for a fresher step meanwhile: somebody waits for it."""
+        with self._lock:
+            self._hurries += 1
+            if self._fresher_in_s:
+                self._asks.put(None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hurries -= 1
+
     def wait_all(self, until: float) -> list[int]:
         """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""
         self.begin()
         self._asks.put(None)
-        while True:
-            left = self.backlog()
-            if self.is_done(left) or time.monotonic() >= until:
-                return left
-            worker.check()
-            time.sleep(min(LOOK_S * 4, max(0.0, until - time.monotonic())))
+        with self.hurried():
+            while True:
+                left = self.backlog()
+                if self.is_done(left) or time.monotonic() >= until:
+                    return left
+                worker.check()
+                time.sleep(min(LOOK_S * 4, max(0.0, until - time.monotonic())))
 
     def is_done(self, left: Collection[int]) -> bool:
         """Return whether waiting does not help: nothing is left, or what is left cannot go up."""

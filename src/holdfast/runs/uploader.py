@@ -39,7 +39,7 @@ from .directory import Run
 from .host_uploads import OtherHosts, forget_asked
 from .retention import Keep, Metrics
 from .throttle import upload_options
-from .upload_policy import Tiers, next_up, spared, stays, wanted
+from .upload_policy import Tiers, next_up, spared, stays, wait_s, wanted
 from .upload_thread import LOOK_S, Stopped, Told
 from .upload_waits import UploadWaits
 
@@ -84,7 +84,10 @@ class Uploader(UploadWaits):
         self._at: int | None = None
         self._done_bytes = 0
         self._metrics: dict[int, Mapping[str, float] | None] = {}  # of steps that were saved here
-        self._holds = 0  # callers of `paused`
+        self._holds = self._hurries = 0  # callers of `paused`, of `hurried`
+        self._saved_at = self._interval_s = 0.0  # the newest step that was saved here
+        self._took_s = 0.0  # the last upload
+        self._fresher_in_s = 0.0  # what goes up next is to be saved within this time
         self._is_idle = True
         self.ignored: frozenset[int] = frozenset()  # local steps of another past
         self.leads: frozenset[int] = frozenset()  # of other hosts: they bring their files
@@ -120,7 +123,10 @@ class Uploader(UploadWaits):
 
     def committed(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Take note of a step that is durable on the local disk."""
+        now = time.monotonic()
         with self._lock:
+            self._interval_s = now - self._saved_at if self._saved_at else 0.0
+            self._saved_at = now
             self._metrics[step] = metrics
             self._same.discard(step)
             self._known = [s for s in self._known if s != step]
@@ -233,10 +239,12 @@ class Uploader(UploadWaits):
 
     def _wait(self) -> None:
         """Wait until there may be something to do; after failures, for a while."""
-        pause = PAUSES_S[min(self._failures, len(PAUSES_S)) - 1] if self._failures else None
+        pause = self._fresher_in_s or None
+        if self._failures:
+            pause = PAUSES_S[min(self._failures, len(PAUSES_S)) - 1]
         with suppress(Empty):
             self._asks.get(timeout=pause)
-            while pause is None or not self._failures:
+            while not self._failures:
                 self._asks.get_nowait()
 
     def _look_around(self, hidden: Collection[int], up: Collection[int] = ()) -> Tiers:
@@ -273,10 +281,14 @@ class Uploader(UploadWaits):
             forget_asked(self._root)
             self._has_forgotten = True
         self._note_known([s for s in self._store.steps() if s not in self._store.damaged])
-        step = next_up(self._look_around(frozenset(self._bad)), self._keep)
+        step = next_up(tiers := self._look_around(frozenset(self._bad)), self._keep)
         with self._lock:
-            self._at, self._done_bytes = step, 0
-        return step
+            self._fresher_in_s = 0.0
+            if step is not None and step == tiers.local[-1] and not self._hurries:
+                age_s = time.monotonic() - self._saved_at
+                self._fresher_in_s = wait_s(age_s, self._interval_s, self._took_s)
+            self._at, self._done_bytes = None if self._fresher_in_s else step, 0
+            return self._at
 
     def _upload(self, step: int) -> Mapping[str, float] | None:
         """Bring up a step; return its metrics."""
@@ -315,6 +327,7 @@ class Uploader(UploadWaits):
         self._told.event("uploaded", step, bytes=size, seconds={"total": taken_s})
         with self._lock:  # from here on nobody waits for it
             self._known, self._at = sorted({*self._known, step}), None
+            self._took_s = taken_s
             self._same.add(step)
         return metrics
 
