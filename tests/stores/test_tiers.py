@@ -352,6 +352,28 @@ def test_an_upload_waits_for_a_fresher_step_unless_somebody_waits_for_it(
             until(lambda: steps_in(store) == [3])
 
 
+def test_uploads_to_a_store_that_is_slower_than_saves_do_not_wait_for_ever(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store, local, every=1, keep=Keep.latest(1)) as checkpointer:
+        checkpointer.save(1, state(1))
+        tiers = checkpointer._tiers
+        assert tiers is not None and tiers.uploader is not None
+        thread = tiers.uploader
+        with thread.paused():
+            checkpointer.step(2, state(2))
+            checkpointer.wait("local")
+            listed = thread._store.steps
+
+            def list_slowly() -> list[int]:
+                time.sleep(0.6)
+                return listed()
+
+            monkeypatch.setattr(thread._store, "steps", list_slowly)
+            thread._interval_s, thread._took_s, thread._saved_at = 1.0, 9.0, time.monotonic()
+            assert thread._next() == 2  # it was fresh when the store was asked
+
+
 def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploads_it(
     store: str, local: str
 ) -> None:

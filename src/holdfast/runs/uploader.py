@@ -273,6 +273,7 @@ class Uploader(UploadWaits):
             self._known = [s for s in there if s not in both or s in self._same]
 
     def _next(self) -> int | None:
+        asked_at = time.monotonic()  # what follows may take longer than the time between saves
         if not self.has_entered:
             if not self.may_enter:
                 return None
@@ -285,7 +286,7 @@ class Uploader(UploadWaits):
         with self._lock:
             self._fresher_in_s = 0.0
             if step is not None and step == tiers.local[-1] and not self._hurries:
-                age_s = time.monotonic() - self._saved_at
+                age_s = asked_at - self._saved_at
                 self._fresher_in_s = wait_s(age_s, self._interval_s, self._took_s)
             self._at, self._done_bytes = None if self._fresher_in_s else step, 0
             return self._at
