@@ -285,7 +285,11 @@ class Uploader(UploadWaits):
         step = next_up(tiers := self._look_around(frozenset(self._bad)), self._keep)
         with self._lock:
             self._fresher_in_s = 0.0
-            if step is not None and step == tiers.local[-1] and not self._hurries:
+            # Nothing else has to go up, no other host waits to be asked, nothing has failed.
+            is_lone = not (tiers.bases or self.leads or self._failures or self._hurries)
+            keep = self._keep
+            is_lone &= not (keep.keeps_all or keep.intervals or keep.bests)
+            if step is not None and step == tiers.local[-1] and is_lone:
                 age_s = asked_at - self._saved_at
                 self._fresher_in_s = wait_s(age_s, self._interval_s, self._took_s)
             self._at, self._done_bytes = None if self._fresher_in_s else step, 0
