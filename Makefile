@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find core bindings -name '*.cpp'
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: all demo test test-all check words docs crash crash-replace crash-tiers crash-blocks power-cuts strike chaos simulate \
-  damage mutations process report screens dcp-suite observers frameworks frameworks-native frameworks-short vllm \
+  damage gpu mutations process report screens dcp-suite observers frameworks frameworks-native frameworks-short vllm \
   exports export-transformers stores stores-chaos nfs \
   fuzz coverage bench bench-peers sanitize sanitize-threads sanitize-python arm wheels wheels-again wheels-check \
   wheels-arm torch-versions clean
@@ -227,6 +227,10 @@ build/frameworks/.peers: $(VENV)/.system tests/integrations/frameworks/requireme
 damage: $(VENV)/.native
 	$(BIN)/python tests/damage/campaign.py $(DAMAGE)
 	$(BIN)/python tests/damage/campaign.py --flips
+
+# The tests of CUDA: a machine with a device runs them with a torch that knows it, make TORCH=torch gpu.
+gpu: $(VENV)/.native
+	$(PYTEST) tests/gpu
 
 mutations: $(VENV)/.native
 	$(BIN)/python -m tests.unit.mutations --trials 10000

@@ -7,7 +7,7 @@ and the links after it. Writes the chain again under each codec, and from its la
 model (distance to the exact one, loss and two tasks on held-out text), then trains on with the same
 batches as the exact run does, and compares the losses. "cold" is the exact weights with a new
 optimizer. Sizes are those of the files on disk. Needs `pip install tokenizers matplotlib`;
-`--device cuda --layers 12 --width 768` is the shape of Pythia-160M.
+`--device cuda --layers 24 --width 1024 --vocabulary 50304` is the shape of Pythia-410M.
 """
 
 import argparse
@@ -48,6 +48,7 @@ class Plan:
     after: int
     device: str
     room: Path
+    only: tuple[str, ...]
 
 
 def codecs(links: int) -> dict[str, str | Codec]:
@@ -95,8 +96,9 @@ def at_point(plan: Plan, training: Training, test: Test, source: Path) -> Iterat
     cold = copy_of(training)
     cold.optimizer = make_optimizer(cold.model, training.recipe)
     yield {"codec": COLD, "stored": [], **go_on(plan, cold, test, first)}
-    for name, codec in codecs(plan.links).items():
-        target = plan.room / "coded"
+    every = codecs(plan.links)
+    for name in plan.only or every:
+        codec, target = every[name], plan.room / "coded"
         for path in sorted(source.iterdir()):
             holdfast.recompress(path, target / path.name, codec=codec)
         sizes = stored(target)
@@ -169,14 +171,23 @@ def main() -> None:
         options.between,
         options.after,
         options.device,
-        OUT / "codecs",
+        options.room / "codecs",
+        tuple(options.only),
     )
     machine = describe(OUT.parent)
-    tokens = tokenize(read_text(), shape.vocabulary)
+    if options.device == "cuda":
+        machine["device"] = torch.cuda.get_device_name()
+        torch.set_float32_matmul_precision("high")
+    if options.tokens is not None and options.tokens.exists():
+        tokens = torch.load(options.tokens).long()
+    else:
+        tokens = tokenize(read_text(), shape.vocabulary)
+    if options.tokens is not None and not options.tokens.exists():
+        torch.save(tokens.int(), options.tokens)
     shutil.rmtree(plan.room, ignore_errors=True)
     results: list[dict[str, Any]] = []
     for beta2, seed in itertools.product(options.beta2, options.seeds):
-        recipe = Recipe(steps=plan.steps, seed=seed, beta2=beta2, rate=options.rate)
+        recipe = Recipe(plan.steps, seed=seed, beta2=beta2, rate=options.rate, batch=options.batch)
         for result in run(plan, recipe, tokens):
             results.append(result)
             options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +212,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--after", type=int, default=100, help="steps after a restore")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--beta2", type=float, nargs="+", default=[0.95, 0.999])
+    parser.add_argument("--batch", type=int, default=8, help="sequences")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", nargs="+", default=[], help="these codecs; default: all")
+    parser.add_argument("--tokens", type=Path, help="file of the text in tokens; made if absent")
+    parser.add_argument("--room", type=Path, default=OUT, help="for the checkpoints")
     parser.add_argument("--json", type=Path, default=OUT / "codecs.json", help="result file")
     options = parser.parse_args()
     if min(b - a for a, b in itertools.pairwise([0, *sorted(options.points)])) < (

@@ -43,6 +43,7 @@ TORCH_ROOMS = {"state", "integrations", "tools"}
 TORCH_FILES = {"engine/stage.py", "engine/place.py", "engine/pool.py", "engine/origin.py"}
 TORCH_FILES |= {"engine/ahead.py", "engine/basis.py", "engine/read_pipeline.py", "faults/deep.py"}
 TORCH_FILES |= {"engine/workspace.py", "engine/samples.py", "engine/staging.py"}
+TORCH_FILES |= {"engine/device_copies.py"}
 TORCH_FILES |= {"group/torch.py", "saving/save.py", "loading/load.py", "loading/checkpoint.py"}
 TORCH_FILES |= {"loading/foreign.py", "loading/model.py"}
 TORCH_FILES |= {"runs/checkpointer.py", "data/random_state.py", "data/data_state.py"}

@@ -1,6 +1,7 @@
 """Change everything as soon as a save in the background allows it; see whether it reaches a file.
 
-``python tests/unit/mutations.py --trials 10000`` for each way of staging.
+``python tests/unit/mutations.py --trials 10000`` for each way of staging. ``--device cuda``: all of
+it on that device.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from torch import nn
 
 import holdfast
 
+STAGES = ("eager", "lazy")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
@@ -99,7 +101,7 @@ def mutate_and_check(directory: Path, *, trials: int, stage: str, seed: int) -> 
         faults += [
             f"trial {trial} of seed {seed}: {name}"
             for name in expected.keys() | found.keys()
-            if name not in found or not torch.equal(found[name], expected[name])
+            if name not in found or not torch.equal(found[name], expected[name].cpu())
         ]
         shutil.rmtree(path)
     return faults
@@ -110,9 +112,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000, help="for each way of staging")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--stage", choices=STAGES, nargs="+", default=STAGES)
+    parser.add_argument("--device", default="cpu", help="where the tensors are")
     options = parser.parse_args()
+    torch.set_default_device(options.device)
     faults = []
-    for stage in ("eager", "lazy"):
+    for stage in options.stage:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as directory:
             found = mutate_and_check(

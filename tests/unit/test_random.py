@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,8 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "set_rng_state", self.set)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        pinned = SimpleNamespace(cudaHostRegister=lambda *_: 0)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: pinned)
         for name in ("current_stream", "default_stream", "stream"):
             monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from holdfast.engine import staging
+from holdfast.engine.device_copies import DeviceCopies
 from holdfast.engine.origin import LiveTensors
-from holdfast.engine.staging import DeviceCopies, LazyCopies, StagingPlan, copy_now
+from holdfast.engine.staging import LazyCopies, StagingPlan, copy_now
 from holdfast.layout import Box, Shard, Tensor
 from holdfast.plan.shard_table import table_of
 from holdfast.state.tensors import LocalTensor
@@ -43,12 +44,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("where", ["copy_from_host", "copy_chunk"])
+@pytest.mark.parametrize("where", [(staging, "copy_from_host"), (StagingPlan, "gather")])
 def test_when_the_first_copies_fail_those_from_devices_have_ended(
-    where: str, waits: list[int], monkeypatch: pytest.MonkeyPatch
+    where: tuple[object, str], waits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "copy_chunk", lambda *_, **__: None)
-    monkeypatch.setattr(staging, where, fails)
+    monkeypatch.setattr(StagingPlan, "gather", lambda *_, **__: None)
+    monkeypatch.setattr(*where, fails)
     with pytest.raises(MemoryError):
         copy_now(held())
     assert waits
@@ -57,7 +58,7 @@ def test_when_the_first_copies_fail_those_from_devices_have_ended(
 def test_when_a_later_copy_fails_those_from_devices_have_ended(
     waits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "copy_chunk", lambda *_, **__: None)
+    monkeypatch.setattr(StagingPlan, "gather", lambda *_, **__: None)
     copies = LazyCopies(held())
     waits.clear()
     monkeypatch.setattr(staging, "copy_held", fails)

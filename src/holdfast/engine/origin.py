@@ -12,8 +12,9 @@ from ..boxes import U64
 from ..layout import Box, Chunk, Path, Shard, chunk_of, chunks_of
 from ..plan.shard_table import ChunkColumns, ShardTable, cut
 from ..state.tensors import LocalTensor
-from .stage import Part, copy_chunk, elements_of, is_row_major
-from .workspace import bytes_at
+from .place import is_row_major
+from .stage import Part, copy_chunk, elements_of
+from .workspace import bytes_at, settle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +38,10 @@ class Origin(Protocol):
     """What a save takes the elements of its shards from. For one thread."""
 
     def part(self, shard: int) -> Part | list[int]:
-        """Return what is held of a shard's tensor, or the address of each of its chunks."""
+        """Return what is held of a shard's tensor, or the address of each of its chunks.
+
+        As of `hold`, for any thread.
+        """
 
     def addresses(self, first: int, end: int) -> U64:
         """Return where chunks stand in host memory, row-major; 0: they have to be gathered.
@@ -49,7 +53,10 @@ class Origin(Protocol):
         """Copy a chunk's elements, row-major, to memory."""
 
     def hold(self, first: int, end: int) -> Standing:
-        """Return where the chunks of shards are; no shard before these is asked for any more."""
+        """Return where the chunks of shards are; no shard before these is asked for any more.
+
+        What the computation has asked of devices is done: threads have streams of their own.
+        """
 
 
 class InPool:
@@ -98,11 +105,13 @@ class LiveTensors:
         self.shards, self._held, self._chunk_elements = shards, held, chunk_elements
         self.chunks = cut(shards, chunk_elements)
         self._of, self._start = self.chunks.shard, self.chunks.start_bytes
-        self._first = self.chunks.first
+        self._first, self._on_cuda = self.chunks.first, False
         self.elements, self.address = self._find()
 
     def part(self, shard: int) -> Part:
         """Return what is held of a shard's tensor."""
+        if self._on_cuda:
+            settle([self.elements[shard]])
         return self._part(self._shard(shard))
 
     def addresses(self, first: int, end: int) -> U64:
@@ -129,6 +138,8 @@ class LiveTensors:
 
     def hold(self, first: int, end: int) -> Standing:
         """Return where the chunks of shards are, as `addresses` does."""
+        if self._on_cuda:
+            settle(self.elements[first:end])
         start, stop = self._first[[first, end]].tolist()
         return Standing(start, self.addresses(start, stop), False, self.gather)
 
@@ -147,9 +158,11 @@ class LiveTensors:
         of, counts = self.shards.tensor.tolist(), self.shards.elements.tolist()
         for number, (index, count) in enumerate(zip(of, counts, strict=True)):
             leaf = held[tensors[index].path]
-            elements.append(leaf.data)
+            data = leaf.data
+            elements.append(data)
             found.append(leaf.address)
-            if not leaf.address or leaf.data.numel() != count:
+            self._on_cuda |= (on_cuda := data.is_cuda)
+            if not (leaf.address or on_cuda) or data.numel() != count:
                 others.append(number)
         for number in others:
             shard = self._shard(number)
@@ -180,7 +193,10 @@ class OnDemand:
 
     def part(self, shard: int) -> Part:
         """Return what is held of a shard's tensor."""
-        return self._ask(self._shards[shard])
+        data, box = self._ask(self._shards[shard])
+        if data.is_cuda:
+            settle([data])
+        return data, box
 
     def addresses(self, first: int, end: int) -> U64:
         """Ask for the shards that chunks are of; return where these are, as `LiveTensors` does."""
@@ -202,6 +218,8 @@ class OnDemand:
             if number not in held:
                 shard = self._shards[number]
                 held[number] = elements_of(shard, *self._ask(shard))
+                if held[number].is_cuda:
+                    settle([held[number]])
         at = [
             e.data_ptr() if e.is_cpu and is_row_major(e) else 0
             for e in map(held.__getitem__, range(first, end))

@@ -107,6 +107,10 @@ def place(elements: torch.Tensor, chunk: Chunk, target: torch.Tensor, box: Box) 
         copy(start, elements.data_ptr(), elements.nbytes)
         return
     values = elements.view(dtype)
+    if chunk.shard.box == box and target.is_cuda and is_row_major(target):
+        run = target.view(-1)[chunk.first : chunk.first + chunk.elements]
+        copy_elements(values, run)
+        return
     origin = chunk.shard.box.offset
     for before, part in boxes_of_range(chunk.shard.box.shape, chunk.first, chunk.elements):
         offset = tuple(a + b for a, b in zip(part.offset, origin, strict=True))
@@ -129,9 +133,14 @@ def copy_elements(
         return
     bits = _BITS.get(source.element_size())
     views = source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg()
-    if bits is None or views or source.dtype != target.dtype:
-        # Blocking where bits have to be resolved: torch does that on the host, and without waiting
-        # for a copy that is under way it is lost (pytorch#146286).
+    if views and source.device != target.device:
+        # Not by one copy: torch negates what lies in other strides on CUDA twice, and loses bits
+        # that are to be resolved where it does not wait (pytorch#146286).
+        source = source.resolve_conj().resolve_neg()
+        if target.is_conj() or target.is_neg():
+            source = source.to(target.device)
+        copy_elements(source, target)
+    elif bits is None or views or source.dtype != target.dtype:
         target.copy_(source, non_blocking=non_blocking and not views)
     elif is_plain(source) and is_plain(target):
         # Not torch's threads: they spin for a while after each copy, on the cores that read ahead.
@@ -145,6 +154,16 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the elements lie in host memory behind each other, as they are."""
     on_host = tensor.device.type == "cpu" and tensor.is_contiguous()
     return on_host and not (tensor.is_conj() or tensor.is_neg())
+
+
+def is_row_major(elements: torch.Tensor) -> bool:
+    """Whether the bytes in memory, of any device, are those of the elements in row-major order."""
+    return elements.is_contiguous() and not (elements.is_conj() or elements.is_neg())
+
+
+def is_lazy(elements: torch.Tensor) -> bool:
+    """Whether the elements are other than what is in memory (Tensor.conj, Tensor.negative)."""
+    return elements.is_conj() or elements.is_neg()
 
 
 # Complex numbers of 16 bytes have no integer of their size; plain copies of them keep every bit.

@@ -1,12 +1,14 @@
 """Host memory that saves and loads pass through: touched once, reused for ever.
 
-Two kinds. What streams holds a small pool alone (`lease`): one for each size and process; a second
-caller in the same process waits. A save in the background holds a pool that takes its whole share
-of the state (`staging`): one for each process, as there is one such save at a time, until it gives
-it back. Reads and writes in flight belong to the lease's queue, so nothing outlives it.
+Two kinds, both pinned once CUDA is in use. What streams holds a small pool alone (`lease`): one for
+each size and process; a second caller in the same process waits. A save in the background holds a
+pool that takes its whole share of the state (`staging`): one for each process, as there is one such
+save at a time, until it gives it back. Reads and writes in flight belong to the lease's queue, so
+nothing outlives it.
 """
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -23,6 +25,10 @@ from .memory import available_bytes
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("holdfast")
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices of this process
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,22 @@ class _Queued:
         self.pool = Pool(SLOT_BYTES, slots)
         self.queue: Queue | None = None
         self.queue_kind: QueueKind | None = None
+        self._was_pinned = False  # or could not be
+        self._unpin: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """End the queue, and unpin the memory."""
+        if self.queue is not None:
+            self.queue.close()
+        if self._unpin is not None:
+            self._unpin()
 
     def queue_for(self, store: Store, options: Options) -> Queue:
+        """Return a queue for the memory, which is pinned where CUDA is in use by now."""
+        torch = sys.modules.get("torch")
+        if not self._was_pinned and torch is not None and torch.cuda.is_initialized():
+            self._was_pinned = True  # that is tried once
+            self._unpin = _pin(self.pool.address(0), self.pool.slots * SLOT_BYTES)
         kind = store.queue_kind(options.io, options.queue_depth, options.block_bytes)
         if self.queue is None or self.queue_kind != kind:
             if self.queue is not None:
@@ -149,37 +169,29 @@ def lease(store: Store, options: Options, use: str = "") -> Iterator[Lease]:
                 _drain(queue)
 
 
-class _Staging(_Queued):
-    """The pool of the save in the background; pinned where CUDA is in use."""
-
-    def __init__(self, slots: int) -> None:
-        super().__init__(slots)
-        size = slots * SLOT_BYTES
-        self._unpin = _pin(self.pool.address(0), size)
-
-    def close(self) -> None:
-        if self.queue is not None:
-            self.queue.close()
-        if self._unpin is not None:
-            self._unpin()
-
-
 def _pin(address: int, size_bytes: int) -> Callable[[], None] | None:
-    """Pin host memory for fast copies from CUDA devices, where they are in use.
+    """Pin host memory for fast copies from and to CUDA devices.
 
     Returns:
-        what unpins it, or None when it was not pinned: copies are slower then.
+        what unpins it, or None when it could not be pinned: copies are slower then.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    runtime = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(address, size_bytes, 0)) != 0:
+    import torch
+
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if code := int(runtime.cudaHostRegister(address, size_bytes, _PORTABLE)):
+        # CUDA keeps the error for this thread's next kernel, which reports it as its own.
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, dtype=torch.uint8, device="cuda")
+        logger.warning(
+            "%.1f GB of host memory could not be pinned (CUDA error %d), so copies from and to "
+            "CUDA devices are slower. Look at the limit of locked memory",
+            *(size_bytes / 1e9, code),
+        )
         return None
     return lambda: runtime.cudaHostUnregister(address)
 
 
-_staging: dict[int, _Staging] = {}  # by process; under the lock
+_staging: dict[int, _Queued] = {}  # by process; under the lock
 _lent: set[int] = set()  # processes whose pool is out
 
 
@@ -212,7 +224,7 @@ def staging(store: Store, options: Options, size_bytes: int) -> Lease:
                 held = None
             _check_memory(slots * SLOT_BYTES, freed)
             slots = max(slots, (options.pool_bytes or 0) // SLOT_BYTES)
-            held = _staging[process] = _Staging(slots)
+            held = _staging[process] = _Queued(slots)
         queue = held.queue_for(store, options)
         _drain(queue)
     except BaseException:

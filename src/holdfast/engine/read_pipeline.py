@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
@@ -33,7 +34,7 @@ from .place import Targets, place, targets_of
 from .pool import Lease
 from .read import DataFileReader, Rest, still_there
 from .stage import Sources
-from .workspace import borrow, bytes_at, give_back
+from .workspace import borrow, bytes_at, give_back, settle
 
 SCRATCH_BYTES = 512 << 20  # elements of bases in memory, shared by the links
 BATCH_BYTES_MIN = 16 << 20  # but for each link at least so many
@@ -97,6 +98,8 @@ def read_shards(
                     if rest := filling.fill(run, slot):
                         rest()
             else:
+                if any(map(attrgetter("is_cuda"), targets.tensors)):
+                    settle(targets.tensors)
                 with SlotThreads() as threads:
                     stream = reader.stream(runs, clear=threads.clear, is_clear=threads.is_clear)
                     for run, slot in stream:

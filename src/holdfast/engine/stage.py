@@ -10,7 +10,7 @@ import torch
 
 from .._core import copy_and_hash_chunk, hash_chunk
 from ..layout import Box, Chunk, Path, Shard, boxes_of_range
-from .place import copy_elements
+from .place import copy_elements, is_row_major
 from .workspace import bytes_at
 
 Part = tuple[torch.Tensor, Box]  # the elements of a box
@@ -99,16 +99,6 @@ def seal(address: int, size_bytes: int, seed: int) -> Staged:
     """Hash a chunk that stands in its place already."""
     checksum, digest = hash_chunk(address, size_bytes, seed)
     return Staged(address, size_bytes, checksum, digest)
-
-
-def is_row_major(elements: torch.Tensor) -> bool:
-    """Whether the bytes in memory are those of the elements in row-major order."""
-    return elements.is_contiguous() and not is_lazy(elements)
-
-
-def is_lazy(elements: torch.Tensor) -> bool:
-    """Whether the elements are other than what is in memory (Tensor.conj, Tensor.negative)."""
-    return elements.is_conj() or elements.is_neg()
 
 
 def copy_chunk(

@@ -19,10 +19,12 @@ from ..layout import Path
 from ..plan.shard_table import ShardTable
 from ..state.tensors import LocalTensor
 from ..worker import Latch
+from .device_copies import DeviceCopies
 from .file_plan import Images, WriterPlan
 from .origin import LiveTensors
+from .place import copy_elements, is_lazy, is_row_major
 from .samples import Samples
-from .stage import copy_chunk, is_lazy
+from .stage import copy_chunk
 
 
 class StagingPlan:
@@ -34,6 +36,7 @@ class StagingPlan:
         memory: the pool.
         turned: shards in host memory whose chunks have to be gathered.
         devices: shards elsewhere.
+        runs: where in the pool each shard is to stand; -1: its chunks do not follow each other.
     """
 
     def __init__(self, live: LiveTensors, offsets: U64, memory: torch.Tensor) -> None:
@@ -41,6 +44,15 @@ class StagingPlan:
         others = np.flatnonzero(live.address == 0).tolist()
         self.turned = [number for number in others if live.elements[number].is_cpu]
         self.devices = [number for number in others if not live.elements[number].is_cpu]
+        self.runs = self._find_runs() if self.devices else ()
+
+    def _find_runs(self) -> Sequence[int]:
+        chunks = self.live.chunks
+        start = (self.offsets - chunks.start_bytes).astype(np.int64)  # wraps round as it was
+        first = np.append(start, -1)[chunks.first[:-1]]
+        strays = np.bincount(chunks.shard[start != first[chunks.shard]], minlength=len(first))
+        found: list[int] = np.where((strays == 0) & (chunks.counts > 0), first, -1).tolist()
+        return found
 
     @property
     def targets(self) -> U64:
@@ -56,6 +68,10 @@ class StagingPlan:
     def gather(self, shard: int, *, non_blocking: bool = False) -> None:
         """Copy a shard that lies otherwise, or elsewhere."""
         elements, first = self.live.elements[shard], int(self.live.chunks.first[shard])
+        if shard < len(self.runs) and self.runs[shard] >= 0 and is_row_major(elements):
+            target = self.memory[self.runs[shard] :][: elements.nbytes].view(elements.dtype)
+            copy_elements(elements.view(-1), target, non_blocking=non_blocking)
+            return
         for place, chunk in enumerate(self.live.chunks_in(shard), first):
             at = int(self.offsets[place])
             target = self.memory[at : at + chunk.size_bytes]
@@ -93,11 +109,12 @@ def hold(
 
 def copy_now(held: StagingPlan) -> None:
     """Copy all of it; where that fails, nothing writes into the pool afterwards."""
-    devices = DeviceCopies(held)
+    devices = DeviceCopies(held) if held.devices else None
     try:
         copy_from_host(held)
     finally:
-        devices.wait()
+        if devices:
+            devices.wait()
 
 
 def copy_from_host(held: StagingPlan) -> None:
@@ -123,7 +140,7 @@ class LazyCopies:
         self._held = held
         self._unchanged: Unchanged | None = Unchanged(held.live.shards, held.live.elements)
         self._sampled = Sampled(held)
-        self._devices = DeviceCopies(held)
+        self._devices = DeviceCopies(held, samples=True) if held.devices else None
         self._host_done = Latch()
         self._lock = threading.Lock()
         self._fault: StateError | None = None
@@ -132,7 +149,8 @@ class LazyCopies:
         """Wait for what is copied by the host; let devices step after their copies."""
         self._host_done.wait()
         self._judge(last=True)
-        self._devices.order()
+        if self._devices:
+            self._devices.order()
 
     def finish(self) -> None:
         """Copy what is in host memory, in the background; wait for the copies from devices.
@@ -147,11 +165,14 @@ class LazyCopies:
                 copy_held(held, unchanged)
         finally:
             self._host_done.set()
-            self._devices.wait()
+            if self._devices:
+                self._devices.wait()
         self._judge(last=False)
         if self._fault is not None:
             raise self._fault
         self._sampled.compare()
+        if self._devices and (differing := self._devices.differing()) is not None:
+            raise changed(held.live.shards, differing)
 
     def close(self) -> None:
         """Let go of the sources, a while after `finish`.
@@ -280,49 +301,3 @@ class Sampled:
 def _threads() -> int:
     """As many as torch computes with; more than 8 do not copy faster."""
     return min(torch.get_num_threads(), 8)
-
-
-class DeviceCopies:
-    """Copies from devices into the pool, under way on streams of their own.
-
-    The computation goes on: what it does after `order` comes after the copies.
-    """
-
-    def __init__(self, held: StagingPlan) -> None:
-        """Start them; where the pool is pinned they overlap with what the device computes."""
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        try:
-            for shard in held.devices:
-                self._start(held, shard)
-        except BaseException:
-            self.wait()  # nothing writes into the memory when this has failed
-            raise
-
-    def order(self) -> None:
-        """Let the current streams go on only after the copies; the host does not wait."""
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
-
-    def wait(self) -> None:
-        """Wait, on the host, until the bytes are there."""
-        for stream in self._streams.values():
-            stream.synchronize()
-
-    def _start(self, held: StagingPlan, shard: int) -> None:
-        device = held.live.elements[shard].device
-        if device.type != "cuda":
-            held.gather(shard)
-            return
-        with torch.cuda.stream(self._stream(device)):
-            held.gather(shard, non_blocking=True)
-
-    def _stream(self, device: torch.device) -> "torch.cuda.Stream":
-        if device not in self._streams:
-            if device not in _side_streams:
-                _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            _side_streams[device].wait_stream(torch.cuda.current_stream(device))
-            self._streams[device] = _side_streams[device]
-        return self._streams[device]
-
-
-_side_streams: dict[torch.device, "torch.cuda.Stream"] = {}

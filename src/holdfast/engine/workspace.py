@@ -6,7 +6,7 @@ Knows chunks and addresses; no tensors, no files.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import addressof, c_uint8
 from math import prod
@@ -175,6 +175,15 @@ class Threads:
     def close(self, *, drop: bool) -> None:
         """Wait for what was begun, and for the rest unless that is to be dropped."""
         self._pool.shutdown(wait=True, cancel_futures=drop)
+
+
+def settle(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait until this thread's CUDA streams have done all that concerns tensors.
+
+    Threads of codecs copy on streams of their own, which wait for no other stream.
+    """
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _called(call: Callable[..., Made], *values: object) -> "Future[Made]":

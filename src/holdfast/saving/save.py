@@ -136,7 +136,7 @@ def save_async(
             state's optimizers waits for the copy. Everything else is copied before it returns. A
             parameter that changes in another way before its copy fails the save. A change that
             torch counts is always noticed. An uncounted one (through ``.data`` or NumPy) is found
-            by samples in host memory, and never on CUDA devices (docs/saving.md).
+            by samples; on CUDA devices, few of them (docs/saving.md).
         busy: if the previous save is still in flight on any rank: "wait" for it, "skip" this save
             (the handle's ``skipped``), or "fail" with a BusyError.
         moved: an argument that is a field of `Options` now: ``deadline_s`` still works, and warns.

@@ -168,7 +168,7 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
             is_set
             or type(value) not in ORDINARY
             or value.layout is not torch.strided
-            or not value.is_cpu
+            or not ((is_host := value.is_cpu) or value.is_cuda)
             or not value.is_contiguous()
             or value.is_nested
             or is_wrapped(value)
@@ -191,8 +191,9 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
         if is_new:
             tensor = known[path] = Tensor(path, dtype, tuple(shape))
         # What `_tie_key` returns of it.
-        tie = (True, address, tensor.shape, None, dtype, tensor.shape, None, _AS_IT_IS)
-        result[path] = LocalTensor(tensor, data, (), tie, True, address)
+        place = (is_host or data.device, address, tensor.shape, None)
+        tie = (*place, dtype, tensor.shape, None, _AS_IT_IS)
+        result[path] = LocalTensor(tensor, data, (), tie, True, address if is_host else 0)
     if odd:
         with ordinary_torch():
             for path in odd:
