@@ -325,55 +325,6 @@ def test_newer_steps_overtake_those_that_wait(store: str, local: str) -> None:
             assert there.exists(f"{entry.name}/MANIFEST"), entry.name
 
 
-@pytest.mark.parametrize("somebody_waits", [False, True])
-def test_an_upload_waits_for_a_fresher_step_unless_somebody_waits_for_it(
-    store: str, local: str, *, somebody_waits: bool
-) -> None:
-    with opened(store, local, every=1, keep=Keep.latest(1)) as checkpointer:
-        checkpointer.save(1, state(1))
-        tiers = checkpointer._tiers
-        assert tiers is not None and tiers.uploader is not None
-        thread = tiers.uploader
-        with thread.paused():
-            checkpointer.step(2, state(2))
-            checkpointer.wait("local")
-            # Saves come every 100 s, as long as an upload takes; the last was 90 s ago.
-            thread._interval_s = thread._took_s = 100.0
-            thread._saved_at = time.monotonic() - 90.0
-        until(lambda: thread._fresher_in_s)
-        assert thread._fresher_in_s == pytest.approx(10 + 25, abs=5)
-        if somebody_waits:
-            checkpointer.wait("store")
-            assert steps_in(store) == [2]
-        else:
-            time.sleep(0.3)
-            assert steps_in(store) == [1]
-            checkpointer.step(3, state(3))
-            until(lambda: steps_in(store) == [3])
-
-
-def test_uploads_to_a_store_that_is_slower_than_saves_do_not_wait_for_ever(
-    store: str, local: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened(store, local, every=1, keep=Keep.latest(1)) as checkpointer:
-        checkpointer.save(1, state(1))
-        tiers = checkpointer._tiers
-        assert tiers is not None and tiers.uploader is not None
-        thread = tiers.uploader
-        with thread.paused():
-            checkpointer.step(2, state(2))
-            checkpointer.wait("local")
-            listed = thread._store.steps
-
-            def list_slowly() -> list[int]:
-                time.sleep(0.6)
-                return listed()
-
-            monkeypatch.setattr(thread._store, "steps", list_slowly)
-            thread._interval_s, thread._took_s, thread._saved_at = 1.0, 9.0, time.monotonic()
-            assert thread._next() == 2  # it was fresh when the store was asked
-
-
 def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploads_it(
     store: str, local: str
 ) -> None:

@@ -152,8 +152,8 @@ def test_how_many_stay_is_said_beside_the_policy_of_the_store() -> None:
         (4.9, 10, 19.4, 0.0),  # the last save is nearer
         (12.5, 10, 19.4, 0.0),  # it has not come in time
         (0.0, 10, 19.4, 0.0),
-        (50.0, 100, 4.0, 0.0),  # it comes after the upload would have ended
-        (99.0, 100, 4.0, 1.0 + 1.0),
+        (9.4, 10, 9.4, 0.0),  # uploads keep up with saves
+        (9.4, 10, 10.1, 0.6 + 2.5),
         (50.0, 0.0, 19.4, 0.0),  # no other save, or no upload, was measured
         (9.4, 10, 0.0, 0.0),
     ],
@@ -164,11 +164,22 @@ def test_an_upload_waits_for_a_step_that_is_near(
     assert wait_s(age_s, interval_s, took_s) == pytest.approx(expected)
 
 
-@given(st.floats(10.0, 200.0))
+@given(st.floats(1.0, 200.0))
 def test_waits_for_fresher_steps_leave_the_store_no_older_on_average(took_s: float) -> None:
     waiting, _ = ages(took_s, waits=True)
     at_once, _ = ages(took_s, waits=False)
     assert waiting <= at_once * 1.005  # the last of 400 uploads ends somewhere
+
+
+@given(st.integers(1, 20), st.floats(5.5, 9.9))
+def test_waits_for_fresher_steps_pay_where_uploads_end_late_between_two_saves(
+    count: int, more_s: float
+) -> None:
+    took_s = count * 10 + more_s
+    mean_s, longest_s = ages(took_s, waits=True)
+    assert mean_s == pytest.approx(took_s + (count + 1) * 5)
+    assert longest_s == pytest.approx(took_s + (count + 1) * 10)
+    assert mean_s < ages(took_s, waits=False)[0] - 1
 
 
 def test_uploads_that_end_just_before_a_save_leave_the_store_no_two_saves_behind() -> None:

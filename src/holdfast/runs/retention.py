@@ -13,6 +13,16 @@ LOCAL_STEPS = 2  # what a Checkpointer keeps on its local disk, unless `Keep.loc
 
 
 @dataclass(frozen=True, slots=True)
+class _Latest:
+    """The rule of `Keep.latest`."""
+
+    count: int
+
+    def __call__(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
+        return set(steps[-self.count :])
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """A retention policy: which checkpoints of a run are kept after each save.
 
@@ -82,7 +92,7 @@ class Keep:
             OptionError: the count is not an integer above 0.
         """
         _positive("Keep.latest", count)
-        return Keep((lambda steps, _: set(steps[-count:]),), f"Keep.latest({count})")
+        return Keep((_Latest(count),), f"Keep.latest({count})")
 
     @staticmethod
     def every(steps: int) -> "Keep":
@@ -153,6 +163,11 @@ class Keep:
     def keeps_all(self) -> bool:
         """True if the policy keeps every checkpoint."""
         return not self.rules
+
+    @property
+    def is_latest(self) -> bool:
+        """True if nothing but `Keep.latest` keeps a checkpoint: newer ones replace each."""
+        return bool(self.rules) and all(isinstance(rule, _Latest) for rule in self.rules)
 
     def kept(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
         """Return which of ``steps`` (ascending) are kept, given the ``metrics`` of each."""

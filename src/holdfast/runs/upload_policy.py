@@ -61,9 +61,10 @@ def next_up(tiers: Tiers, keep: Keep) -> int | None:
 def wait_s(age_s: float, interval_s: float, took_s: float) -> float:
     """Return how long an upload of the newest step waits for the next step, to upload that one.
 
-    Where saves come faster than uploads, an upload ends at any time between two saves. If the next
+    Where uploads take longer than the interval, one ends at any time between two saves. If the next
     save is nearer than the last one, its step is worth the wait: the step in the store is then
-    replaced a little later, by one that is newer by a whole interval.
+    replaced a little later, by one that is newer by a whole interval. Where uploads are faster, a
+    step goes up as soon as it is saved, and there is nothing to win.
 
     Args:
         age_s: since the newest step was saved.
@@ -71,11 +72,11 @@ def wait_s(age_s: float, interval_s: float, took_s: float) -> float:
         took_s: the last upload; 0: there was none.
 
     Returns:
-        0: the upload begins now. Never more than three quarters of the interval, or of an upload.
+        0: the upload begins now. Never more than three quarters of the interval: a save that is
+        later than by a quarter of it is not waited for.
     """
-    bound_s = min(interval_s, took_s)
-    left_s = interval_s - age_s
-    return max(0.0, left_s + bound_s / 4) if left_s <= bound_s / 2 else 0.0
+    is_worth_it = interval_s < took_s and age_s > interval_s / 2
+    return max(0.0, interval_s * 5 / 4 - age_s) if is_worth_it else 0.0
 
 
 def stays(tiers: Tiers, keep: Keep, going_up: int | None, *, is_full: bool) -> set[int]:

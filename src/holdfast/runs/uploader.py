@@ -211,6 +211,7 @@ class Uploader(UploadWaits):
         with self._lock:
             may = self._holds == 0
             self._is_idle = not may
+            self._fresher_in_s = 0.0
         step = None
         try:
             if may:
@@ -284,14 +285,11 @@ class Uploader(UploadWaits):
         self._note_known([s for s in self._store.steps() if s not in self._store.damaged])
         step = next_up(tiers := self._look_around(frozenset(self._bad)), self._keep)
         with self._lock:
-            self._fresher_in_s = 0.0
-            # Nothing else has to go up, no other host waits to be asked, nothing has failed.
+            # A newer one takes its place, no other host waits to be asked, nothing has failed.
             is_lone = not (tiers.bases or self.leads or self._failures or self._hurries)
-            keep = self._keep
-            is_lone &= not (keep.keeps_all or keep.intervals or keep.bests)
-            if step is not None and step == tiers.local[-1] and is_lone:
-                age_s = asked_at - self._saved_at
-                self._fresher_in_s = wait_s(age_s, self._interval_s, self._took_s)
+            may_wait = step is not None and step == tiers.local[-1] and self._keep.is_latest
+            given = (asked_at - self._saved_at, self._interval_s, self._took_s)
+            self._fresher_in_s = wait_s(*given) if may_wait and is_lone else 0.0
             self._at, self._done_bytes = None if self._fresher_in_s else step, 0
             return self._at
 
