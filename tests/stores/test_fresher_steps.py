@@ -31,6 +31,7 @@ class Waiting:
     """
 
     now_s = 1000.0  # of the clock of uploads, which goes when it is told to
+    looks = 0  # for what goes up next, since step 2 was saved
     checkpointer: Checkpointer
     thread: Uploader
 
@@ -52,7 +53,7 @@ class Waiting:
         assert self._go_on.wait(60)
         return self._transfer(*given)
 
-    def begin(self) -> None:
+    def begin(self, patch: pytest.MonkeyPatch) -> None:
         self.checkpointer.save(1, state(1))
         tiers = self.checkpointer._tiers
         assert tiers is not None and tiers.uploader is not None
@@ -61,6 +62,13 @@ class Waiting:
         self.now_s += 100
         self.checkpointer.step(2, state(2))
         self.checkpointer.wait()
+        real = self.thread._next
+
+        def counted() -> int | None:
+            self.looks += 1
+            return real()
+
+        patch.setattr(self.thread, "_next", counted)
         self.now_s += 80
         self._go_on.set()
         until(lambda: self.thread._fresher_in_s)
@@ -75,7 +83,7 @@ class Waiting:
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
     run = Waiting(tmp_path, monkeypatch)
     try:
-        run.begin()
+        run.begin(monkeypatch)
         yield run
     finally:
         run.end()
@@ -106,6 +114,13 @@ def test_a_save_that_does_not_come_ends_the_wait_too(waiting: Waiting) -> None:
     until(lambda: 0 < waiting.thread._fresher_in_s < 1)  # by a real clock, too
     waiting.now_s += 1
     within(SOON_S, lambda: until(lambda: steps_in(waiting.store) == [2]))
+
+
+def test_a_save_during_the_upload_before_does_not_have_the_store_listed_twice(
+    waiting: Waiting,
+) -> None:
+    time.sleep(0.3)
+    assert waiting.looks == 1
 
 
 def test_a_call_that_waits_for_the_store_does_not_wait_for_the_next_save(waiting: Waiting) -> None:

@@ -198,13 +198,20 @@ class Uploader(UploadWaits):
 
     def _serve(self) -> None:
         try:
-            while not self.is_stopped and self.failure is None:
+            while not self._is_over():
                 self._turn()
         except BaseException as error:  # a fault of holdfast: tell it, and do not hang who waits
             logger.exception("uploads to %s have ended", self._store.root)
             self.failure = StoreError(f"uploads have ended: {type(error).__name__}: {error}")
         finally:
             self._is_idle = True
+
+    def _is_over(self) -> bool:
+        """Return whether the thread is to end; what was asked until now is looked at from here."""
+        with suppress(Empty):
+            while True:
+                self._asks.get_nowait()
+        return self.is_stopped or self.failure is not None
 
     def _turn(self) -> None:
         """Bring up one step, or wait for one."""
@@ -245,8 +252,6 @@ class Uploader(UploadWaits):
             pause = PAUSES_S[min(self._failures, len(PAUSES_S)) - 1]
         with suppress(Empty):
             self._asks.get(timeout=pause)
-            while not self._failures:
-                self._asks.get_nowait()
 
     def _look_around(self, hidden: Collection[int], up: Collection[int] = ()) -> Tiers:
         with self._lock:
