@@ -163,6 +163,49 @@ def test_a_link_and_what_is_not_there_are_deleted_as_such(root: Path) -> None:
     assert names(root) == ["1"] and step_of(path) == 1
 
 
+def test_what_a_link_leads_to_stays_until_the_link_is_moved(root: Path) -> None:
+    saves, link = Saves(), root / "last.ckpt"
+    for step in (1, 2):
+        saved(saves, root / f"{step}", step)
+        saves.wait()
+        if step == 2:
+            saves.delete(root / "1")
+            assert names(root) == ["1", "2", "last.ckpt"] and step_of(link) == 1
+        saves.link(root / f"{step}", link)
+        assert os.readlink(link) == f"{step}" and step_of(link) == step
+    assert names(root) == ["2", "last.ckpt"]
+    (root / "mine").symlink_to("2")
+    saves.delete(root / "2")
+    assert is_committed(root / "2")
+    saves.close()
+    assert not is_committed(root / "2")
+
+
+def test_a_link_does_not_lead_to_what_was_not_saved(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves, link = Saves(), root / "last.ckpt"
+    saved(saves, root / "1", 1, now=True)
+    saves.link(root / "1", link)
+    with full_disk():
+        saved(saves, root / "2", 2)
+        saves.delete(root / "1")
+        saves.wait()
+        saves.link(root / "2", link)
+    assert step_of(link) == 1 and "2 is not saved" in caplog.text
+
+
+def test_a_link_takes_the_place_of_a_checkpoint_and_the_other_way_round(root: Path) -> None:
+    saves, last = Saves(), root / "last.ckpt"
+    saved(saves, root / "1", 1, now=True)
+    saved(saves, last, 1, now=True)
+    saves.link(root / "1", last)
+    assert os.readlink(last) == "1" and names(root) == ["1", "last.ckpt"]
+    saved(saves, last, 2, now=True)  # not through the link
+    assert not last.is_symlink() and step_of(last) == 2
+    assert step_of(root / "1") == 1 and names(root) == ["1", "last.ckpt"]
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(OptionError, match="expected one of eager, lazy, sync"):
         Saves(stage="later")

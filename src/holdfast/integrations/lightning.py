@@ -3,6 +3,7 @@
 docs/frameworks/lightning.md says how to use them; `fabric` has those of Lightning Fabric.
 """
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ VERSION = known_version(NAME, "2.5.0", "2.6.6")
 from lightning.fabric.plugins.io import TorchCheckpointIO  # type: ignore[import-not-found] # noqa
 from lightning.pytorch import Callback  # type: ignore[import-not-found] # noqa: E402
 from lightning.pytorch import strategies  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # type: ignore # noqa: E402
 from lightning.pytorch.core.optimizer import LightningOptimizer  # type: ignore # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus  # type: ignore # noqa: E402
 
@@ -58,6 +60,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             )
         self._saves = Saves(stage=stage, codec=codec, options=options, group="alone")
         announce("checkpoints of rank 0 (CheckpointIO)")
+        link_when_durable()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Path, storage_options: Any = None
@@ -72,7 +75,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             state[OPTIMIZERS] = dict(enumerate(rest.pop("optimizer_states")))
         state[REST] = rest
         place = self._saves.place_for(path)
-        self._saves.save(state, path, place=place, now=_is_linked(path))
+        self._saves.save(state, path, place=place)
 
     def load_checkpoint(
         self, path: Path, map_location: Any = None, weights_only: bool | None = None
@@ -152,6 +155,7 @@ class _HoldfastStrategy:
         super().__init__(*args, **more)
         check_alone(self, getattr(self, "_checkpoint_io", None))
         announce(f"checkpoints of all ranks ({type(self).__name__})")
+        link_when_durable()
 
     @property
     def checkpoint_io(self: Any) -> Any:
@@ -193,9 +197,9 @@ class _HoldfastStrategy:
             state[REST] = kept
         told = None
         if self.global_rank == 0:
-            told = os.fspath(filepath), self._saves.place_for(filepath), _is_linked(filepath)
-        path, place, is_linked = self.broadcast(told)
-        now = is_linked or self.lightning_module.trainer.state.status != TrainerStatus.RUNNING
+            told = os.fspath(filepath), self._saves.place_for(filepath)
+        path, place = self.broadcast(told)
+        now = self.lightning_module.trainer.state.status != TrainerStatus.RUNNING
         self._saves.save(state, path, place=place, now=now)
 
     def load_checkpoint(
@@ -367,10 +371,26 @@ def announce(what: str) -> None:
 _announced: set[str] = set()
 
 
-def _is_linked(path: Path) -> bool:
-    """Return whether links lead to checkpoints here, as with ``save_last="link"``.
+def link_when_durable() -> None:
+    """Let ``save_last="link"`` wait for the save that its link leads to; say so in the log.
 
-    Lightning makes the link when a save returns: the save has to be durable by then.
+    Lightning makes the link when a save returns, which is too early for one in the background.
     """
-    parent = os.path.dirname(os.path.abspath(path))
-    return os.path.isdir(parent) and any(entry.is_symlink() for entry in os.scandir(parent))
+    stock = ModelCheckpoint._link_checkpoint
+    if hasattr(stock, "__wrapped__"):
+        return
+
+    @functools.wraps(stock)
+    def _link_checkpoint(trainer: Any, filepath: str, linkpath: str) -> None:
+        strategy = trainer.strategy
+        saves = getattr(strategy, "_saves", None) or getattr(strategy.checkpoint_io, "_saves", None)
+        if not isinstance(saves, Saves):
+            stock(trainer, filepath, linkpath)
+            return
+        saves.wait()  # all ranks
+        if trainer.is_global_zero:
+            saves.link(filepath, linkpath)
+        strategy.barrier()
+
+    ours = [(ModelCheckpoint, "_link_checkpoint", staticmethod(_link_checkpoint))]
+    Hook(NAME, VERSION, "links of ModelCheckpoint", ours)

@@ -75,7 +75,8 @@ class Saves:
         if parent not in self._swept:
             self._swept.add(parent)
             _sweep(parent)
-        return final if is_committed(final) else os.path.join(parent, f".{name}{_NEW}")
+        is_there = is_committed(final) and not os.path.islink(final)
+        return final if is_there else os.path.join(parent, f".{name}{_NEW}")
 
     def save(
         self,
@@ -127,10 +128,26 @@ class Saves:
         name = absolute(path)
         with self._lock:
             flight = self._flight
-            if self._failure is not None or (flight is not None and not _is_durable(flight)):
+            is_early = self._failure is not None or (flight is not None and not _is_durable(flight))
+            if is_early or _is_linked(name):
                 self._leaving += [name] if name not in self._leaving else []
                 return
         _remove(name)
+
+    def link(self, path: "str | os.PathLike[str]", name: "str | os.PathLike[str]") -> None:
+        """Lead a link to a checkpoint in one step, when it is durable. One rank asks, after `wait`.
+
+        After a failed save the link stays as it is, which is logged.
+        """
+        final, name = absolute(path), absolute(name)
+        if final == name:
+            return
+        with _logging(f"linking {name} to {final}"):
+            if not is_committed(final):
+                raise StoreError(f"{final} is not saved, so {name} does not lead there")
+            _link(final, name)
+        if self._failure is None:
+            self._delete_waiting(even_linked=True)
 
     def wait(self) -> None:
         """Wait until the save in flight has ended, well or not."""
@@ -147,6 +164,8 @@ class Saves:
             HoldfastError: the last save failed.
         """
         self.wait()
+        if self._failure is None:
+            self._delete_waiting(even_linked=True)
         failure, self._failure = self._failure, None
         if failure is not None and sys.exc_info()[0] is None:
             raise failure
@@ -157,9 +176,12 @@ class Saves:
             _publish(place, final)
         self._delete_waiting()
 
-    def _delete_waiting(self) -> None:
+    def _delete_waiting(self, *, even_linked: bool = False) -> None:
         with self._lock:
             leaving, self._leaving = self._leaving, []
+            if not even_linked:  # a link to it is about to be moved: it must lead somewhere
+                self._leaving = [name for name in leaving if _is_linked(name)]
+                leaving = [name for name in leaving if name not in self._leaving]
         for name in leaving:
             with _logging(f"deleting {name}"):
                 _remove(name)
@@ -167,6 +189,39 @@ class Saves:
 
 def _is_durable(flight: SaveHandle) -> bool:
     return flight.done() and flight.failure is None
+
+
+def _is_linked(name: str) -> bool:
+    """Return whether a link beside a checkpoint leads to it."""
+    parent = os.path.dirname(name)
+    if os.path.islink(name):
+        return False
+    try:
+        links = [entry.path for entry in os.scandir(parent) if entry.is_symlink()]
+    except OSError:
+        return False
+    return any(os.path.realpath(link) == os.path.realpath(name) for link in links)
+
+
+def _link(final: str, name: str) -> None:
+    """Make a link, or move it, in one step: at no moment does it lead nowhere.
+
+    Raises:
+        HoldfastError: it cannot be made.
+    """
+    parent, base = os.path.split(name)
+    pending = os.path.join(parent, f".{base}{_NEW}")
+    if os.path.lexists(pending):
+        _remove(pending)
+    try:
+        os.symlink(os.path.relpath(final, parent), pending)
+        if os.path.isdir(name) and not os.path.islink(name):
+            _remove(name)
+        os.replace(pending, name)
+    except OSError as error:
+        failure = StoreError(f"symlink {name} to {final}: {error.strerror}")
+        failure.errno = error.errno
+        raise failure from error
 
 
 def _publish(place: str, final: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import holdfast
 from holdfast.errors import MismatchError, OptionError
-from holdfast.integrations import adapter
+from holdfast.integrations import adapter, saves
 from holdfast.integrations import fabric as fabrics
 from holdfast.integrations.lightning import HoldfastCheckpointIO, HoldfastSingleDeviceStrategy
 
@@ -65,6 +66,57 @@ def train(root: Path, kind: str, steps: int, path: Any = None, seed: int = 0) ->
     torch.manual_seed(5 if path is None else 6)
     trainer.fit(net, torch.utils.data.DataLoader(ROWS, 1), ckpt_path=path)
     return net
+
+
+class Looks(lightning.Callback):
+    """Notes where last.ckpt leads after each save, and which step is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.last, self.found = root / "last.ckpt", list[tuple[int, str, int]]()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step % 2 == 0 and trainer.global_step < STEPS:
+            step = holdfast.open(self.last).objects()["lightning.global_step"]
+            self.found.append((trainer.global_step, os.readlink(self.last), int(step)))
+
+
+@pytest.mark.parametrize("kind", ["strategy", "io"])
+def test_a_link_leads_to_a_durable_checkpoint_from_the_first_save_on(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, linked = os.symlink, threading.Event()
+
+    def symlink(*given: Any) -> None:
+        stock(*given)
+        linked.set()
+
+    def published(place: str, final: str, publish: Any = saves._publish) -> None:
+        linked.clear()
+        linked.wait(0.2)  # a link that does not wait for the save is made here
+        publish(place, final)
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    monkeypatch.setattr(saves, "_publish", published)
+    given: dict[str, Any] = {"accelerator": "cpu", "devices": 1}
+    if kind == "strategy":
+        given = {"strategy": HoldfastSingleDeviceStrategy(device="cpu")}
+    else:
+        given["plugins"] = [HoldfastCheckpointIO()]
+    root, looks = tmp_path / "new", Looks(tmp_path / "new")
+    how: dict[str, Any] = {"filename": "{step}", "monitor": "step", "mode": "max"}
+    keep = ModelCheckpoint(root, every_n_train_steps=2, save_top_k=1, save_last="link", **how)
+    trainer = lightning.Trainer(
+        **given,
+        callbacks=[looks, keep],
+        max_steps=STEPS,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.callbacks = [keep, looks]  # Lightning puts those that save at the end
+    trainer.fit(Net(), torch.utils.data.DataLoader(ROWS, 1))
+    assert looks.found == [(step, f"step={step}.ckpt", step) for step in (2, 4, 6)]
+    assert sorted(os.listdir(root)) == ["last.ckpt", f"step={STEPS}.ckpt"]
 
 
 def same(one: Net, other: Net) -> bool:
