@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import random
 import signal
 import subprocess
@@ -236,6 +237,7 @@ def beside(new_path: NewPath) -> Path:
     (path / "model.safetensors").write_bytes(b"old")
     (path / "pytorch_model.bin.index.json").write_text("{}")
     (path / ".cache").write_text("")
+    (path / "__0_0.distcp").write_text("")
     (path / "sub").mkdir()
     return path
 
@@ -248,6 +250,14 @@ def test_config_and_tokenizer_are_copied(saved: Path, beside: Path, new_path: Ne
     assert (target / "config.json").read_bytes() == (beside / "config.json").read_bytes()
 
 
+def test_files_of_holdfast_and_of_training_are_not_copied(saved: Path, new_path: NewPath) -> None:
+    target = new_path()
+    for name in ("config.json", "trainer_state.json", "SIGNATURE"):
+        (saved / name).write_text("{}")
+    export(saved, target, files_from=saved, include="model")
+    assert sorted(os.listdir(target)) == ["config.json", "model.safetensors"]
+
+
 def test_the_copied_config_has_the_new_dtype(saved: Path, beside: Path, new_path: NewPath) -> None:
     target = new_path()
     export(saved, target, files_from=beside, dtype="bf16")
@@ -258,11 +268,13 @@ def test_the_copied_config_has_the_new_dtype(saved: Path, beside: Path, new_path
 def test_an_adapter_is_written_as_peft_does(new_path: NewPath, beside: Path) -> None:
     name = "base_model.model.q_proj.lora_A.default.weight"
     source, target = new_path(), new_path()
-    holdfast.save(
-        {"model": {name: torch.ones(2), "base_model.model.q_proj.w": torch.ones(1)}}, source
-    )
+    model = {name: torch.ones(2), "base_model.model.q_proj.w": torch.ones(1)}
+    moments = {name: {"exp_avg": torch.ones(2)}}
+    holdfast.save({"model": model, "optimizer": {"state": moments}}, source)
     (beside / "adapter_config.json").write_text("{}")
-    export(source, target, include="*lora_*", strip="model.", files_from=beside)
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "export.md").read_text()
+    include, strip = re.findall(r'--include "(\S*lora_\S*)" --strip (\S+)`', page)[0]
+    export(source, target, include=include, strip=strip, files_from=beside)
     assert (target / "adapter_config.json").exists()
     found = safetensors.torch.load_file(target / "adapter_model.safetensors")
     assert set(found) == {"base_model.model.q_proj.lora_A.weight"}

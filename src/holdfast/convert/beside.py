@@ -7,6 +7,7 @@ import json
 import os
 
 from ..errors import OptionError
+from ..format.names import is_foreign
 from ..state.tensors import TORCH_DTYPES
 from ..stores.base import Store
 from ..stores.url import absolute
@@ -15,13 +16,16 @@ from .source import open_file, read_at
 COPY_BYTES = 8 << 20
 # Weights in any form, and their indexes: those of the directory are not the ones exported.
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".index.json")
-OTHER_WEIGHTS = (".h5", ".msgpack", ".gguf", ".onnx")
+OTHER_WEIGHTS = (".h5", ".msgpack", ".gguf", ".onnx", ".distcp")
+TRAINER_STATE = "trainer_state.json"  # of a checkpoint of the Trainer: not of its model
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 CONFIG_BYTES_MAX = 16 << 20
 
 
 def files_beside(directory: "str | os.PathLike[str]") -> tuple[str, list[str]]:
-    """Return (absolute path, names of its files that are no weights).
+    """Return (absolute path, names of its files that belong to a model, without weights).
+
+    The directory may be a checkpoint of the Trainer: files of holdfast and of training stay there.
 
     Raises:
         OptionError: it is no directory, or has no such file.
@@ -36,7 +40,10 @@ def files_beside(directory: "str | os.PathLike[str]") -> tuple[str, list[str]]:
     kept = [
         n
         for n in names
-        if not n.startswith(".") and not n.lower().endswith(WEIGHTS + OTHER_WEIGHTS)
+        if not n.startswith(".")
+        and not n.lower().endswith(WEIGHTS + OTHER_WEIGHTS)
+        and is_foreign(n)
+        and n != TRAINER_STATE
     ]
     if not kept:
         raise OptionError(f"with is {place}, which has no files but weights; expected config.json")
