@@ -121,6 +121,28 @@ def test_of_a_run_the_newest_step_is_opened(tmp_path: Path) -> None:
         assert source.location.endswith("step-00000002")
 
 
+def test_of_a_directory_of_deepspeed_the_latest_tag_is_opened(tmp_path: Path) -> None:
+    for step in (2, 10):
+        holdfast.save({"w": torch.full((1,), float(step))}, tmp_path / f"global_step{step}")
+    (tmp_path / "latest").write_text("global_step10\n")
+    source = open_source(tmp_path)
+    assert source.kind == "holdfast" and read(source, source.tensors[0]).item() == 10
+    for elsewhere in (f"../{tmp_path.name}/global_step2", ".", "..", "nothing", ""):
+        (tmp_path / "latest").write_text(elsewhere)
+        with pytest.raises(HoldfastError):
+            open_source(tmp_path)
+
+
+def test_a_directory_of_checkpoints_names_the_one_that_was_saved_last(tmp_path: Path) -> None:
+    for step in (8, 10):
+        place = tmp_path / f"checkpoint-{step}"
+        holdfast.save({"w": torch.ones(1)}, place)
+        os.utime(place / "MANIFEST", (step, step))
+    expected = f"holds 2 checkpoints: checkpoint-10, checkpoint-8. Name one.*{place}, which was"
+    with pytest.raises(NotCommittedError, match=expected):
+        open_source(tmp_path)
+
+
 def test_ties_and_values_of_ours_are_there(tmp_path: Path) -> None:
     weight = torch.randn(3)
     state = {"model": {"a": weight, "b": weight}, "step": 3, "list": [1, {"x": torch.ones(2)}]}

@@ -3,6 +3,7 @@
 A new kind is one more row of `KINDS`, and a module that opens it.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from ..errors import (
     TrustError,
     shown,
 )
-from ..format.names import DCP_METADATA_NAME, step_of
+from ..format.names import DCP_METADATA_NAME, LATEST_BYTES_MAX, some, step_of
 from ..format.spec import MANIFEST_NAME
 from ..options import Options, options_of
+from ..stores.base import Store
 from ..stores.url import is_remote, located, open_store
 from .source import list_names
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from .source import Source
 
 OWN = "holdfast"
+LATEST_TAG = "latest"  # in a directory of DeepSpeed: the name of its newest checkpoint
 Names = frozenset[str]
 
 
@@ -61,7 +64,7 @@ def _has_torch_shards(names: Names) -> bool:
 
 
 def _has_model_states(names: Names) -> bool:
-    return "latest" in names or any(name.endswith("_model_states.pt") for name in names)
+    return LATEST_TAG in names or any(name.endswith("_model_states.pt") for name in names)
 
 
 KINDS = (
@@ -155,14 +158,26 @@ def open_source(
 def _step_of_run(path: str) -> str:
     """Return the newest step of a run; of what is no run, the path as it is."""
     nothing = NotCommittedError(f"there is no committed step in {path}")
+    store = open_store(path)
     try:
-        names = [*open_store(path).scan()]
+        names = [*store.scan()]
+        if tag := _tag_of(store, names):
+            return f"{path}/{tag}"
     except StoreError:
         return path
     is_run = not any(kind.is_directory(frozenset(names)) for kind in KINDS)
     if not is_run or all(step_of(name) is None for name in names):
         return path
-    return f"{path}/{newest_in(open_store(path), nothing)}"
+    return f"{path}/{newest_in(store, nothing)}"
+
+
+def _tag_of(store: Store, names: list[str]) -> str:
+    """Return the checkpoint of ours that DeepSpeed's file ``latest`` names; empty: none."""
+    if LATEST_TAG not in names or MANIFEST_NAME in names:
+        return ""
+    tag = store.get(LATEST_TAG, LATEST_BYTES_MAX).decode(errors="replace").strip()
+    is_name = bool(tag.strip(".")) and tag == os.path.basename(tag)
+    return tag if is_name and store.exists(f"{tag}/{MANIFEST_NAME}") else ""
 
 
 def find_kind(path: str) -> Kind:
@@ -187,7 +202,21 @@ def find_kind(path: str) -> Kind:
     for kind in KINDS:
         if kind.is_directory(names):
             return kind
+    if inner := _checkpoints_in(path, names):
+        raise NotCommittedError(
+            f"{path} holds {len(inner)} checkpoints: {some(inner)}. Name one of them, for example "
+            f"{path}/{inner[0]}, which was saved last"
+        )
     raise NotCommittedError(f"{path} holds no checkpoint; expected {_all_kinds()}")
+
+
+def _checkpoints_in(path: str, names: Names) -> list[str]:
+    """Return the checkpoints of ours in a local directory, the newest first."""
+    ages: dict[str, float] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            ages[name] = os.stat(f"{path}/{name}/{MANIFEST_NAME}").st_mtime
+    return sorted(ages, key=lambda name: (ages[name], name), reverse=True)
 
 
 def _named(name: str) -> Kind:
