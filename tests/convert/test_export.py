@@ -3,8 +3,8 @@
 import errno
 import json
 import os
-import re
 import random
+import re
 import signal
 import subprocess
 import sys

@@ -83,6 +83,29 @@ def test_a_policy_deletes_old_tags_but_not_the_latest_one(new_path: NewPath) -> 
     assert (root / "latest").read_text() == "t4"
 
 
+def test_deltas_go_before_their_bases_and_a_killed_deletion_is_finished(new_path: NewPath) -> None:
+    root, delta = new_path(), holdfast.codecs.Delta(every=3)
+    value = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
+    for step in range(1, 5):  # 2 and 3 are made from those before them; 4 is whole
+        value[step] += 1.0
+        state = {"w": value, "engine": {"global_steps": step}}
+        holdfast.save(state | mark("deepspeed", "0.19.8"), root / f"t{step}", codec=delta)
+    save_tag(root, "t0", 0)
+    (root / "t0" / ".manifest-leaving-0123456789abcdef").hardlink_to(root / "t0" / "MANIFEST")
+    (root / "t0" / "MANIFEST").unlink()
+    tags.conclude(str(root / "t4"), holdfast.Keep.latest(1), save_latest=False)
+    assert [path.name for path in root.iterdir()] == ["t4"]
+
+
+def test_an_invalid_option_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.19.8")
+    kept: Any = 3
+    with pytest.raises(OptionError, match=r"keep is 3; expected a policy, such as keep=holdfast"):
+        attach(object(), keep=kept)
+    with pytest.raises(OptionError, match="codec is 'losless'; expected one of"):
+        attach(object(), codec="losless")
+
+
 def partitions(rank: int, ranks: int) -> Any:
     """Return an engine that holds a part of two parameters as ZeRO-1 does."""
     model = torch.nn.Linear(3, 4)

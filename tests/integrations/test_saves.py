@@ -154,6 +154,15 @@ def test_what_a_dead_job_left_is_finished_or_deleted(root: Path) -> None:
     assert names(root) == ["moved.ckpt", "whole.ckpt"] and step_of(root / "whole.ckpt") == 1
 
 
+def test_a_deletion_of_a_dead_job_is_finished(root: Path) -> None:
+    for step in (1, 2):
+        holdfast.save(state(step), root / f"{step}")
+    (root / "1" / ".manifest-leaving-0123456789abcdef").hardlink_to(root / "1" / "MANIFEST")
+    (root / "1" / "MANIFEST").unlink()
+    Saves().place_for(root / "x")
+    assert names(root) == ["2"] and step_of(root / "2") == 2
+
+
 def test_a_link_and_what_is_not_there_are_deleted_as_such(root: Path) -> None:
     saves, path = Saves(), root / "1"
     saved(saves, path, 1, now=True)

@@ -116,6 +116,19 @@ def settle(store: Store) -> None:
         store.remove(entry.name)
 
 
+def finish_retirement(store: Store) -> None:
+    """Finish the removal of a checkpoint whose job died on the way: a mark is there, no MANIFEST.
+
+    The mark says which save that was: data of others here stays. Whoever began may yet go on.
+    """
+    for name in filter(_IS_MARK, map(_NAME, store.list())):
+        save = "" if replacer_of(name) else _save_of(store, name)
+        if save and _remove_save(store, save):
+            store.remove(name)
+    if not _saves(store, _list_if_there(store, "")):
+        store.remove_directory(spec.DATA_DIRECTORY)
+
+
 def revoke_links(store: Store, base: str) -> None:
     """Remove from a directory what is pending of links that are made from a base.
 
@@ -148,8 +161,8 @@ def let_go(store: Store, kept: str | None) -> None:
             _remove_save(store, save)
 
 
-def retire(store: Store) -> None:
-    """Remove a checkpoint and its directory.
+def retire(store: Store, also: Callable[[], None] = lambda: None) -> None:
+    """Remove a checkpoint and its directory; ``also`` removes foreign files, before any mark goes.
 
     Raises:
         StoreError: something could not be removed; what is left has no manifest any more.
@@ -162,6 +175,7 @@ def retire(store: Store) -> None:
     for save in _saves(store, _list_if_there(store, "")):
         _remove_save(store, save)
     store.remove_directory(spec.DATA_DIRECTORY)
+    also()
     for entry in _list_if_there(store, ""):
         if is_pending(entry.name):
             _remove_pending(store, entry)

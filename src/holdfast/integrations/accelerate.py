@@ -3,6 +3,7 @@
 ``install("accelerate")``. See docs/frameworks/accelerate.md.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -61,8 +62,9 @@ def _saving(stock: _Stock, known: Directories) -> _Stock:
     def save_state(self: Any, output_dir: Any = None, *_: Any, **__: Any) -> Path:
         _check(self)
         project = self.project_configuration
-        path, limit = _place(self, output_dir)
-        os.makedirs(path, exist_ok=True)
+        path, limit = _place(self, output_dir, known)
+        with contextlib.suppress(OSError):  # that fails the save, which says so
+            os.makedirs(path, exist_ok=True)
         weights = (
             []
             if _is_sharded(self)
@@ -104,11 +106,11 @@ def _is_sharded(accelerator: Any) -> bool:
     return getattr(accelerator.distributed_type, "value", "") == "FSDP"
 
 
-def _place(accelerator: Any, output_dir: Any) -> tuple[str, int | None]:
+def _place(accelerator: Any, output_dir: Any, known: Directories) -> tuple[str, int | None]:
     """Return the directory of the next checkpoint, and how many are kept there.
 
     Raises:
-        OptionError: there is a checkpoint already, or no directory was given.
+        OptionError: an earlier run has later checkpoints there, or no directory was given.
     """
     project = accelerator.project_configuration
     if not project.automatic_checkpoint_naming:
@@ -121,11 +123,15 @@ def _place(accelerator: Any, output_dir: Any) -> tuple[str, int | None]:
     root = os.path.join(accelerator.project_dir, "checkpoints")
     path = os.path.join(root, f"checkpoint_{project.iteration}")
     loaded = getattr(accelerator, "_holdfast_loaded", None)
-    if is_committed(path) and (loaded is None or project.iteration <= loaded):
-        raise OptionError(
-            f"{path} is there already. Call load_state() before save_state(), or set "
-            "ProjectConfiguration(iteration=…) to the number of the next checkpoint"
-        )
+    if loaded is None or project.iteration <= loaded:
+        last = max(known.numbers(root), default=-1)
+        if last >= project.iteration:
+            raise OptionError(
+                f"{root} has checkpoint_{last} of an earlier run, and the next one would be "
+                f"checkpoint_{project.iteration}. Nothing was saved or deleted. Call load_state() "
+                "before save_state(), choose another project directory, or set "
+                f"ProjectConfiguration(iteration={last + 1})"
+            )
     return path, project.total_limit
 
 
@@ -173,7 +179,10 @@ def _loading(stock: _Stock, known: Directories) -> _Stock:
         if input_dir is None and project.automatic_checkpoint_naming:
             input_dir = known.newest(root)
             if input_dir is None:
-                raise NotCommittedError(f"{root} holds no committed checkpoint of holdfast")
+                raise NotCommittedError(
+                    f"{root} holds no committed checkpoint of holdfast. Give the path of one that "
+                    "accelerate saved by itself, or train from the start"
+                )
         path = os.path.expanduser(str(input_dir)) if input_dir is not None else ""
         if not path or not is_committed(path):
             known.check_whole(path)
@@ -223,6 +232,7 @@ def _ending(stock: _Stock, known: Directories) -> _Stock:
     def end_training(self: Any) -> None:
         known.wait()  # the ranks still meet
         stock(self)
+        known.close()
 
     return end_training
 

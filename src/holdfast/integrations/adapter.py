@@ -5,6 +5,7 @@ the log that it is active (`Hook`). It marks what it saves (`mark`), and loads o
 saved itself (`check_mark`). What it deletes goes through `delete`.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -15,9 +16,24 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from ..engine.replace import needed_by
-from ..engine.retire import leaving, retire
-from ..errors import AlreadyCommittedError, MismatchError, NotCommittedError, OptionError, shown
-from ..format.spec import MANIFEST_NAME
+from ..engine.retire import (
+    LEAVING_PREFIX,
+    base_of,
+    finish_retirement,
+    leaving,
+    replacer_of,
+    retire,
+)
+from ..errors import (
+    AlreadyCommittedError,
+    HoldfastError,
+    MismatchError,
+    NotCommittedError,
+    OptionError,
+    shown,
+)
+from ..format.names import is_foreign
+from ..format.spec import DATA_DIRECTORY, MANIFEST_NAME
 from ..stores.base import Store
 from ..stores.url import absolute, open_store
 from ..version import needs
@@ -257,8 +273,46 @@ def delete(path: str | os.PathLike[str]) -> None:
         raise NotCommittedError(f"{path} holds no committed checkpoint, and is not deleted")
     with leaving(store):
         check_no_base(store)
-        retire(store)
+        retire(store, lambda: _remove_foreign(store))
     shutil.rmtree(store.location, ignore_errors=True)
+
+
+def is_half_deleted(path: str | os.PathLike[str]) -> bool:
+    """Return whether a deletion began here and was not finished."""
+    try:
+        names = os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    is_begun = any(name.startswith(LEAVING_PREFIX) and not replacer_of(name) for name in names)
+    return is_begun and MANIFEST_NAME not in names
+
+
+def finish_deletion(path: str | os.PathLike[str]) -> None:
+    """Finish a deletion whose process was killed, if there is one; what a delta needs stays.
+
+    Raises:
+        HoldfastError: something could not be deleted.
+    """
+    store = open_store(absolute(path))
+    if not is_half_deleted(path) or needed_by(store, revoke=False):
+        return
+    finish_retirement(store)
+    if not store.exists(DATA_DIRECTORY) and not store.exists(MANIFEST_NAME):
+        logger.info("finished the deletion of %s, which a killed process began", path)
+        shutil.rmtree(store.location, ignore_errors=True)
+
+
+def _remove_foreign(store: Store) -> None:
+    if not os.path.isdir(store.location):
+        return
+    for entry in os.scandir(store.location):
+        if not is_foreign(entry.name):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
 
 
 def check_no_base(store: Store) -> None:
@@ -272,3 +326,26 @@ def check_no_base(store: Store) -> None:
             f"{store.location} is the base of the delta checkpoint {delta}, which would become "
             f"unreadable; nothing was deleted. Delete {delta} first, or run 'holdfast rebase' on it"
         )
+
+
+def bases_of(paths: list[str]) -> set[str]:
+    """Return the checkpoints that delta checkpoints need, their bases' bases too."""
+    needed = set[str]()
+    for path in paths:
+        while base := _base_of(path):
+            path = os.path.join(os.path.dirname(path), base)
+            if path in needed:
+                break
+            needed.add(path)
+    return needed
+
+
+def _base_of(path: str) -> str:
+    """Return the name of a checkpoint's base; empty: it has none, or cannot be read.
+
+    What cannot be read keeps its base all the same: `delete` looks for itself.
+    """
+    try:
+        return base_of(open_store(absolute(path)), MANIFEST_NAME)
+    except HoldfastError:
+        return ""

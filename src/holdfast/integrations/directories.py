@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..engine.registry import find_codec
 from ..engine.retire import GRACE_S, sweep
 from ..errors import (
     AlreadyCommittedError,
@@ -36,7 +37,16 @@ from ..options import Options, options_of
 from ..saving.handle import SaveHandle
 from ..saving.save import save
 from ..stores.url import absolute, open_store
-from .adapter import check_mark, delete, is_committed, mark, marked
+from .adapter import (
+    bases_of,
+    check_mark,
+    delete,
+    finish_deletion,
+    is_committed,
+    is_half_deleted,
+    mark,
+    marked,
+)
 from .begin import STAGES, begin
 
 if TYPE_CHECKING:
@@ -61,7 +71,7 @@ class Saving:
         options: as for `holdfast.save`.
 
     Raises:
-        OptionError: an invalid stage or options.
+        OptionError: an invalid codec, stage or options.
     """
 
     codec: "str | Codec" = "raw"
@@ -72,6 +82,7 @@ class Saving:
         if self.stage not in STAGES:
             raise OptionError(f"stage is {shown(self.stage)}; expected one of {', '.join(STAGES)}")
         options_of(self.options)
+        find_codec(self.codec)
 
 
 class Directories:
@@ -89,6 +100,8 @@ class Directories:
         self._version, self._pattern = version, re.compile(pattern)
         self._handle: SaveHandle | None = None
         self._orders: dict[str, int] = {}  # the last one given, by directory
+        self._failure: tuple[str, BaseException] | None = None  # of the last save
+        self._said: set[str] = set()  # paths of which the log says that they are not deleted
 
     def save(
         self,
@@ -103,7 +116,7 @@ class Directories:
     ) -> None:
         """Save a state as one commit; afterwards write its files and delete old checkpoints.
 
-        If the disk or another rank fails, that is logged, and training goes on.
+        If the disk or another rank fails, that is logged, and training goes on; `close` raises it.
 
         Args:
             state: of this rank, without files and mark.
@@ -116,6 +129,7 @@ class Directories:
             HoldfastError: the state cannot be saved, or a newer job writes there.
         """
         self.wait()
+        self._failure = None
         ranks = find_group(None, writing=True)
         root, is_first = os.path.dirname(absolute(path)), ranks.rank == COORDINATOR
         whole: dict[str, Any] = dict(state)
@@ -130,7 +144,7 @@ class Directories:
 
         saving, stage = self.saving, self.saving.stage
         how: dict[str, Any] = {"step": step, "codec": saving.codec, "options": saving.options}
-        with _surviving(path):
+        with self._surviving(path):
             if stage == "sync":
                 save(whole, path, replace=True, **how)
                 after(None)
@@ -146,8 +160,25 @@ class Directories:
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        with _surviving(handle.path):
+        with self._surviving(handle.path):
             handle.result()
+
+    def close(self) -> None:
+        """Wait for the save in flight, when training is over.
+
+        Raises:
+            HoldfastError: the last save failed.
+        """
+        self.wait()
+        if self._failure is None:
+            return
+        (path, error), self._failure = self._failure, None
+        found = self.committed(os.path.dirname(absolute(path)))
+        newest = f"the newest checkpoint is {found[-1]}" if found else "there is no checkpoint"
+        raise StoreError(
+            f"training is over, but its last checkpoint {path} is not saved: {error}. Beside it "
+            f"{newest}. The model is still in memory: catch this error, and save it elsewhere"
+        ) from error
 
     def newest(self, root: str) -> str | None:
         """Return the checkpoint in a directory that was committed last; the same on all ranks."""
@@ -178,6 +209,10 @@ class Directories:
                 found.append((_order_of(known), number, path))
         return [path for _, _, path in sorted(found)]
 
+    def numbers(self, root: str) -> list[int]:
+        """List the numbers of the committed checkpoints in a directory, whoever saved them."""
+        return [number for path, number in self._paths(root) if is_committed(path)]
+
     def open(self, path: str) -> dict[str, Any]:
         """Prepare to resume: check the mark, and write the files that are missing or differ.
 
@@ -196,8 +231,10 @@ class Directories:
         return found
 
     def is_torn(self, path: str) -> bool:
-        """Return whether a save of holdfast began here, and was never committed."""
-        return os.path.isdir(os.path.join(path, DATA_DIRECTORY)) and not is_committed(path)
+        """Return whether holdfast began to save or delete here, and has not ended."""
+        if is_committed(path):
+            return False
+        return os.path.isdir(os.path.join(path, DATA_DIRECTORY)) or is_half_deleted(path)
 
     def check_whole(self, path: str) -> None:
         """Check that a checkpoint by name is committed, or not one of holdfast.
@@ -207,16 +244,17 @@ class Directories:
         """
         if not self.is_torn(path):
             return
+        what = "was never committed: its save ended too early"
+        if is_half_deleted(path):
+            what = "was being deleted when its process ended"
         newest = self.newest(os.path.dirname(os.path.abspath(path)))
         hint = f"The newest committed one is {newest}" if newest else "There is no committed one"
-        raise NotCommittedError(
-            f"{path} was never committed: its save ended too early. {hint} beside it"
-        )
+        raise NotCommittedError(f"{path} {what}. {hint} beside it")
 
     def _paths(self, root: str) -> list[tuple[str, int]]:
         try:
             names = os.listdir(root)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         found = [(name, match) for name in names if (match := self._pattern.fullmatch(name))]
         return [(os.path.join(root, name), int(match[1])) for name, match in found]
@@ -248,9 +286,11 @@ class Directories:
             kept = {found[-1], *([os.path.abspath(spare)] if spare else [])}
             others = [path for path in found if os.path.abspath(path) not in kept]
             room = max(0, limit - (len(found) - len(others)))
-            for path in others[: len(others) - room]:
-                self._delete(path)
+            self._delete_all(others[: len(others) - room], found)
         torn = [path for path, _ in self._paths(root) if self.is_torn(path)]
+        for path in torn:
+            finish_deletion(path)
+        torn = [path for path in torn if self.is_torn(path)]
         if torn and found:  # the newest was committed just now, by the clock of their server
             now_s = open_store(found[-1]).modified_s(MANIFEST_NAME)
             for path in torn:
@@ -258,15 +298,34 @@ class Directories:
 
     def delete_others(self, root: str, kept: str) -> None:
         """Delete all checkpoints of a directory but one."""
-        for path in reversed(self.committed(root)):
-            if os.path.abspath(path) != os.path.abspath(kept):
-                self._delete(path)
+        found = self.committed(root)
+        self._delete_all([p for p in found if os.path.abspath(p) != os.path.abspath(kept)], found)
 
-    def _delete(self, path: str) -> None:
+    def _delete_all(self, leaving: list[str], found: list[str]) -> None:
+        """Delete checkpoints but those that others need; a delta goes before its base.
+
+        Args:
+            found: all in the directory, those that leave too.
+        """
+        needed = bases_of([path for path in found if path not in leaving])
+        for path in reversed(leaving):
+            if path in needed:
+                continue
+            try:
+                delete(path)
+            except HoldfastError as error:
+                if path not in self._said:
+                    logger.warning("%s is not deleted: %s", path, error)
+                self._said.add(path)
+
+    @contextlib.contextmanager
+    def _surviving(self, path: str) -> Iterator[None]:
+        """Let training go on after an error that leaves older checkpoints whole; it is logged."""
         try:
-            delete(path)
-        except HoldfastError as error:
-            logger.warning("%s is not deleted: %s", path, error)
+            yield
+        except SURVIVED as error:
+            self._failure = path, error
+            logger.error("%s is not saved, and training goes on: %s", path, error)
 
 
 def _order_of(found: Mapping[str, Any]) -> int:
@@ -318,12 +377,3 @@ def as_tensor(data: bytes) -> Any:
 def as_bytes(tensor: Any) -> bytes:
     """Return what `as_tensor` was given."""
     return bytes(tensor.numpy().tobytes())
-
-
-@contextlib.contextmanager
-def _surviving(path: str) -> Iterator[None]:
-    """Let training go on after an error that leaves older checkpoints whole; it is logged."""
-    try:
-        yield
-    except SURVIVED as error:
-        logger.error("%s is not saved, and training goes on: %s", path, error)

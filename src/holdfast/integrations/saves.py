@@ -22,7 +22,7 @@ from ..options import Options, options_of
 from ..saving.handle import SaveHandle
 from ..saving.save import save
 from ..stores.url import absolute
-from .adapter import delete, is_committed
+from .adapter import delete, finish_deletion, is_committed
 from .begin import STAGES, begin
 
 logger = logging.getLogger("holdfast")
@@ -272,6 +272,8 @@ def _sweep(parent: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(parent)):  # .new before .old
             path, (final, ending) = os.path.join(parent, name), os.path.splitext(name)
+            with _logging(f"tidying {path}"):
+                finish_deletion(path)
             if not name.startswith(".") or ending not in (_NEW, _OLD):
                 continue
             with _logging(f"tidying {path}"):

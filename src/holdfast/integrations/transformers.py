@@ -125,9 +125,11 @@ def _training(stock: _Stock) -> _Stock:
         if place is not None and is_committed(place):
             _directories(self).open(place)
         try:
-            return stock(self, place, *args, **given)
+            result = stock(self, place, *args, **given)
         finally:
             _directories(self).wait()
+        _directories(self).close()  # the model is trained, and in memory
+        return result
 
     return train
 
@@ -335,8 +337,8 @@ def _loading_best(stock: _Stock) -> _Stock:
     def _load_best_model(self: Any) -> None:
         best = self.state.best_model_checkpoint
         if not is_committed(best):
-            if _directories(self).is_torn(best):
-                logger.error("%s was never committed; the model stays as it is", best)
+            if not os.path.isdir(best) or _directories(self).is_torn(best):
+                logger.error("the best checkpoint %s is not saved; the model stays as it is", best)
             else:
                 stock(self)
             return

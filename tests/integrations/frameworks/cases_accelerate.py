@@ -15,7 +15,7 @@ from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
-from holdfast.errors import MismatchError, NotCommittedError, OptionError
+from holdfast.errors import MismatchError, NotCommittedError, OptionError, StoreError
 from holdfast.integrations import adapter
 
 
@@ -137,10 +137,29 @@ def test_going_back_saves_over_later_checkpoints(tmp_path: Path, whole: Program)
     assert again.counters[0].steps == 6
 
 
-def test_a_number_that_is_there_is_not_saved_over(tmp_path: Path) -> None:
-    Program(tmp_path).train(4)
-    with pytest.raises(OptionError, match="checkpoint_0 is there already"):
-        Program(tmp_path).train(4)
+@pytest.mark.parametrize("limit", [None, 2])
+def test_nothing_of_an_earlier_run_is_deleted_or_saved_over(
+    tmp_path: Path, limit: int | None
+) -> None:
+    Program(tmp_path, total_limit=limit).train(8)
+    before = numbers(tmp_path)
+    with pytest.raises(OptionError, match=r"checkpoint_3 of an earlier run.*iteration=4\)"):
+        Program(tmp_path, total_limit=limit).train(4)
+    assert numbers(tmp_path) == before
+    Program(tmp_path, iteration=4).train(2)
+    assert numbers(tmp_path) == [*before, 4]
+
+
+def test_a_last_save_that_failed_is_raised_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint_1").write_text("in the way")
+    Program(tmp_path).train(6)
+    assert "checkpoint_1 is not saved, and training goes on" in caplog.text
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match=r"checkpoint_0 is not saved: .*there is no checkpoint"):
+        Program(tmp_path / "file").train(2)
 
 
 def test_a_directory_of_ones_own(tmp_path: Path) -> None:

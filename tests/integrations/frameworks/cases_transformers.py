@@ -26,7 +26,7 @@ from transformers import (
 from transformers.trainer_jit_checkpoint import CheckpointManager
 
 import holdfast
-from holdfast.errors import MismatchError, NotCommittedError, OptionError
+from holdfast.errors import MismatchError, NotCommittedError, OptionError, StoreError
 from holdfast.integrations import adapter
 from holdfast.integrations.directories import Saving
 from holdfast.integrations.transformers import (
@@ -328,6 +328,27 @@ def test_an_export_is_loaded_by_from_pretrained(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").exists()  # or a model of 7 B would be made
     model = LlamaForCausalLM.from_pretrained(tmp_path / "out")
     assert same(dict(model.state_dict()), weights(trainer))
+
+
+@pytest.mark.parametrize("last", [2, 4])
+def test_a_last_save_that_failed_is_raised_when_all_else_is_done(
+    tmp_path: Path, last: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ends(TrainerCallback):  # type: ignore[misc]
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            ended.append(state.global_step)
+
+    ended: list[int] = []
+    (tmp_path / "checkpoint-2").write_text("in the way")
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    trainer = new_trainer(tmp_path, callbacks=(Ends(),), max_steps=last, **best)
+    if last == 2:
+        with pytest.raises(StoreError, match=r"last checkpoint .*checkpoint-2 is not saved"):
+            trainer.train()
+        assert "the best checkpoint" in caplog.text and "Could not locate" not in caplog.text
+    else:
+        assert trainer.train().global_step == 4
+    assert ended == [last] and "checkpoint-2 is not saved, and training goes on" in caplog.text
 
 
 @pytest.fixture

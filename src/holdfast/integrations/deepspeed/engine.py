@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ...codecs.base import Codec
+from ...engine.registry import find_codec
 from ...errors import HoldfastError, OptionError, shown
 from ...group.base import COORDINATOR
 from ...group.phase import Phase, find_group
@@ -44,10 +45,15 @@ class Checkpoints:
         self.version = known_version(NAME, OLDEST, NEWEST_TESTED)
         if stage not in ("sync", "eager"):
             raise OptionError(f"stage is {shown(stage)}; expected one of sync, eager")
+        if keep is not None and not isinstance(keep, Keep):
+            raise OptionError(
+                f"keep is {shown(keep)}; expected a policy, such as keep=holdfast.Keep.latest(3)"
+            )
         if keep is not None and keep.metrics:
             raise OptionError(f"keep is {keep}; DeepSpeed's save_checkpoint is given no metrics")
         self._stage, self._keep, self._codec = stage, keep or Keep.all(), codec
         self._options = options_of(options)
+        find_codec(codec)
         self.engine_class = module_of("deepspeed.runtime.engine", NAME).DeepSpeedEngine
         self._stock_load = self.engine_class.load_checkpoint
         self._handle: SaveHandle | None = None

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ...errors import AlreadyCommittedError, HoldfastError, NotCommittedError, StoreError
@@ -17,7 +18,7 @@ from ...group.base import COORDINATOR
 from ...group.phase import Phase
 from ...loading.checkpoint import Checkpoint
 from ...runs.retention import Keep
-from ..adapter import delete, is_committed, mark_of
+from ..adapter import delete, finish_deletion, is_committed, mark_of
 
 if TYPE_CHECKING:
     from ...group.base import Group
@@ -112,10 +113,12 @@ def conclude(place: str, keep: Keep, *, save_latest: bool) -> None:
     if keep.keeps_all:
         return
     with logging_of(root):
+        for name in os.listdir(root):
+            finish_deletion(os.path.join(root, name))
         steps = committed(root)
         kept = keep.kept(sorted({*steps.values()}), {})
         spared = {tag, read_latest(root)}
-        for old, step in steps.items():
+        for old, step in sorted(steps.items(), key=itemgetter(1), reverse=True):  # deltas first
             if step not in kept and old not in spared:
                 with contextlib.suppress(AlreadyCommittedError):  # the base of a delta: kept
                     delete(os.path.join(root, old))
