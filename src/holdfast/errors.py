@@ -2,7 +2,7 @@
 
 HoldfastError
 ├── StateError             the state cannot be saved as given (names the path of the leaf)
-├── MismatchError          the target does not fit the checkpoint (all differences, not the first)
+├── MismatchError          the target does not fit the checkpoint (how many differ, and some)
 ├── StoreError             disk, network, permission; cause chained, path and offset in the text
 │   └── NoSpaceError           the disk or the quota is full
 ├── NotCommittedError      no MANIFEST here
@@ -54,7 +54,7 @@ class StateError(HoldfastError):
 
 
 class MismatchError(HoldfastError):
-    """The target does not fit the checkpoint; the text lists every difference.
+    """The target does not fit the checkpoint; the text counts the differences and shows some.
 
     Attributes:
         is_repaired: True if a repair left tensors out of the checkpoint; another one may fit.

@@ -418,3 +418,20 @@ def test_a_whole_state_without_names_is_refused_and_not_saved_empty(
 ) -> None:
     with pytest.raises(StateError, match="expected a dict with str or int keys"):
         holdfast.save(state, new_path())
+
+
+def test_a_model_of_another_size_is_refused_in_few_words(new_path: NewPath) -> None:
+    def state(width: int) -> dict[str, Any]:
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(40)))
+        optimizer = optim.AdamW(model.parameters())
+        model(torch.ones(width)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    path = new_path()
+    holdfast.save(state(4), path)
+    with pytest.raises(MismatchError) as raised:
+        holdfast.load(path, state(5))
+    text = str(raised.value)
+    assert "240 differ: model.0.bias" in text and "; and 237 more. Build the model with" in text
+    assert len(text) < 1000

@@ -23,7 +23,7 @@ def advise(
         unexpected: all names of the checkpoint alone.
     """
     if found["faults"]:
-        return ""
+        return "Build the model with the sizes that it was saved with. " if found["shapes"] else ""
     if text := _of_optimizers(missing, unexpected) or _of_values(missing, unexpected):
         return text
     advice = []

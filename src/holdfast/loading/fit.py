@@ -27,6 +27,7 @@ _REPAIRED_ADVICE = (
     "Load another step; or call holdfast.load of this one with strict=False: the names in the "
     "report's .missing then keep their values. "
 )
+DIFFERENCES_MAX = 3  # in a text, of those that are a sentence each
 NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
 
 
@@ -150,7 +151,7 @@ def check_fit(
         (missing names, unexpected names, why others were left out).
 
     Raises:
-        MismatchError: on every rank, with every difference of any rank.
+        MismatchError: on every rank, with the differences of all ranks.
     """
     said = list(map(json.loads, answers))
     found: dict[str, tuple[str, ...]] = {}
@@ -166,7 +167,7 @@ def check_fit(
     if not (differing or missing or extra):
         return found["missing"], unexpected, skipped
     problems = [
-        f"{len(differing)} differ: {_listed(differing, '; ')}" if differing else "",
+        f"{len(differing)} differ: {_first(differing)}" if differing else "",
         f"{_are(missing)} missing in the checkpoint: {_listed(missing)}" if missing else "",
         f"{_are(extra)} missing in the target: {_listed(extra)}" if extra else "",
     ]
@@ -207,9 +208,15 @@ def _parts_of_ranks(header: Header, ranks: int, differing: Sequence[str]) -> str
     )
 
 
-def _listed(names: Sequence[str], between: str = ", ") -> str:
-    more = f"{between}… {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
-    return between.join(names[:NAMES_MAX]) + more
+def _listed(names: Sequence[str]) -> str:
+    more = f", … {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more
+
+
+def _first(differences: Sequence[str]) -> str:
+    """Show the first of many sentences: where a size of a model differs, all its layers do."""
+    more = len(differences) - DIFFERENCES_MAX
+    return "; ".join(differences[:DIFFERENCES_MAX]) + (f"; and {more:,} more" if more > 0 else "")
 
 
 def _of_other_kinds(target: Target, source: Source) -> dict[Path, str]:
