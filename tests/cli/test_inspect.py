@@ -269,6 +269,7 @@ def test_a_run_of_other_names_is_a_run_too(new_path: NewPath, holdfast_command: 
     assert answer.code == 0 and "2 committed" in lines[1]
     assert [line.split()[0] for line in lines[2:4]] == ["checkpoint-9", "checkpoint-10"]
     assert "only names such as step-00001000; load checkpoint-9, checkpoint-10 by" in lines[4]
+    assert lines[4].endswith("or resume with the framework that saved them")
     assert holdfast_command("verify", root).out.count("good") == 2
     holdfast.save({"w": torch.zeros(1)}, root / "step-00000011")
     (only,) = holdfast_command("inspect", root, "--json").document["steps"]

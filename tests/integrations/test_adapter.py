@@ -140,3 +140,9 @@ def test_what_is_no_checkpoint_is_not_deleted(new_path: NewPath) -> None:
     with pytest.raises(NotCommittedError, match="is not deleted"):
         adapter.delete(path)
     assert (path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", adapter.OTHERS)
+def test_a_framework_that_is_not_installed_so_says_what_to_do(name: str) -> None:
+    with pytest.raises(OptionError, match=rf"{name} needs no install\(\): (give|see)"):
+        adapter.install(name)

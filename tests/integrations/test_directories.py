@@ -12,7 +12,13 @@ import torch
 import holdfast
 from holdfast.errors import CorruptError, NotCommittedError, OptionError, StoreError
 from holdfast.integrations.adapter import delete, mark
-from holdfast.integrations.directories import Directories, Saving, as_tensor, heal
+from holdfast.integrations.directories import (
+    Directories,
+    Saving,
+    as_tensor,
+    heal,
+    saving_of,
+)
 from holdfast.testing import Fault, faulty
 
 NewPath = Callable[[], Path]
@@ -164,6 +170,12 @@ def test_a_last_save_that_failed_is_raised_when_training_is_over(
     known.save({"w": torch.ones(2)}, str(root / "step-2"), step=2, files={})
     known.save({"w": torch.ones(2)}, str(root / "step-3"), step=3, files={})
     known.close()  # a later one is whole
+
+
+def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
+    assert saving_of({"codec": "lossless"}) == Saving(codec="lossless")
+    with pytest.raises(OptionError, match="no option 'codecs'; expected one of codec, stage, opt"):
+        saving_of({"codecs": "raw"})
 
 
 def test_an_unknown_codec_is_refused_at_once() -> None:

@@ -20,7 +20,7 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.load import load
 from ..state.value import Value
 from .adapter import MARK, Hook, delete, is_committed, known_version, module
-from .directories import FILES, Directories, Saving
+from .directories import FILES, Directories, saving_of
 from .optimizers import named_optimizer
 
 logger = logging.getLogger("holdfast")
@@ -43,7 +43,7 @@ def hook(**options: Any) -> Hook:
         ImportError: accelerate is not installed.
         OptionError: its version is not known, or another integration is active there.
     """
-    version, saving = known_version(NAME, OLDEST, NEWEST_TESTED), Saving(**options)
+    version, saving = known_version(NAME, OLDEST, NEWEST_TESTED), saving_of(options)
     kind = module("accelerate.accelerator", NAME).Accelerator
     known = Directories(NAME, version, PATTERN, saving)
     ours: list[tuple[Any, str, Any]] = [
@@ -180,8 +180,8 @@ def _loading(stock: _Stock, known: Directories) -> _Stock:
             input_dir = known.newest(root)
             if input_dir is None:
                 raise NotCommittedError(
-                    f"{root} holds no committed checkpoint of holdfast. Give the path of one that "
-                    "accelerate saved by itself, or train from the start"
+                    f"{os.path.abspath(root)} holds no committed checkpoint of holdfast. Give the "
+                    "path of one that accelerate saved by itself, or train from the start"
                 )
         path = os.path.expanduser(str(input_dir)) if input_dir is not None else ""
         if not path or not is_committed(path):

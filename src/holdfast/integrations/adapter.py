@@ -42,6 +42,14 @@ logger = logging.getLogger("holdfast")
 
 # Modules here that have a function `hook`.
 INSTALLABLE = ("accelerate", "deepspeed", "megatron", "transformers")
+# What the others need instead: a line in the program, or nothing.
+OTHERS = {
+    "lightning": "give the Trainer a strategy of holdfast.integrations.lightning",
+    "fabric": "give Fabric a strategy of holdfast.integrations.fabric",
+    "torchtitan": "see docs/frameworks/torchtitan.md for its line",
+    "ray": "see docs/frameworks/ray.md for its line",
+    "vllm": "give vLLM --load-format holdfast",
+}
 MARK = "holdfast_framework"  # of a state: the value that says which framework saved it
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
@@ -62,6 +70,8 @@ def install(name: str, **options: Any) -> "Hook":
         OptionError: an unknown name, an untested version of the framework, or another integration
             is active in its place.
     """
+    if name in OTHERS:
+        raise OptionError(f"{name} needs no install(): {OTHERS[name]}")
     if name not in INSTALLABLE:
         raise OptionError(
             f"there is no integration {shown(name)} to install; expected one of "

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -83,6 +83,20 @@ class Saving:
             raise OptionError(f"stage is {shown(self.stage)}; expected one of {', '.join(STAGES)}")
         options_of(self.options)
         find_codec(self.codec)
+
+
+def saving_of(options: Mapping[str, Any]) -> Saving:
+    """Return how checkpoints are saved, from the options of an integration.
+
+    Raises:
+        OptionError: an unknown or invalid one.
+    """
+    known = [each.name for each in fields(Saving)]
+    if unknown := [name for name in options if name not in known]:
+        raise OptionError(
+            f"install() has no option {shown(unknown[0])}; expected one of {', '.join(known)}"
+        )
+    return Saving(**options)
 
 
 class Directories:

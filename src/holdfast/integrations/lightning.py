@@ -88,6 +88,10 @@ class HoldfastCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             return found
         check_mark(path, NAME)
         state = open_checkpoint(path).state(exclude=MARK)
+        if RANDOM in state:  # optimizers by the names of parameters, and not by numbers
+            raise OptionError(
+                f"a strategy of holdfast saved {path}; resume with that, not a plugin"
+            )
         result: dict[str, Any] = state.get(REST, {})
         if MODEL in state:
             result["state_dict"] = state[MODEL]

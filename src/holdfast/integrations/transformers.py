@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..data.random_state import RandomState
-from ..errors import NotCommittedError, OptionError
+from ..errors import NotCommittedError, OptionError, shown
 from ..group.base import COORDINATOR
 from ..group.phase import find_group
 from ..loading.load import load
 from .adapter import Hook, is_committed, known_version, marked, module
 from .deepspeed import trainer as over_deepspeed
-from .directories import Directories, Saving
+from .directories import Directories, Saving, saving_of
 from .optimizers import named_optimizer
 from .peft import adapter_of, base_of, check_base, is_adapted
 
@@ -50,7 +50,7 @@ def hook(**options: Any) -> Hook:
         ImportError: transformers is not installed.
         OptionError: its version is not known, or another integration is active there.
     """
-    version, saving = _version(), Saving(**options)
+    version, saving = _version(), saving_of(options)
     trainer = module("transformers", NAME).Trainer
     ours: list[tuple[Any, str, Any]] = [(trainer, *pair) for pair in _methods(trainer).items()]
     ours.append((trainer, "holdfast", saving))
@@ -151,6 +151,11 @@ def _check(trainer: Any) -> None:
         OptionError: an option that cannot be combined with holdfast, or a version of DeepSpeed.
     """
     args = trainer.args
+    if not isinstance(trainer.holdfast, Saving):
+        raise OptionError(
+            f"trainer.holdfast is {shown(trainer.holdfast)}; expected a Saving of "
+            'holdfast.integrations.transformers, such as Saving(codec="lossless")'
+        )
     if trainer.is_deepspeed_enabled:
         over_deepspeed.check()
     if args.push_to_hub and getattr(args.hub_strategy, "value", args.hub_strategy) != "end":
@@ -166,7 +171,7 @@ def _newest(trainer: Any) -> str:
     Raises:
         NotCommittedError: there is none.
     """
-    root = trainer.args.output_dir
+    root = os.path.abspath(trainer.args.output_dir)
     found = _directories(trainer).newest(root)
     if found is not None:
         return str(found)

@@ -151,7 +151,7 @@ def _notes(document: Document) -> Iterator[str]:
     if named:
         yield (
             f"  restore() finds only names such as {step_name(1000)}; load {some(named)} by path, "
-            "with holdfast.load or HoldfastReader"
+            "with holdfast.load or HoldfastReader, or resume with the framework that saved them"
         )
     if dcp := [step["name"] for step in steps if step["state"] == "dcp"]:
         yield f"  'holdfast convert {place}/{printable(dcp[-1])} NEW' converts one of PyTorch DCP"

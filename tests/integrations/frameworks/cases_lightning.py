@@ -183,6 +183,12 @@ def test_two_integrations_at_once_are_refused() -> None:
         HoldfastSingleDeviceStrategy(device="cpu", checkpoint_io=HoldfastCheckpointIO())
 
 
+def test_a_checkpoint_of_a_strategy_is_no_checkpoint_of_the_plugin(tmp_path: Path) -> None:
+    train(tmp_path, "strategy", 2)
+    with pytest.raises(OptionError, match=r"a strategy of holdfast saved .*step=2\.ckpt; resume"):
+        train(tmp_path, "io", 4, str(tmp_path / "step=2.ckpt"))
+
+
 def test_fabric_loads_its_own_checkpoints_and_ours(tmp_path: Path) -> None:
     for ours in (False, True):
         given: dict[str, Any] = {"accelerator": "cpu", "devices": 1}

@@ -351,6 +351,13 @@ def test_a_last_save_that_failed_is_raised_when_all_else_is_done(
     assert ended == [last] and "checkpoint-2 is not saved, and training goes on" in caplog.text
 
 
+def test_a_saving_that_is_none_is_refused_before_training(tmp_path: Path) -> None:
+    trainer = new_trainer(tmp_path)
+    trainer.holdfast = {"codec": "lossless"}
+    with pytest.raises(OptionError, match=r"trainer\.holdfast is .*; expected a Saving"):
+        trainer.train()
+
+
 @pytest.fixture
 def installed() -> Iterator[adapter.Hook]:
     with adapter.install("transformers", codec="lossless") as hook:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...data.random_state import RandomState
+from ...errors import MismatchError
 from ...group.phase import Phase, find_group
 from ...loading.checkpoint import Checkpoint
 from ...loading.load import load
@@ -131,7 +132,10 @@ def _target(
             found = moments.get(piece.name, {})
             shapes = {key: info.shape for key, info in found.items()}
             dtypes = {key: TORCH_DTYPES[info.dtype] for key, info in found.items()}
-            target = zero.targets_of(piece, inner, shapes, dtypes)
+            try:
+                target = zero.targets_of(piece, inner, shapes, dtypes)
+            except MismatchError as error:
+                raise MismatchError(f"{saved.location}: {error}") from None
             state["optimizer"]["state"][piece.name] = target
             state["optimizer"]["param_groups"][piece.name] = Value()
     state["engine"] = dict.fromkeys(_COUNTERS, 0)

@@ -280,7 +280,8 @@ def targets_of(
         if like is not piece.flat and not piece.is_whole:
             raise MismatchError(
                 f"optimizer.state.{piece.name}.{key} is saved in the shape {list(shape)}; under "
-                f"ZeRO it has to have that of the parameter, {list(piece.shape)}"
+                f"ZeRO it has to have that of the parameter, {list(piece.shape)}. Build the model "
+                "with the sizes that it was saved with"
             )
         there = held.get(key)
         fits = isinstance(there, torch.Tensor) and there.shape == like.shape
