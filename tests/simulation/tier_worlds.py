@@ -10,6 +10,7 @@ the store outlives that, too.
 """
 
 import errno
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from holdfast.runs.upload_thread import STOP_S
 
 from .actors import Process
 from .bucket import BASE, Bucket
-from .disk import MOUNT, Disk, SimDirectory
+from .disk import MOUNT, Disk, SimDirectory, SimFile
 from .oracle import Oracle
 from .training import Job, Rank
 from .worlds import World
@@ -142,6 +143,9 @@ class TierOracle(Oracle):
         """See `Oracle`; who takes the store leaves the other disks behind."""
         if (one := self._at(second or path)) is not None:
             one.watch(operation, path, second)
+        place, _, job = second.rpartition("/.job-")
+        if operation == "create" and isinstance(one, DiskOracle) and job == self._newest_job():
+            one.is_left = False  # it knows of the job that has the store, and goes on from there
         place, _, epoch = second.rpartition("/.epoch-")
         if place == self._world.root and int(epoch) > self.newest_taken:
             self.newest_taken = int(epoch)
@@ -150,6 +154,12 @@ class TierOracle(Oracle):
             for disk in self.disks.values():
                 if disk is not mine:
                     disk.leave_behind()
+
+    def _newest_job(self) -> str:
+        """Return the name of the job that has the store."""
+        epoch = self._world.bucket.node(f"{self._world.root}/.epoch-{self.newest_taken:08d}")
+        data = epoch.now if isinstance(epoch, SimFile) else b""
+        return str(json.loads(data).get("job", "")) if data else ""
 
     def tidying(self, place: str, step: int) -> None:
         """See `Oracle`."""
