@@ -117,6 +117,7 @@ class TierOracle(Oracle):
 
     def __init__(self, world: "TierWorld") -> None:
         self._world, self.newest_taken = world, 0
+        self._knowing: set[int] = set()  # jobs whose disk knows of the one that has the store
         given = (world.scheduler, world.disk, world.root, world.counts)
         super().__init__(*given)
         self.store = StoreOracle(world.scheduler, world.bucket, world.root, world.counts)
@@ -145,15 +146,24 @@ class TierOracle(Oracle):
             one.watch(operation, path, second)
         place, _, job = second.rpartition("/.job-")
         if operation == "create" and isinstance(one, DiskOracle) and job == self._newest_job():
-            one.is_left = False  # it knows of the job that has the store, and goes on from there
+            self._knowing.add(self.scheduler.current.process.job)
         place, _, epoch = second.rpartition("/.epoch-")
         if place == self._world.root and int(epoch) > self.newest_taken:
             self.newest_taken = int(epoch)
+            self._knowing.clear()
             mine = self.of(self.scheduler.current.process.job)
             mine.is_left = False
             for disk in self.disks.values():
                 if disk is not mine:
                     disk.leave_behind()
+
+    def troubled(self) -> None:
+        """Take note that the store has failed a job.
+
+        One whose disk knows of the job that has the store goes on from there, and takes it later.
+        """
+        if (job := self.scheduler.current.process.job) in self._knowing:
+            self.of(job).is_left = False
 
     def _newest_job(self) -> str:
         """Return the name of the job that has the store."""
@@ -332,9 +342,14 @@ class TierWorld(World):
         return found and (DISK_TROUBLES.get(found[0], found[0]), found[1])
 
     def _trouble_of_store(self, operation: str, path: str) -> tuple[str, int] | None:
+        tiers = self.oracle if isinstance(self.oracle, TierOracle) else None
         if self.scheduler.now < self._down_until:
+            if tiers:
+                tiers.troubled()
             return "fail", errno.EIO
         kind, number = super()._trouble(operation, path) or ("", 0)
+        if kind and tiers:
+            tiers.troubled()
         if kind == "late":
             number = int(10 ** self.rng.uniform(0, 5.5))
         elif kind == "fail" and self.rng.random() < 0.3:
