@@ -98,9 +98,15 @@ def stall(training: Training, options: argparse.Namespace, scratch: Path) -> Fig
             target.copy_(source, non_blocking=True)
         training.settle()
 
+    staged: Figures = {}
+
     def saved(stage: Any) -> Callable[[], Callable[[], object]]:
         def call() -> Callable[[], object]:
             handle = holdfast.save_async(training.state, scratch / "stall", stage=stage)
+            took = sum(
+                end - began for part, began, end, _ in handle.ledger.spans if part == "stage"
+            )
+            staged.setdefault(f"holdfast, {stage}: of that, copies", []).append(took)
             return lambda: (handle.cancel(), handle.exception())
 
         return call
@@ -114,7 +120,8 @@ def stall(training: Training, options: argparse.Namespace, scratch: Path) -> Fig
         if options.pin and not options.thin:
             stager = DefaultStager(StagingOptions(True, shared, False, True))
             ways[name] = lambda stager=stager: stager.stage(training.flat()) and None
-    return _shuffled(ways, options, training.settle)
+    found = _shuffled(ways, options, training.settle)
+    return found | {name: values[1:] for name, values in staged.items()}
 
 
 def _shuffled(
