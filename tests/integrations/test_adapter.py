@@ -87,6 +87,8 @@ def test_two_integrations_in_one_place_are_refused_by_both_names() -> None:
         for replacements, places in (([(Stock, "save", ours)], ()), ((), ["Stock's loads"])):
             with pytest.raises(OptionError, match=r"one, which is active, and other"):
                 adapter.Hook("other", "3", "save", replacements, places)
+        with pytest.raises(OptionError, match=r"one has holdfast installed already\. To change"):
+            adapter.Hook("one", "1.2", "save", [(Stock, "save", ours)])
         with pytest.raises(OptionError):
             more = [(Derived, "save", ours), (Stock, "save", ours)]
             adapter.Hook("other", "3", "save", more)

@@ -173,6 +173,11 @@ class Hook:
         self._places = [*places, *(_place(owner, name) for owner, name, _ in replaced)]
         for place in self._places:
             if (other := _active.get(place)) is not None:
+                if other.framework == framework:
+                    raise OptionError(
+                        f"{framework} has holdfast installed already. To change its options, "
+                        "call remove() of the first hook before"
+                    )
                 raise OptionError(
                     f"two integrations hook {place}: {other.framework}, which is active, and "
                     f"{framework}. Nothing was changed. Use one, or call remove() of the other"

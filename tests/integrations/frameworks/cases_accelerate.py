@@ -189,7 +189,7 @@ def test_what_differs_is_refused_with_names(tmp_path: Path) -> None:
 
 def test_only_one_integration_is_active(installed: adapter.Hook) -> None:
     stock = Accelerator.save_state
-    with pytest.raises(OptionError, match="accelerate, which is active, and accelerate"):
+    with pytest.raises(OptionError, match="accelerate has holdfast installed already"):
         adapter.install("accelerate")
     assert Accelerator.save_state is stock
     installed.remove()

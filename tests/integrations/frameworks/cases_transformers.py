@@ -383,7 +383,7 @@ def test_install_serves_unchanged_programs(
 def test_only_one_integration_is_active(installed: adapter.Hook) -> None:
     with pytest.raises(OptionError, match="would do so twice"):
         trainer_of(Trainer)
-    with pytest.raises(OptionError, match="transformers, which is active, and transformers"):
+    with pytest.raises(OptionError, match="transformers has holdfast installed already"):
         adapter.install("transformers")
     installed.remove()
     assert Trainer.train.__module__ == "transformers.trainer"
