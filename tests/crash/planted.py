@@ -82,12 +82,12 @@ def overwrite_in_place(patch: pytest.MonkeyPatch) -> None:
 def retire_data_first(patch: pytest.MonkeyPatch) -> None:
     retire = holdfast.runs.directory.retire
 
-    def retire_backwards(store: LocalStore) -> None:
+    def retire_backwards(store: LocalStore, *also: Any) -> None:
         for save in store.list("data"):
             for file in store.list(f"data/{save.name}"):
                 store.remove(f"data/{save.name}/{file.name}")
                 store.sync_directory(f"data/{save.name}")
-        retire(store)
+        retire(store, *also)
 
     patch.setattr(holdfast.runs.directory, "retire", retire_backwards)
 
