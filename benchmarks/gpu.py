@@ -37,6 +37,7 @@ import holdfast
 
 OUT = Path(__file__).parent / "out"
 Figures = dict[str, list[float]]
+Verbs = tuple[Callable[[], object], Callable[[], object]]  # save, load
 
 
 class Training:
@@ -205,10 +206,7 @@ def disk(training: Training, options: argparse.Namespace, scratch: Path) -> Figu
     """Durable saves from the device and cold loads to it, beside fio on the same disk."""
     state = training.part(options.disk_gb * 1e9)
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    size = sum(tensor.nbytes for tensor in state.values())
-    file = scratch / "fio"
-    (setting,) = [each for each in fio.SETTINGS if each.name == "fio 4M qd8"]
-    found: Figures = {"bytes": [size]}
+    found: Figures = {"bytes": [sum(tensor.nbytes for tensor in state.values())]}
 
     def timed(name: str, call: Callable[[], object], number: int) -> None:
         quiet.prepare(scratch, 0)
@@ -220,6 +218,37 @@ def disk(training: Training, options: argparse.Namespace, scratch: Path) -> Figu
         if number:
             found.setdefault(name, []).append(took)
         print(f"{number} {name}: {took:.3f} s", file=sys.stderr, flush=True)
+
+    pairs = _verbs(state, target, options, scratch)
+    order = random.Random(options.seed)
+    for number in range(options.rounds + 1):
+        for name in order.sample(list(pairs), len(pairs)):
+            if name not in ("holdfast", "fio") and number > 1:
+                continue
+            save, load = pairs[name]
+            try:
+                timed(f"{name}: save", save, number)
+                for tensor in target.values():
+                    tensor.zero_()
+                timed(f"{name}: load", load, number)
+            except Exception as error:
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+            if name == "holdfast":
+                same = all(torch.equal(target[key], value) for key, value in state.items())
+                found.setdefault("loads that differ", []).append(0 if same else 1)
+            _clear(scratch)
+    return found
+
+
+def _verbs(
+    state: dict[str, torch.Tensor],
+    target: dict[str, torch.Tensor],
+    options: argparse.Namespace,
+    scratch: Path,
+) -> dict[str, Verbs]:
+    """Return how each saves and loads; fio's seconds are by its own clock."""
+    file, size = scratch / "fio", sum(tensor.nbytes for tensor in state.values())
+    (setting,) = [each for each in fio.SETTINGS if each.name == "fio 4M qd8"]
 
     def torch_save() -> None:
         torch.save(state, scratch / "torch.pt")
@@ -239,7 +268,7 @@ def disk(training: Training, options: argparse.Namespace, scratch: Path) -> Figu
         reader = dcp.FileSystemReader(scratch / "dcp")
         dcp.load(target, storage_reader=reader, no_dist=True)
 
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    pairs: dict[str, Verbs] = {
         "holdfast": (
             lambda: holdfast.save(state, scratch / "holdfast"),
             lambda: holdfast.load(scratch / "holdfast", into=target),
@@ -251,24 +280,7 @@ def disk(training: Training, options: argparse.Namespace, scratch: Path) -> Figu
     }
     if not options.thin:
         pairs |= {"torch.save": (torch_save, torch_load), "DCP, 4 threads": (dcp_save, dcp_load)}
-    order = random.Random(options.seed)
-    for number in range(options.rounds + 1):
-        for name in order.sample(list(pairs), len(pairs)):
-            if name not in ("holdfast", "fio") and number > 1:
-                continue
-            save, load = pairs[name]
-            try:
-                timed(f"{name}: save", save, number)
-                for tensor in target.values():
-                    tensor.zero_()
-                timed(f"{name}: load", load, number)
-            except Exception as error:
-                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-            if name == "holdfast":
-                same = all(torch.equal(target[key], value) for key, value in state.items())
-                found.setdefault("loads that differ", []).append(0 if same else 1)
-            _clear(scratch)
-    return found
+    return pairs
 
 
 def codecs(training: Training, options: argparse.Namespace, scratch: Path) -> Figures:

@@ -1,7 +1,7 @@
 """Every dtype, layout, codec and way to save, from a device and back to it, bit for bit."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,27 +120,29 @@ def test_a_load_converts_on_the_way(tmp_path: Path) -> None:
     assert same(target["a"], state["a"].bfloat16())
 
 
-def test_tensors_of_many_chunks_come_back(tmp_path: Path) -> None:
-    """Larger than a chunk (16 MiB), and of rows that no chunk ends with."""
-    state = {
+def many_chunks() -> dict[str, torch.Tensor]:
+    """Return tensors larger than a chunk (16 MiB), and of rows that no chunk ends with."""
+    return {
         "f32": torch.randn(5001, 3003, device=DEVICE),
         "bf16": torch.randn(5001, 3003, device=DEVICE).bfloat16(),
         "turned": torch.randn(3003, 5001, device=DEVICE).t(),
     }
-    for way in WAYS:
-        save(state, tmp_path / way, way)
-        target = {name: torch.zeros_like(value) for name, value in state.items()}
-        holdfast.load(tmp_path / way, into=target)
-        assert all(same(target[name], value) for name, value in state.items()), way
 
 
-def test_thousands_of_small_tensors_come_back(tmp_path: Path) -> None:
-    state = {f"x{n}": torch.randn(n % 97, device=DEVICE) for n in range(3000)}
-    for way in WAYS:
-        save(state, tmp_path / way, way)
-        target = {name: torch.zeros_like(value) for name, value in state.items()}
-        holdfast.load(tmp_path / way, into=target)
-        assert all(same(target[name], value) for name, value in state.items()), way
+def many_tensors() -> dict[str, torch.Tensor]:
+    return {f"x{n}": torch.randn(n % 97, device=DEVICE) for n in range(3000)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [many_chunks, many_tensors])
+def test_large_and_many_tensors_come_back(
+    make: Callable[[], dict[str, torch.Tensor]], way: str, tmp_path: Path
+) -> None:
+    state = make()
+    save(state, tmp_path / "a", way)
+    target = {name: torch.zeros_like(value) for name, value in state.items()}
+    holdfast.load(tmp_path / "a", into=target)
+    assert all(same(target[name], value) for name, value in state.items())
 
 
 def test_a_model_on_no_device_is_made_on_this_one(tmp_path: Path) -> None:
