@@ -522,6 +522,33 @@ def test_local_steps_that_another_host_has_trained_on_without_do_not_count(
     assert restored(store, None)[:2] == (2, 2.0)
 
 
+def test_a_step_of_another_past_does_not_count_because_it_could_not_be_read_for_a_moment(
+    store: str, local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    left_local(store, local, 2)
+    next_job()
+    with opened(store, str(tmp_path / "other host")) as other:
+        assert other.restore(state(0)) == 1
+        other.save(2, state(20))
+    get, failed = LocalStore.get, list[str]()
+
+    def fail_once(self: LocalStore, name: str, limit: int) -> bytes:
+        if self.location == f"{local}/{step_name(2)}" and name == "MANIFEST" and not failed:
+            failed.append(name)
+            raise StoreError(f"read {self.location}/{name}: Input/output error")
+        return get(self, name, limit)
+
+    monkeypatch.setattr(LocalStore, "get", fail_once)
+    assert restored(store, local)[:2] == (2, 20.0)
+    assert failed
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(into := state(0)) == 2
+        checkpointer.save(3, into)
+    assert restored(store, local)[:2] == (3, 20.0)
+
+
 def left_local(store: str, local: str, *steps: int) -> None:
     """Save steps that only the local disk has in the end, in another job."""
     next_job()

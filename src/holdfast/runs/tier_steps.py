@@ -294,6 +294,9 @@ class TierSteps(ABC):
     ) -> set[int]:
         """Return the steps of this local disk that another job has left behind in the store.
 
+        Then a step that is in both counts only if it is the same. If one of them cannot be read
+        now, that is not known: the step may be of another past, and the store has it.
+
         Raises:
             OptionError: the local run has steps, and does not say of which store.
             MismatchError: a step is another checkpoint here than there, of the same job.
@@ -301,7 +304,7 @@ class TierSteps(ABC):
         here = set(reply.get("steps", ()))
         if store is None or not here:
             return set()
-        other = {step for step in sorted(here & set(store)) if not self._is_same(step)}
+        same = {step: self._is_same(step) for step in sorted(here & set(store))}
         alone = here - set(store)
         if alone and not reply["of"] and (store or job is not None):
             raise OptionError(
@@ -310,7 +313,8 @@ class TierSteps(ABC):
                 "or first bring these steps to the store with holdfast copy, and delete them here"
             )
         if job is not None and job not in reply["jobs"]:
-            return alone | other
+            return alone | {step for step, is_so in same.items() if not is_so}
+        other = {step for step, is_so in same.items() if is_so is False}
         for step in other - self.local.damaged - self.store.damaged:
             raise MismatchError(
                 f"step {step} is not the same checkpoint in {self.local.path(step)} as in "
@@ -319,10 +323,10 @@ class TierSteps(ABC):
             )
         return set()
 
-    def _is_same(self, step: int) -> bool:
-        """Compare a step; True also if one is damaged, which who restores it finds, or has gone."""
+    def _is_same(self, step: int) -> bool | None:
+        """Compare a step; None: one is damaged, which who restores it finds, or has gone."""
         below = step_name(step)
-        return is_same(self._here.below(below), self._there.below(below)) is not False
+        return is_same(self._here.below(below), self._there.below(below))
 
     def _note(self, old: set[int], store: list[int]) -> None:
         """Leave the steps of another past out, and take note of those of the store."""
