@@ -65,6 +65,15 @@ def load_number(
     """
     found = make(-1)  # no element and no value is that of a saved state
     holdfast.load(path, into=found, options=options, **load_options)
+    return number_in(found, path, make)
+
+
+def number_in(found: State, path: object, make: Callable[[int], State] = make_state) -> int:
+    """Compare every bit of what was loaded, and return the number it is a function of.
+
+    Raises:
+        WrongContentError: it is no state that ``make`` makes.
+    """
     number = found["loop"]["number"]
     if type(number) is not int or not _same(found, _expected(make, number)):
         raise WrongContentError(f"{path} says it is state {number}, but differs from it")

@@ -13,6 +13,7 @@ It needs root: it mounts directories, for its own processes alone.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -33,6 +34,7 @@ import torch.distributed as dist
 from crash_content import WrongContentError, digest, load_number, make_state
 from forked_ranks import (
     PEER_EXIT,
+    TELL_S,
     await_death,
     fork,
     join,
@@ -44,7 +46,7 @@ from forked_ranks import (
 
 import holdfast
 from holdfast import Keep
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, PeerError
 from holdfast.runs import uploader
 from holdfast.runs.host_uploads import OtherHosts
 from holdfast.runs.tier_steps import TierSteps
@@ -57,7 +59,8 @@ from namespaces import own_disk
 HOSTS = 2
 MODES = ("group", "rank", "call")
 SAVES_MAX, WINDOW_S, CALLS_MAX = 3, 0.15, 300
-DEADLINE_S, BEGUN_S, GONE_S, GROUP_TIMEOUT_S = 20.0, 90.0, 60.0, 20.0
+# Longer than a disk may hang (one fsync took 19 s). Deadlines are another campaign's.
+DEADLINE_S, BEGUN_S, GONE_S, GROUP_TIMEOUT_S = 120.0, 200.0, 60.0, 20.0
 VANISH = 0.1  # of the rounds
 RATES = (None, None, 30_000.0)  # bytes a second: a step has 26 KB
 NOTE_EVERY = 200
@@ -277,9 +280,33 @@ def _work(root: Path, rank: int, writing: int, chosen: Round, number: int) -> No
         line = [*line[-LINE_MAX:], [number, start + 1]]
         for step in count(start + 1):
             state = make_state(step)
-            checkpointer.save(step, state | {"line": line})
+            try:
+                checkpointer.save(step, state | {"line": line})
+            except PeerError:
+                raise
+            except HoldfastError:
+                _tell_where(root)
+                raise
             if rank == 0:
                 os.write(writing, f"{chosen.durable} {step} {digest(state)}\n".encode())
+
+
+def _tell_where(root: Path) -> None:
+    """Have all ranks say where each of their threads is, and show what hosts ask of each other."""
+    names = sorted(path.name for path in (root / "store").iterdir())
+    print(f"rank {os.getpid()} failed; the store has {names}", file=sys.stderr, flush=True)
+    for name in names:
+        if name.startswith(".uploading"):
+            with contextlib.suppress(OSError):
+                path = root / "store" / name
+                seconds = time.time() - path.stat().st_mtime
+                print(name, f"{seconds:.1f} s old", path.read_bytes()[:300], file=sys.stderr)
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            above = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(above) == os.getppid():
+                os.kill(int(process.name), signal.SIGUSR1)
+    time.sleep(2 * TELL_S)
 
 
 def _check_store(root: Path, promised: Promised, tally: Tally) -> None:

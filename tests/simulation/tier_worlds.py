@@ -9,6 +9,7 @@ loss of that disk, until a job on another one has trained on without it. What wa
 the store outlives that, too.
 """
 
+import contextlib
 import errno
 import json
 from collections.abc import Mapping
@@ -166,10 +167,12 @@ class TierOracle(Oracle):
             self.of(job).is_left = False
 
     def _newest_job(self) -> str:
-        """Return the name of the job that has the store."""
+        """Return the name of the job that has the store; empty: a power cut has left no word."""
         epoch = self._world.bucket.node(f"{self._world.root}/.epoch-{self.newest_taken:08d}")
         data = epoch.now if isinstance(epoch, SimFile) else b""
-        return str(json.loads(data).get("job", "")) if data else ""
+        with contextlib.suppress(ValueError):
+            return str(json.loads(data).get("job", ""))
+        return ""
 
     def tidying(self, place: str, step: int) -> None:
         """See `Oracle`."""

@@ -31,7 +31,7 @@ from .chaos.harms import FOREVER, KILLS, ONCE, Harm
 from .chaos.jobs import Field
 from .chaos.programs import OPTIONS, STEPS_MAX
 from .chaos.races import KINDS, race
-from .chaos.rounds import ENUMERATED, SCENARIOS, Tally, play
+from .chaos.rounds import ENUMERATED, SCENARIOS, TIERED, Tally, play
 
 SERVERS = ("seaweedfs", "moto")
 RACES_AT_ONCE = 25
@@ -93,19 +93,29 @@ def _add(tally: Tally, made: Tally, where: str) -> None:
 def kills(field: Field, options: argparse.Namespace, tally: Tally) -> None:
     """Kill at every request of a save, a save that retires, and a replace, before and after it."""
     for name in ENUMERATED:
-        rng = random.Random(f"{options.seed} {name}")
-        made, seen = play(field, SCENARIOS[name], None)
-        _add(tally, made, f"{name}, unharmed")
-        counts = {int(sender): count for sender, count in seen["counts"].items()}
-        done = Tally()
-        for sender, count in sorted(counts.items()):
-            for at in range(1, count + 1):
-                for action in ("kill-before", "kill-after"):
-                    harm, victims = Harm(action, sender, at), rng.choice(["self", "all"])
-                    made, _ = play(field, SCENARIOS[name], harm, victims)
-                    _add(done, made, f"{name}, {harm}, {victims}")
-        print(f"  {name}: {counts} requests of the ranks; {done}", flush=True)
-        tally.add(done)
+        _kill_at_every(name, field, options, tally)
+
+
+def tiers_kills(field: Field, options: argparse.Namespace, tally: Tally) -> None:
+    """Kill at every request of a job that has a local disk before the store."""
+    for name in TIERED:
+        _kill_at_every(name, field, options, tally)
+
+
+def _kill_at_every(name: str, field: Field, options: argparse.Namespace, tally: Tally) -> None:
+    rng = random.Random(f"{options.seed} {name}")
+    made, seen = play(field, SCENARIOS[name], None)
+    _add(tally, made, f"{name}, unharmed")
+    counts = {int(sender): count for sender, count in seen["counts"].items()}
+    done = Tally()
+    for sender, count in sorted(counts.items()):
+        for at in range(1, count + 1):
+            for action in ("kill-before", "kill-after"):
+                harm, victims = Harm(action, sender, at), rng.choice(["self", "all"])
+                made, _ = play(field, SCENARIOS[name], harm, victims)
+                _add(done, made, f"{name}, {harm}, {victims}")
+    print(f"  {name}: {counts} requests of the ranks; {done}", flush=True)
+    tally.add(done)
 
 
 def zombies(field: Field, options: argparse.Namespace, tally: Tally) -> None:
@@ -152,6 +162,39 @@ def at_random(field: Field, options: argparse.Namespace, tally: Tally) -> None:
             print(f"  up to {number}: {tally}", flush=True)
 
 
+def tiers_at_random(field: Field, options: argparse.Namespace, tally: Tally) -> None:
+    """Harm a job that has a local disk before the store; sometimes a disk is gone then."""
+    for number in range(options.first, options.first + options.rounds):
+        rng = random.Random(f"{options.seed} tiers {number}")
+        name = rng.choice(list(TIERED))
+        stage = rng.choice(["sync", "eager", "lazy"])
+        vanishes = rng.choice([-1, -1, -1, 0, 1])
+        sender = rng.choice([0, 0, 1]) if SCENARIOS[name].work.has_own_disks else 0
+        at, victims, saves = rng.randint(1, 120), rng.choice(["self", "other", "all"]), 0
+        kind = rng.choice(["once", "again", "kill", "kill", "kill", "hold", "tenth", "refuse"])
+        if kind == "once":
+            harm = Harm(rng.choice(ONCE), sender, at)
+        elif kind == "again":
+            harm = Harm(rng.choice(ONCE), sender, at, rng.choice([2, 3, FOREVER]))
+        elif kind == "kill":
+            harm = Harm(rng.choice(KILLS), sender, at)
+        elif kind == "hold":
+            harm = Harm(rng.choice(["hold-before", "hold-after"]), sender, at)
+            victims, vanishes = "all", -1
+        elif kind == "refuse":
+            harm = Harm(rng.choice(["expired", "quota"]), -1, at, FOREVER)
+        else:
+            actions = [*ONCE, "delay", "delay", "slow-down"]
+            harm = Harm(times=FOREVER, chance=0.1, actions=actions, seed=number)
+            saves = 4
+        made, _ = play(
+            field, SCENARIOS[name], harm, victims, stage=stage, saves=saves, vanishes=vanishes
+        )
+        _add(tally, made, f"--first {number}: {name}, {stage}, {harm}, {victims}, {vanishes}")
+        if number % 25 == 24:
+            print(f"  up to {number}: {tally}", flush=True)
+
+
 def restarts(field: Field, options: argparse.Namespace, tally: Tally) -> None:
     """Restart the server in the middle of a save, by SIGTERM or SIGKILL, at random requests."""
     if field.kind != "seaweedfs":
@@ -184,6 +227,8 @@ PARTS: dict[str, Callable[[Field, argparse.Namespace, Tally], None]] = {
     "random": at_random,
     "restarts": restarts,
     "races": races,
+    "tiers-kills": tiers_kills,
+    "tiers-random": tiers_at_random,
 }
 
 

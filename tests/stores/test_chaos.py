@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from namespaces import needs_namespaces
+
 TESTS = Path(__file__).parents[1]
 SERVERS = ("moto", "seaweedfs")
 SEED = os.environ.get("CRASH_SEED") or "161"
@@ -40,13 +42,24 @@ def test_requests_that_are_harmed_lose_no_save(server: str) -> None:
     assert done is not None and int(done[1]) > 5
 
 
+@needs_namespaces
+def test_ranks_with_a_local_disk_that_are_harmed_in_an_upload_lose_no_save(server: str) -> None:
+    said = play(server, "--only", "tiers-random", "--rounds", "6")
+    done = re.search(r"^in all: 6 rounds, (\d+) requests harmed, .* 0 faults", said, re.MULTILINE)
+    assert done is not None and int(done[1]) > 3
+
+
 def test_of_sixteen_who_race_one_wins(server: str) -> None:
     said = play(server, "--only", "races", "--rounds", "1")
     assert re.search(r"^in all: 3 rounds, .* 0 faults", said, re.MULTILINE)
 
 
-def test_the_loop_notices_a_replace_that_deletes_first_and_a_job_that_is_not_fenced(
+def test_the_loop_notices_planted_faults(
     server: str,
 ) -> None:
-    plants = ("replaced data goes before MANIFEST", "no look at the epoch")
-    assert "2 of 2 planted faults noticed" in play(server, "--plant", *plants)
+    plants = (
+        "replaced data goes before MANIFEST",
+        "no look at the epoch",
+        "told before the store has it",
+    )
+    assert "3 of 3 planted faults noticed" in play(server, "--plant", *plants)

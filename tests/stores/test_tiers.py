@@ -543,8 +543,9 @@ def test_a_step_of_another_past_does_not_count_because_it_could_not_be_read_for_
     monkeypatch.setattr(LocalStore, "get", fail_once)
     assert restored(store, local)[:2] == (2, 20.0)
     assert failed
+    into = state(0)
     with opened(store, local) as checkpointer:
-        assert checkpointer.restore(into := state(0)) == 2
+        assert checkpointer.restore(into) == 2
         checkpointer.save(3, into)
     assert restored(store, local)[:2] == (3, 20.0)
 

@@ -25,7 +25,15 @@ from forked_ranks import FAILED_EXIT, fork, join, reap
 from stores import servers
 
 from .harms import Harm
-from .programs import COLLECTIVE_S, PROGRAMS, Teller, Work, use_server
+from .programs import (
+    COLLECTIVE_S,
+    PATIENCE_S,
+    PROGRAMS,
+    REQUEST_S,
+    Teller,
+    Work,
+    use_server,
+)
 
 PR_SET_PDEATHSIG = 1
 SENDERS = 4
@@ -132,11 +140,12 @@ class Job:
             for descriptor in (self._reading, self._start, self._go):
                 os.close(descriptor)
             os.read(starting, 1)
-            use_server(field.senders[first + rank])
+            use_server(field.senders[first + rank], PATIENCE_S if work.is_patient else REQUEST_S)
             if plant is not None:
                 plant()
             if work.ranks > 1:
-                join(f"job-{name}", field.meeting, rank, work.ranks, COLLECTIVE_S)
+                limit_s = PATIENCE_S if work.is_patient else COLLECTIVE_S
+                join(f"job-{name}", field.meeting, rank, work.ranks, limit_s)
             PROGRAMS[work.kind](work, Teller(work, rank, writing, field.control, going))
 
         def quiet(rank: int) -> None:

@@ -39,16 +39,18 @@ class Known:
         begun: numbers of states that may be there, by step.
         saved: numbers that were acknowledged, by step.
         times: of each number, when its first rank began, and its last one was told the end.
+        local: numbers that the local disk before the store has acknowledged.
     """
 
     begun: dict[int, set[int]] = field(default_factory=dict)
     saved: dict[int, set[int]] = field(default_factory=dict)
     times: dict[int, tuple[float, float]] = field(default_factory=dict)
+    local: set[int] = field(default_factory=set)
 
     def newer(self, number: int) -> int:
         """Return a number that was acknowledged, and begun when another had ended; 0: none."""
         ended = self.times[number][1] if number in self.times else -1.0
-        acknowledged = {saved for numbers in self.saved.values() for saved in numbers}
+        acknowledged = self.local.union(*self.saved.values())
         return next((other for other in acknowledged if self.times[other][0] > ended), 0)
 
 
@@ -67,11 +69,15 @@ def known_of(events: list[dict[str, Any]]) -> Known:
     """Collect what ranks told; a step that one rank says is saved, is acknowledged."""
     known = Known()
     for event in events:
+        if event["what"] == "restored":
+            continue
         number = number_of(event["job"], event["step"])
         if event["what"] == "begun":
             known.begun.setdefault(event["step"], set()).add(number)
         elif event["what"] == "saved":
             known.saved.setdefault(event["step"], set()).add(number)
+        elif event["what"] == "local":
+            known.local.add(number)
         began, ended = known.times.get(number, (event["at"], math.inf))
         if event["what"] in ("saved", "told"):
             ended = event["at"] if ended == math.inf else max(ended, event["at"])

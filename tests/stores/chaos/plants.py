@@ -17,6 +17,7 @@ import holdfast.engine.swap
 from holdfast.engine.commit import Commit, remove_files
 from holdfast.engine.swap import Swap
 from holdfast.runs.fence import Fence
+from holdfast.runs.tiers import TieredRun
 from holdfast.stores.objects import ObjectStore
 
 from .harms import FOREVER, Harm
@@ -91,7 +92,20 @@ def two_may_take_one_epoch() -> None:
     ObjectStore.claim = lambda self, name, note: self._put(name, note, "overwrite")  # type: ignore
 
 
-def _at(name: str, action: str, wanted: str, times: int = 1, *, is_commit: bool = True) -> Show:
+def tell_before_the_store_has_it() -> None:
+    """With a local disk before the store, nobody waits for the upload."""
+    TieredRun.wait = lambda *given: None  # type: ignore[method-assign]
+
+
+def _at(
+    name: str,
+    action: str,
+    wanted: str,
+    times: int = 1,
+    *,
+    is_commit: bool = True,
+    vanishes: int = -1,
+) -> Show:
     """Harm a request of the coordinator that looks so: the second, after its bar; or each."""
 
     def show(field: Field, plant: Plant) -> Iterator[Tally]:
@@ -99,7 +113,7 @@ def _at(name: str, action: str, wanted: str, times: int = 1, *, is_commit: bool 
         found = [line for line in seen["seen"] if re.match(f"0:.* {wanted}$", line)]
         for line in found[1:2] if is_commit else found:
             harm = Harm(action, 0, _number(line), times)
-            yield play(field, SCENARIOS[name], harm, "all", plant)[0]
+            yield play(field, SCENARIOS[name], harm, "all", plant, vanishes=vanishes)[0]
 
     return show
 
@@ -140,6 +154,10 @@ PLANTS: dict[str, tuple[Plant, Show]] = {
     "two may take one epoch": (
         two_may_take_one_epoch,
         _at("zombie-first", "hold-before", EPOCH, is_commit=False),
+    ),
+    "told before the store has it": (
+        tell_before_the_store_has_it,
+        _at("tiers-store", "kill-before", COMMIT, is_commit=False, vanishes=0),
     ),
 }
 

@@ -9,23 +9,25 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import forked_ranks
 import torch.distributed as dist
-from crash_content import make_state
+from crash_content import make_state, number_in
 
 import holdfast
 import holdfast.engine.replace
 import holdfast.runs.directory
 from holdfast.errors import HoldfastError
 from holdfast.stores import objects_settings
+from namespaces import own_disk
 from stores import servers
 
 BUCKET = f"s3://{servers.BUCKET}"
 REQUEST_S = 6.0  # what one request may take, with its retries
 COLLECTIVE_S = 10.0
 DEADLINE_S = 5.0  # of a save in the background
+PATIENCE_S = 60.0
 PART_BYTES = {"moto": 6000}  # an upload has several parts, where a server takes small ones
 STEPS_MAX = 1000  # of one job
 OPTIONS = dataclasses.replace(
@@ -46,6 +48,10 @@ class Work:
         on_error: whether a rank saves on after an error.
         step: what is saved by a process of its own, beside a run.
         is_old: a day has passed for those who tidy up, at every look.
+        local: a directory of the local disk before the store; "": none.
+        has_own_disks: whether each rank has a disk of its own there.
+        durable: as Checkpointer's.
+        is_patient: nothing harms this job: whatever is slow is the machine.
     """
 
     kind: str
@@ -59,20 +65,32 @@ class Work:
     on_error: bool = False
     step: int = 0
     is_old: bool = False
+    local: str = ""
+    has_own_disks: bool = False
+    durable: Literal["store", "local"] = "store"
+    is_patient: bool = False
+
+    def disk_of(self, rank: int) -> str:
+        """Return the directory that a rank sees as ``local``."""
+        return f"{self.local}-{rank}" if self.has_own_disks else self.local
 
 
 class Teller:
     """Writes what happens to a pipe, and says to the proxy where harm may begin."""
 
     def __init__(self, work: Work, rank: int, pipe: int, control: int, go: int) -> None:
-        self._work, self._rank, self._pipe = work, rank, pipe
+        self._work, self.rank, self._pipe = work, rank, pipe
         self._control, self._go = control, go
 
     def tell(self, what: str, step: int = 0, error: Exception | None = None) -> None:
-        """Tell one thing: "begun", "saved" or "told" (of an error) of a step, or "ready"."""
+        """Tell one thing: "begun", "saved" or "told" (of an error) of a step, or "ready".
+
+        Of a run with a local disk also "local": that disk has it; "restored": the number of that
+        state.
+        """
         said = {
             "job": self._work.job,
-            "rank": self._rank,
+            "rank": self.rank,
             "what": what,
             "step": step,
             "at": time.monotonic(),
@@ -85,7 +103,7 @@ class Teller:
         """Say "begin" or "end" to the proxy, for all ranks of the job."""
         if what == "begin" and dist.is_initialized():
             dist.barrier()
-        if self._rank == 0:
+        if self.rank == 0:
             with socket.create_connection(("127.0.0.1", self._control)) as connection:
                 connection.sendall(f"{json.dumps({'do': what})}\n".encode())
                 connection.makefile().readline()
@@ -129,17 +147,22 @@ def open_run(work: Work) -> holdfast.Checkpointer:
 
 
 def try_save(work: Work, teller: Teller, step: int, save: Callable[[Any], object]) -> None:
-    """Save the state of a step; tell how that ends."""
+    """Save the state of a step; tell how that ends.
+
+    Args:
+        save: returns False if the store may not have it yet.
+    """
     state = make_state(number_of(work.job, step))
     teller.tell("begun", step)
     try:
-        save(state)
+        is_saved = save(state) is not False
     except HoldfastError as error:
         teller.tell("told", step, error)
         if not work.on_error:
             raise
         return
-    teller.tell("saved", step)
+    if is_saved:
+        teller.tell("saved", step)
 
 
 def save_steps(work: Work, teller: Teller) -> None:
@@ -167,6 +190,47 @@ def save_on(work: Work, teller: Teller) -> None:
     """Do as `save_steps`, when the driver says so, and say nothing to the proxy."""
     teller.window = lambda what: teller.await_go() if what == "begin" else None  # type: ignore
     save_steps(work, teller)
+
+
+def save_tiers(work: Work, teller: Teller) -> None:
+    """Restore a run that has a local disk before its store, and save steps."""
+    if work.has_own_disks:
+        own_disk(work.local, work.disk_of(teller.rank))
+    limit_s = PATIENCE_S if work.is_patient else DEADLINE_S
+    run = holdfast.Checkpointer(
+        work.place,
+        local=work.local,
+        durable=work.durable,
+        drain_s=limit_s,
+        every=1,
+        keep=holdfast.Keep.latest(work.keep) | holdfast.Keep.local(1),
+        stage=work.stage,
+        signals=(),
+        deadline_s=limit_s,
+        options=OPTIONS,
+    )
+    state = make_state(-1)
+    start = run.restore(state) or 0
+    if start:
+        teller.tell("restored", number_in(state, f"step {start}"))
+    harmed, last = start + work.before, start + work.before + work.saves
+
+    def save(state: Any) -> bool:
+        run.step(step, state)
+        run.wait(tier="local")
+        teller.tell("local", step)
+        if work.durable == "local" and step not in (harmed, last):
+            return False
+        run.wait(tier="store")
+        return True
+
+    for step in range(start + 1, last + 1):
+        if step == harmed + 1:
+            teller.tell("ready")
+            teller.window("begin")
+        try_save(work, teller, step, save)
+    teller.window("end")
+    run.close()
 
 
 def replace(work: Work, teller: Teller) -> None:
@@ -211,6 +275,7 @@ def copy(work: Work, teller: Teller) -> None:
 PROGRAMS: dict[str, Callable[[Work, Teller], None]] = {
     "steps": save_steps,
     "steps on": save_on,
+    "tiers": save_tiers,
     "replace": replace,
     "beside": save_beside,
     "copy": copy,

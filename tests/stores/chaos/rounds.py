@@ -1,19 +1,31 @@
 """A round: jobs of one scenario, the harm that meets them, and what a judge says in the end."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from .harms import Harm
 from .jobs import Field, Job, Plant
-from .oracle import Verdict, judge_copy, judge_place, judge_run, judged, known_of
-from .programs import BUCKET, Work
+from .oracle import (
+    Known,
+    Verdict,
+    judge_copy,
+    judge_place,
+    judge_run,
+    judged,
+    known_of,
+    look_at_run,
+)
+from .programs import BUCKET, PATIENCE_S, Work
 
 LIMIT_S = 45.0  # for a job from the harm to its end: no error comes later
 NEVER_S = 100.0
+STEPS_LOCAL_MAX = 3  # on a disk, after the last job
 TYPED = {
     "StoreError", "SyncError", "NoSpaceError", "PeerError", "FencedError", "AlreadyCommittedError",
     "NotCommittedError", "ReplacedError", "CancelledError",
@@ -55,12 +67,13 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What jobs do. ``also`` runs while the first one is held."""
+    """What jobs do. ``also`` runs while the first one is held; ``last`` when it has ended."""
 
     work: Work
     judge: Callable[[Any, Work, Verdict], None]
     also: Work | None = None
     also_first: bool = False  # it has the run before the held one begins
+    last: Work | None = None  # nothing harms it
 
 
 RUN = Work("steps", "")
@@ -93,6 +106,19 @@ SCENARIOS = {
 }
 ENUMERATED = ("save", "retire", "replace")
 
+TIERS = Work("tiers", "", before=2, saves=2)
+TIERED = {
+    f"tiers{hosts}{durable}": Scenario(
+        replace(TIERS, has_own_disks=bool(hosts), durable=durable[1:]),
+        judge_run,
+        replace(TIERS, job=2, before=0, has_own_disks=bool(hosts)),
+        last=replace(TIERS, job=3, before=0, has_own_disks=bool(hosts), is_patient=True),
+    )
+    for hosts in ("", "-hosts")
+    for durable in ("-store", "-local")
+}
+SCENARIOS |= TIERED
+
 
 def harms_for(job: Job, harm: Harm, victims: str) -> list[Harm]:
     """Name the victims of a harm: "self", who sends the request; "other"; "all"; "0"; "none"."""
@@ -115,20 +141,23 @@ def play(
     in_the_middle: Callable[[], None] | None = None,
     stage: str = "sync",
     saves: int = 0,
+    vanishes: int = -1,
 ) -> tuple[Tally, dict[str, Any]]:
     """Play a round; return what it has seen, and what the proxy has.
 
     Args:
         in_the_middle: called while a request is held.
+        vanishes: the rank whose local disk is gone before the last job.
     """
-    place = f"{BUCKET}/{field.new_name()}/run"
-    work = replace(scenario.work, place=place, stage=stage)
+    name = field.new_name()
+    at = {"place": f"{BUCKET}/{name}/run", "local": str(field.work / f"local-{name}")}
+    work = replace(scenario.work, **at, stage=stage)
     if saves:
         work = replace(work, saves=saves, on_error=True)
     tally = Tally(rounds=1)
     first = second = None
     if scenario.also is not None:
-        second = replace(scenario.also, place=place)
+        second = replace(scenario.also, **at)
     jobs: list[Job] = []
     if second is not None and scenario.also_first:
         jobs.append(Job(field, second, 2, plant))
@@ -162,29 +191,57 @@ def play(
         jobs[0].go()
         jobs[0].end(LIMIT_S)
     seen = field.ask("end")
-    judge = lambda verdict: scenario.judge(known_of(events), work, verdict)  # noqa: E731
-    events = [event for job in jobs for event in job.events]
-    verdict = judged(field.port, judge) if not seen["pending"] else None
-    if verdict is None:
-        verdict = _judge_twice(field, scenario, events, work)
+    verdict = _look_before_late(field, scenario, jobs, work) if seen["pending"] else Verdict()
+    if not verdict.faults:
+        if scenario.last is not None:
+            field.ask("arm")  # without a harm
+            last = Job(field, replace(scenario.last, **at), 2, plant)
+            tally.faults += _go_on(jobs, last, vanishes)
+        known = _known(jobs)
+        verdict = judged(field.port, lambda verdict: scenario.judge(known, work, verdict))
     _add(tally, jobs, seen, verdict, harm)
     return tally, seen
 
 
-def _judge_twice(field: Field, scenario: Scenario, events: Any, work: Work) -> Verdict:
-    """Judge once before a late request arrives, without a change, and once after it."""
-    from .oracle import look_at_run
+def _known(jobs: list[Job]) -> Known:
+    return known_of([event for job in jobs for event in job.events])
 
+
+def _look_before_late(field: Field, scenario: Scenario, jobs: list[Job], work: Work) -> Verdict:
+    """Judge once without a change, before a late request arrives."""
+    verdict, known = Verdict(), _known(jobs)
     if scenario.judge is judge_run:
-        look = lambda v: look_at_run(known_of(events), work.place, work.keep, v) and None  # noqa: E731
-        before = judged(field.port, look)
-        if before.faults:
-            return before
+        verdict = judged(
+            field.port, lambda verdict: look_at_run(known, work.place, work.keep, verdict) and None
+        )
     field.ask("release")
     until = time.monotonic() + 5.0
     while field.ask("look")["pending"] and time.monotonic() < until:
         time.sleep(0.005)
-    return judged(field.port, lambda v: scenario.judge(known_of(events), work, v))
+    return verdict
+
+
+def _go_on(jobs: list[Job], last: Job, vanishes: int) -> list[str]:
+    """Let a job go on with the local disks and the store; say what it misses, or leaves."""
+    known, work = _known(jobs), last.work
+    if vanishes >= 0:
+        shutil.rmtree(work.disk_of(vanishes), ignore_errors=True)
+        known.local.clear()
+    jobs.append(last)
+    last.start()
+    last.end(LIMIT_S + 2 * PATIENCE_S)
+    faults = []
+    for number in {event["step"] for event in last.told("restored")} or {0}:
+        if newer := known.newer(number):
+            faults.append(f"state {newer} was acknowledged; {number} was restored")
+        if number and number not in known.times:
+            faults.append(f"state {number} was restored, which nobody saved")
+    if last.told("told") or any(last.ended.values()):
+        faults.append(f"the last job ended so: {last.ended}; {last.told('told')[:1]}")
+    for rank in range(work.ranks):
+        if len(steps := list(Path(work.disk_of(rank)).glob("step-*"))) > STEPS_LOCAL_MAX:
+            faults.append(f"rank {rank} keeps {sorted(step.name for step in steps)}")
+    return faults
 
 
 def _hear_until_struck(field: Field, job: Job) -> None:
