@@ -27,6 +27,7 @@ BUCKET = f"s3://{servers.BUCKET}"
 REQUEST_S = 6.0  # what one request may take, with its retries
 COLLECTIVE_S = 10.0
 DEADLINE_S = 5.0  # of a save in the background
+UPLOADED_S = 10.0  # deadline of a save that has to reach the store: hosts ask once a second
 PATIENCE_S = 60.0
 PART_BYTES = {"moto": 6000}  # an upload has several parts, where a server takes small ones
 STEPS_MAX = 1000  # of one job
@@ -101,14 +102,21 @@ class Teller:
 
     def window(self, what: str) -> None:
         """Say "begin" or "end" to the proxy, for all ranks of the job."""
-        if what == "begin" and dist.is_initialized():
-            dist.barrier()
+        if what == "begin":
+            self._meet()
         if self.rank == 0:
             with socket.create_connection(("127.0.0.1", self._control)) as connection:
                 connection.sendall(f"{json.dumps({'do': what})}\n".encode())
                 connection.makefile().readline()
-        if what == "begin" and dist.is_initialized():
-            dist.barrier()
+        if what == "begin":
+            self._meet()
+
+    def _meet(self) -> None:
+        try:
+            if dist.is_initialized():
+                dist.barrier()
+        except RuntimeError:
+            os._exit(0)  # an upload in the background was harmed, and the other rank is gone
 
     def await_go(self) -> None:
         """Wait for the driver."""
@@ -196,7 +204,7 @@ def save_tiers(work: Work, teller: Teller) -> None:
     """Restore a run that has a local disk before its store, and save steps."""
     if work.has_own_disks:
         own_disk(work.local, work.disk_of(teller.rank))
-    limit_s = PATIENCE_S if work.is_patient else DEADLINE_S
+    limit_s = PATIENCE_S if work.is_patient else UPLOADED_S
     run = holdfast.Checkpointer(
         work.place,
         local=work.local,
