@@ -25,6 +25,7 @@ class Process:
         self.frozen_until = 0.0
         self.frozen_s = 0.0  # in all
         self.clock_off_s = 0.0
+        self.sent_s: float | None = None  # when a request was sent that stands for it
         self.epochs: dict[str, int] = {}
         self.names: list[str] = []  # see `holdfast.engine.epochs`
         self.synced: dict[str, float] = {}  # directories, and when they were last changed

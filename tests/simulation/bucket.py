@@ -167,6 +167,7 @@ class Bucket:
             sender.tidied_at,
         )
         wire.forced, wire.retired = sender.forced, sender.retired
+        wire.sent_s = scheduler.now
 
         def arrive() -> None:
             scheduler.pause(seconds)

@@ -62,6 +62,7 @@ class Oracle:
         self._retired_saves: set[str] = set()  # that a MANIFEST named
         self._left_at: dict[int, float] = {}  # steps, and when they were last let go of
         self._late: Counter[int] = Counter()
+        self._taken: list[tuple[float, int]] = []  # when each epoch was taken
 
     def fault(self, text: str) -> None:
         """Note a broken promise."""
@@ -78,6 +79,7 @@ class Oracle:
         self.epochs[job] = epoch
         self.newest_epoch = max(self.newest_epoch, epoch)
         self._taken_s = self.scheduler.now
+        self._taken.append((self.scheduler.now, epoch))
         self.counts["epochs"] += 1
 
     def acknowledge(self, step: int, value: int) -> None:
@@ -166,7 +168,7 @@ class Oracle:
         if manifest is not None:
             self._retired_saves.add(manifest.table.header.save_id)
         if self._is_fenced(process):
-            self._late[process.job] += 1
+            self._late[process.job] += not self._was_sent_before(process)
             self.counts["retired late"] += 1
             if self._late[process.job] > 1:
                 self.fault(f"{process.name} goes on to retire after a newer epoch")
@@ -207,6 +209,12 @@ class Oracle:
 
     def _is_fenced(self, process: Process) -> bool:
         return not process.is_plain and self.newest_epoch > self.epochs.get(process.job, 0)
+
+    def _was_sent_before(self, process: Process) -> bool:
+        """Return whether it is a request that was on its way when a newer job took the run."""
+        mine = self.epochs.get(process.job, 0)
+        taken = min((at for at, epoch in self._taken if epoch > mine), default=0.0)
+        return process.sent_s is not None and process.sent_s <= taken
 
     def _value(self, manifest: Manifest | None) -> int | None:
         saved = manifest and self.saves.get(manifest.table.header.save_id)

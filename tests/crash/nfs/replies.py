@@ -56,6 +56,7 @@ def any_lost_reply(lab: Lab) -> str:
         lost += lab.a.proxy.state()[1]
         lab.a.proxy.lose(Orders())
         _check_all(lab, root, f"request {number}, restart {restart}", failed)
+        print(f"the reply to request {number} of {requests} was lost", flush=True)
     return f"{lost} replies lost, one in each trial ({requests} requests); every save succeeded"
 
 
