@@ -44,9 +44,9 @@ def test_requests_that_are_harmed_lose_no_save(server: str) -> None:
 
 @needs_namespaces
 def test_ranks_with_a_local_disk_that_are_harmed_in_an_upload_lose_no_save(server: str) -> None:
-    said = play(server, "--only", "tiers-random", "--rounds", "6")
-    done = re.search(r"^in all: 6 rounds, (\d+) requests harmed, .* 0 faults", said, re.MULTILINE)
-    assert done is not None and int(done[1]) > 3
+    said = play(server, "--only", "tiers-random", "--rounds", "3")
+    done = re.search(r"^in all: 3 rounds, (\d+) requests harmed, .* 0 faults", said, re.MULTILINE)
+    assert done is not None and int(done[1]) > 0
 
 
 def test_of_sixteen_who_race_one_wins(server: str) -> None:

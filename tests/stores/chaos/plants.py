@@ -97,15 +97,14 @@ def tell_before_the_store_has_it() -> None:
     TieredRun.wait = lambda *given: None  # type: ignore[method-assign]
 
 
-def _at(
-    name: str,
-    action: str,
-    wanted: str,
-    times: int = 1,
-    *,
-    is_commit: bool = True,
-    vanishes: int = -1,
-) -> Show:
+def _in_an_upload(field: Field, plant: Plant) -> Iterator[Tally]:
+    """Kill a job that has a local disk before the store, while it uploads; the disk is gone."""
+    for at in (4, 8, 16, 24):
+        harm = Harm("kill-before", 0, at)
+        yield play(field, SCENARIOS["tiers-store"], harm, "all", plant, vanishes=0)[0]
+
+
+def _at(name: str, action: str, wanted: str, times: int = 1, *, is_commit: bool = True) -> Show:
     """Harm a request of the coordinator that looks so: the second, after its bar; or each."""
 
     def show(field: Field, plant: Plant) -> Iterator[Tally]:
@@ -113,7 +112,7 @@ def _at(
         found = [line for line in seen["seen"] if re.match(f"0:.* {wanted}$", line)]
         for line in found[1:2] if is_commit else found:
             harm = Harm(action, 0, _number(line), times)
-            yield play(field, SCENARIOS[name], harm, "all", plant, vanishes=vanishes)[0]
+            yield play(field, SCENARIOS[name], harm, "all", plant)[0]
 
     return show
 
@@ -155,10 +154,7 @@ PLANTS: dict[str, tuple[Plant, Show]] = {
         two_may_take_one_epoch,
         _at("zombie-first", "hold-before", EPOCH, is_commit=False),
     ),
-    "told before the store has it": (
-        tell_before_the_store_has_it,
-        _at("tiers-store", "kill-before", COMMIT, is_commit=False, vanishes=0),
-    ),
+    "told before the store has it": (tell_before_the_store_has_it, _in_an_upload),
 }
 
 
