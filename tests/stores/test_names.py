@@ -174,6 +174,15 @@ def test_who_is_revoked_does_not_publish_and_who_came_first_stays(
     assert store.get("first", 1) == b"x"
 
 
+def test_who_found_an_object_bars_nothing_when_that_has_gone(store: Store) -> None:
+    put(store, "MANIFEST", b"old")
+    store.prepare(".manifest-1", b"late", "MANIFEST")
+    open_store(store.location).remove("MANIFEST")  # by a newer job, after the last look
+    if not store.shows_pending:
+        assert not store.publish(".manifest-1", "MANIFEST")
+        assert not store.exists("MANIFEST")
+
+
 def test_who_revoked_publishes_in_the_end(store: Store) -> None:
     put(store, "first")
     store.revoke(".manifest-1", "MANIFEST")

@@ -57,6 +57,7 @@ class ObjectStore:
         self._base = f"{self._scheme}://{self._bucket}"
         self.location = f"{self._base}/{self._prefix}".rstrip("/")
         self._prepared: dict[str, bytes] = {}
+        self._reserved: set[str] = set()  # prepared for a name that is barred, or has an object
 
     @property
     def vfs(self) -> Files:
@@ -135,18 +136,19 @@ class ObjectStore:
             StoreError: another process bars it.
         """
         self._prepared[pending_name] = data
-        if name:
-            self._reserve(name)
+        if name and self._reserve(name):
+            self._reserved.add(pending_name)
 
     def publish(self, pending_name: str, name: str) -> bool:
-        """Put the object in place of this process's bar.
+        """Put the object in place of this process's bar; no later one: what was there may go.
 
         Raises:
             OptionError: as `prepare`, if that was not told the name.
         """
         data = self._prepared.pop(pending_name)
         try:
-            mode = _bars.pop(self._where(name), None) if self._reserve(name) else "create"
+            has_bar = pending_name in self._reserved or self._reserve(name)
+            mode = _bars.pop(self._where(name), None) if has_bar else "create"
         except StoreError as error:
             if error.errno != errno.EEXIST:
                 raise
@@ -275,10 +277,9 @@ class ObjectStore:
 
     def remove(self, name: str) -> None:
         """Remove an object; no error when it is not there. A bar stays."""
-        if self._prepared.pop(name, None) is None:
-            found = self._found(name)
-            if found is not None and not self._is_bar(name, found):
-                self._delete(name)
+        is_here = self._prepared.pop(name, None) is not None
+        if not is_here and (found := self._found(name)) and not self._is_bar(name, found):
+            self._delete(name)
 
     def remove_all(self, names: Sequence[str]) -> None:
         """Remove data files, which are no bars, by one request for many where a store has that."""
@@ -396,5 +397,4 @@ class ObjectStore:
         return store_error(errno.ENOENT, f"{what} {self._where(name)}: there is no such object")
 
     def _contended(self, what: str, name: str) -> StoreError:
-        text = f"{what} {self._where(name)}: others changed it {ATTEMPTS} times meanwhile"
-        return store_error(errno.EAGAIN, text)
+        return store_error(errno.EAGAIN, f"{what} {self._where(name)}: others keep changing it")
