@@ -32,6 +32,7 @@ import forked_ranks
 import torch
 import torch.distributed as dist
 from crash_content import WrongContentError, digest, load_number, make_state
+from disk_probe import DiskProbe
 from forked_ranks import (
     PEER_EXIT,
     TELL_S,
@@ -59,8 +60,9 @@ from namespaces import own_disk
 HOSTS = 2
 MODES = ("group", "rank", "call")
 SAVES_MAX, WINDOW_S, CALLS_MAX = 3, 0.15, 300
-# Longer than a disk may hang (one fsync took 19 s). Deadlines are another campaign's.
-DEADLINE_S, BEGUN_S, GONE_S, GROUP_TIMEOUT_S = 120.0, 200.0, 60.0, 20.0
+DEADLINE_S, BEGUN_S, GONE_S, GROUP_TIMEOUT_S = 20.0, 90.0, 60.0, 20.0
+LATE_EXIT, LATE = 5, "in the time that the save has"  # a save has met its deadline
+HUNG_S = 5.0  # of one sync: then saves may be late (one of 19 s was seen here)
 VANISH = 0.1  # of the rounds
 RATES = (None, None, 30_000.0)  # bytes a second: a step has 26 KB
 NOTE_EVERY = 200
@@ -136,6 +138,7 @@ class Tally:
     ways: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
     vanished: int = 0
+    hung: int = 0  # rounds with a late save, while the disk hung
     restored: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
@@ -145,6 +148,7 @@ class Tally:
         where = ", ".join(f"{number} {way}" for way, number in sorted(self.restored.items()))
         return (
             f"{sum(self.ways.values())} kills ({ways}); {self.vanished} hosts vanished; "
+            f"{self.hung} late saves while the disk hung; "
             f"acknowledged: {told}; restored: {where}; {len(self.faults)} faults"
         )
 
@@ -166,28 +170,35 @@ def run(root: Path, kills: int, seed: int, plant: str = "") -> Tally:
     load_everything(root)
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     gc.freeze()
-    rng, tally, promised = random.Random(seed), Tally(), Promised()
+    rng, tally, promised, probe = random.Random(seed), Tally(), Promised(), DiskProbe(root)
     for number in range(kills):
-        chosen = Round.choose(rng)
-        _play(root, number, meeting.port, chosen, tally, promised)
+        chosen, hung = Round.choose(rng), tally.hung
+        _play(root, number, meeting.port, chosen, tally, promised, probe)
         _check_store(root, promised, tally)
         if chosen.vanishes is not None:
             shutil.rmtree(root / f"host{chosen.vanishes}", ignore_errors=True)
             tally.vanished += 1
             promised.local = (0, 0)
-        tally.ways[chosen.mode] += 1
+        tally.ways[chosen.mode] += tally.hung == hung
         if (number + 1) % NOTE_EVERY == 0:
             print(tally, flush=True)
         if tally.faults:
             tally.faults.append(f"this was seed {seed}, round {number}, {chosen}")
             break
+    probe.close()
     if not tally.faults:
         _finish(root, kills, meeting.port, promised, tally)
     return tally
 
 
 def _play(
-    root: Path, number: int, port: int, chosen: Round, tally: Tally, promised: Promised
+    root: Path,
+    number: int,
+    port: int,
+    chosen: Round,
+    tally: Tally,
+    promised: Promised,
+    probe: DiskProbe,
 ) -> None:
     """Fork the ranks, kill, wait for all to be gone; compare what they say with the promises."""
     reading, writing = os.pipe()
@@ -203,6 +214,7 @@ def _play(
             join(f"round-{number}", port, rank, world_size, GROUP_TIMEOUT_S)
         _work(root, rank, writing, chosen, number)
 
+    probe.reset()
     children = {rank: fork(rank_main, rank) for rank in range(world_size)}
     for descriptor in (writing, waiting, opening):
         os.close(descriptor)
@@ -216,7 +228,9 @@ def _play(
     strike(children, children, signal.SIGKILL)  # what survivors do is another campaign's
     ended, _ = reap(children, GONE_S)
     for rank, status in ended.items():
-        if status not in (-signal.SIGKILL, PEER_EXIT):
+        if status == LATE_EXIT and probe.longest_s() > HUNG_S:
+            tally.hung += 1
+        elif status not in (-signal.SIGKILL, PEER_EXIT):
             tally.faults.append(f"rank {rank} ended with {status}")
     text += read_until(reading, lambda _: False, BEGUN_S)
     os.close(reading)
@@ -284,17 +298,19 @@ def _work(root: Path, rank: int, writing: int, chosen: Round, number: int) -> No
                 checkpointer.save(step, state | {"line": line})
             except PeerError:
                 raise
-            except HoldfastError:
-                _tell_where(root)
+            except HoldfastError as error:
+                _tell_where(root, error)
+                if LATE in str(error):
+                    os._exit(LATE_EXIT)
                 raise
             if rank == 0:
                 os.write(writing, f"{chosen.durable} {step} {digest(state)}\n".encode())
 
 
-def _tell_where(root: Path) -> None:
+def _tell_where(root: Path, error: HoldfastError) -> None:
     """Have all ranks say where each of their threads is, and show what hosts ask of each other."""
     names = sorted(path.name for path in (root / "store").iterdir())
-    print(f"rank {os.getpid()} failed; the store has {names}", file=sys.stderr, flush=True)
+    print(f"{error}; the store has {names}", file=sys.stderr, flush=True)
     for name in names:
         if name.startswith(".uploading"):
             with contextlib.suppress(OSError):

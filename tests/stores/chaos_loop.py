@@ -27,7 +27,7 @@ from crash_content import make_state
 
 import holdfast
 
-from .chaos.harms import FOREVER, KILLS, ONCE, Harm
+from .chaos.harms import FOREVER, HOLDS, KILLS, ONCE, Harm
 from .chaos.jobs import Field
 from .chaos.programs import OPTIONS, STEPS_MAX
 from .chaos.races import KINDS, race
@@ -125,12 +125,24 @@ def zombies(field: Field, options: argparse.Namespace, tally: Tally) -> None:
         done, count = Tally(), seen["counts"].get("0", 0)
         rng = random.Random(f"{options.seed} {name}")
         for at in sorted(rng.sample(range(1, count + 1), min(count, max(4, options.rounds // 4)))):
-            for action in ("hold-before", "hold-after"):
+            for action in HOLDS:
                 harm = Harm(action, 0, at)
                 made, _ = play(field, SCENARIOS[name], harm, "all")
                 _add(done, made, f"{name}, {harm}")
         print(f"  {name}: {count} requests; {done}", flush=True)
         tally.add(done)
+
+
+def _harm(kind: str, sender: int, at: int, rng: random.Random, seed: int) -> Harm:
+    """Choose a harm of a kind; ``seed`` is for the one that hits one request in ten."""
+    if kind == "tenth":
+        actions = [*ONCE, "delay", "delay", "slow-down"]
+        return Harm(times=FOREVER, chance=0.1, actions=actions, seed=seed)
+    if kind == "refuse":
+        return Harm(rng.choice(["expired", "quota"]), rng.choice([-1, sender]), at, FOREVER)
+    of_kind = {"kill": KILLS, "hold": HOLDS}.get(kind, ONCE)
+    times = rng.choice([2, 3, FOREVER]) if kind == "again" else 1
+    return Harm(rng.choice(of_kind), sender, at, times)
 
 
 def at_random(field: Field, options: argparse.Namespace, tally: Tally) -> None:
@@ -143,19 +155,11 @@ def at_random(field: Field, options: argparse.Namespace, tally: Tally) -> None:
         sender = 0 if name == "copy" else rng.choice([0, 0, 1])
         at = rng.randint(1, 60) if sender == 0 else rng.randint(1, 8)
         kind = rng.choice(["once", "once", "again", "kill", "kill", "tenth", "tenth", "refuse"])
-        if kind == "once":
-            harm = Harm(rng.choice(ONCE), sender, at)
-        elif kind == "again":
-            harm = Harm(rng.choice(ONCE), sender, at, rng.choice([2, 3, FOREVER]))
-        elif kind == "kill":
-            harm = Harm(rng.choice(KILLS), sender, at)
-            victims = rng.choice(["self", "other", "0", "all"]) if name != "copy" else "self"
-        elif kind == "refuse":
-            harm = Harm(rng.choice(["expired", "quota"]), rng.choice([-1, sender]), at, FOREVER)
-        else:
-            actions = [*ONCE, "delay", "delay", "slow-down"]
-            harm = Harm(times=FOREVER, chance=0.1, actions=actions, seed=number)
-            saves = 0 if name == "copy" else 4
+        harm = _harm(kind, sender, at, rng, number)
+        if kind == "kill" and name != "copy":
+            victims = rng.choice(["self", "other", "0", "all"])
+        elif kind == "tenth" and name != "copy":
+            saves = 4
         made, _ = play(field, SCENARIOS[name], harm, victims, stage=stage, saves=saves)
         _add(tally, made, f"--first {number}: {name}, {stage}, {harm}, {victims}")
         if number % 25 == 24:
@@ -172,20 +176,10 @@ def tiers_at_random(field: Field, options: argparse.Namespace, tally: Tally) -> 
         sender = rng.choice([0, 0, 1]) if SCENARIOS[name].work.has_own_disks else 0
         at, victims, saves = rng.randint(1, 120), rng.choice(["self", "other", "all"]), 0
         kind = rng.choice(["once", "again", "kill", "kill", "kill", "hold", "tenth", "refuse"])
-        if kind == "once":
-            harm = Harm(rng.choice(ONCE), sender, at)
-        elif kind == "again":
-            harm = Harm(rng.choice(ONCE), sender, at, rng.choice([2, 3, FOREVER]))
-        elif kind == "kill":
-            harm = Harm(rng.choice(KILLS), sender, at)
-        elif kind == "hold":
-            harm = Harm(rng.choice(["hold-before", "hold-after"]), sender, at)
+        harm = _harm(kind, sender, at, rng, number)
+        if kind == "hold":
             victims, vanishes = "all", -1
-        elif kind == "refuse":
-            harm = Harm(rng.choice(["expired", "quota"]), -1, at, FOREVER)
-        else:
-            actions = [*ONCE, "delay", "delay", "slow-down"]
-            harm = Harm(times=FOREVER, chance=0.1, actions=actions, seed=number)
+        elif kind == "tenth":
             saves = 4
         made, _ = play(
             field, SCENARIOS[name], harm, victims, stage=stage, saves=saves, vanishes=vanishes

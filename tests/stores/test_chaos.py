@@ -54,9 +54,7 @@ def test_of_sixteen_who_race_one_wins(server: str) -> None:
     assert re.search(r"^in all: 3 rounds, .* 0 faults", said, re.MULTILINE)
 
 
-def test_the_loop_notices_planted_faults(
-    server: str,
-) -> None:
+def test_the_loop_notices_planted_faults(server: str) -> None:
     plants = (
         "replaced data goes before MANIFEST",
         "no look at the epoch",

@@ -26,6 +26,7 @@ ACTIONS = {
     "hold-before": "victims are stopped; it is forwarded when the driver releases it",
     "hold-after": "it is forwarded; victims are stopped; the answer goes on when released",
 }
+HOLDS = ("hold-before", "hold-after")
 KILLS = ("kill-before", "kill-after", "kill-late")
 ONCE = ("cut", "cut-request", "lost", "cut-reply", "slow-down", "delay", "late")
 
