@@ -9,6 +9,7 @@ import subprocess
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -285,3 +286,18 @@ def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_an_absent_one(scratc
     without_rights(load)
     (scratch / "hidden").chmod(0o755)
     assert load_number(scratch / "hidden" / "older") == 1
+
+
+@pytest.mark.parametrize("durable", ["store", "local"])
+def test_a_local_disk_that_is_smaller_than_one_checkpoint_says_so(
+    durable: Literal["store", "local"], small_disk: Path, scratch: Path
+) -> None:
+    store, local = scratch / "store", small_disk / "run"
+    given: dict[str, Any] = {"local": local, "durable": durable, "signals": (), "options": OPTIONS}
+    with holdfast.Checkpointer(store, **given) as checkpointer:
+        with pytest.raises(NoSpaceError, match=re.escape(str(local))):
+            checkpointer.save(1, {"w": torch.ones(1 << 19)})  # 2 MiB, of 1 MiB
+        assert checkpointer.steps() == [] and not list(local.glob("step-*/data/*/*"))
+        checkpointer.save(1, make_state(1))
+    assert holdfast.Checkpointer(store, options=OPTIONS).steps() == [1]
+    assert load_number(store / "step-00000001") == 1
