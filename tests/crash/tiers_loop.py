@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -48,7 +49,7 @@ from forked_ranks import (
 import holdfast
 from holdfast import Keep
 from holdfast.errors import HoldfastError, PeerError
-from holdfast.runs import uploader
+from holdfast.runs.directory import Run
 from holdfast.runs.host_uploads import OtherHosts
 from holdfast.runs.tier_steps import TierSteps
 from holdfast.runs.tiers import TieredRun
@@ -73,13 +74,22 @@ def _nothing(*given: object) -> None:
     pass
 
 
+_judged = Run._judged
+
+
+def _newest_goes(run: Run, spare: Collection[int]) -> tuple[list[int], set[int]]:
+    """Judge as `Run._judged` does, but let go of the newest step of the local disk."""
+    doomed, others = _judged(run, spare)
+    return (run.steps()[-1:] if Path(run.root).name == "local" else doomed), others
+
+
 # What is put in place of what, in the ranks.
 PLANTS: dict[str, tuple[object, str, object]] = {
     "a save is told before the store has it": (TieredRun, "wait", _nothing),
     "MANIFEST does not wait for other hosts": (OtherHosts, "wait", _nothing),
     "steps of another past count": (TierSteps, "_left_behind", lambda *given: set()),
     "steps of another past stay": (TieredRun, "_drop_past", _nothing),
-    "the newest local step goes": (uploader, "stays", lambda *given, **more: set()),
+    "the newest local step goes": (Run, "_judged", _newest_goes),
     "other hosts keep nothing": (
         TieredRun,
         "_tell_ranks",
