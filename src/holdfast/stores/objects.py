@@ -140,7 +140,7 @@ class ObjectStore:
             self._reserved.add(pending_name)
 
     def publish(self, pending_name: str, name: str) -> bool:
-        """Put the object in place of this process's bar; no later one: what was there may go.
+        """Put the object in place of the bar that `prepare` made; one made now is too late.
 
         Raises:
             OptionError: as `prepare`, if that was not told the name.

@@ -52,7 +52,7 @@ class Work:
         local: a directory of the local disk before the store; "": none.
         has_own_disks: whether each rank has a disk of its own there.
         durable: as Checkpointer's.
-        is_patient: nothing harms this job: whatever is slow is the machine.
+        is_patient: nothing harms this job, so its limits are long.
     """
 
     kind: str
