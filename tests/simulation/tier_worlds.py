@@ -260,7 +260,7 @@ class TierRank(Rank):
         return step
 
     def _closed(self) -> None:
-        """See `Rank`: then the store has what the disk has."""
+        """See `Rank`: then the store has what the disk has, if no newer job has the store."""
         oracle, disk = self._tiers, self._tiers.of(self._job.number)
         step = disk.newest()
         value = disk.acked.get(step, 0)
@@ -269,6 +269,7 @@ class TierRank(Rank):
         if (
             step
             and is_own
+            and not oracle.store._is_fenced(self._process)
             and max(there, default=0) <= step
             and oracle.store.value_at(step) != value
         ):
