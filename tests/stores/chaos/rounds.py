@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -195,8 +195,8 @@ def play(
     if not verdict.faults:
         if scenario.last is not None:
             field.ask("arm")  # without a harm
-            last = Job(field, replace(scenario.last, **at), 2, plant)
-            tally.faults += _go_on(jobs, last, vanishes)
+            work_last = replace(scenario.last, **at)
+            tally.faults += _go_on(jobs, lambda: Job(field, work_last, 2, plant), vanishes)
         known = _known(jobs)
         verdict = judged(field.port, lambda verdict: scenario.judge(known, work, verdict))
     _add(tally, jobs, seen, verdict, harm)
@@ -221,15 +221,20 @@ def _look_before_late(field: Field, scenario: Scenario, jobs: list[Job], work: W
     return verdict
 
 
-def _go_on(jobs: list[Job], last: Job, vanishes: int) -> list[str]:
+def _go_on(jobs: list[Job], make: Callable[[], Job], vanishes: int) -> list[str]:
     """Let a job go on with the local disks and the store; say what it misses, or leaves."""
-    known, work = _known(jobs), last.work
-    if vanishes >= 0:
-        shutil.rmtree(work.disk_of(vanishes), ignore_errors=True)
-        known.local.clear()
-    jobs.append(last)
-    last.start()
-    last.end(LIMIT_S + 2 * PATIENCE_S)
+    before = [pid for job in jobs for pid in job.pids]
+    for is_again in (False, True):
+        known, last = _known(jobs), make()
+        work = last.work
+        if vanishes >= 0:
+            shutil.rmtree(work.disk_of(vanishes), ignore_errors=True)
+            known.local.clear()
+        jobs.append(last)
+        last.start()
+        last.end(LIMIT_S + 2 * PATIENCE_S)
+        if is_again or not _is_fenced_by(last, before):
+            break  # else what a job asked for before it died arrived late: once more
     faults = []
     for number in {event["step"] for event in last.told("restored")} or {0}:
         if newer := known.newer(number):
@@ -242,6 +247,12 @@ def _go_on(jobs: list[Job], last: Job, vanishes: int) -> list[str]:
         if len(steps := list(Path(work.disk_of(rank)).glob("step-*"))) > STEPS_LOCAL_MAX:
             faults.append(f"rank {rank} keeps {sorted(step.name for step in steps)}")
     return faults
+
+
+def _is_fenced_by(job: Job, pids: Sequence[int]) -> bool:
+    """Return whether a job met the epoch of one of these processes, which have ended."""
+    texts = [event["text"] for event in job.told("told") if event["error"] == "FencedError"]
+    return any(f"by process {pid} on " in text for text in texts for pid in pids)
 
 
 def _hear_until_struck(field: Field, job: Job) -> None:
