@@ -40,6 +40,7 @@ from holdfast.runs.place import Lack
 from holdfast.runs.schedule import Schedule
 from holdfast.stores.local import LocalStore
 from holdfast.stores.url import open_store
+from holdfast.testing import recording
 from stores.places import Place
 from stores.test_copy import files
 
@@ -960,6 +961,16 @@ def test_a_local_run_of_no_store_is_refused_where_the_store_holds_a_run(
         pytest.raises(OptionError, match="does not say which store they belong to"),
     ):
         checkpointer.restore(state(0))
+
+
+def test_a_job_is_named_durably_before_it_takes_the_store(tmp_path: Path) -> None:
+    root = tmp_path
+    with recording() as disk:
+        write_mark(open_store(root / "new" / "run"), "s3://bucket/run", ["1" * 16])
+    calls = [(operation, path) for operation, path, *_ in disk.trace()]
+    named = calls.index(("create", f"{root}/new/run/.job-{'1' * 16}"))
+    for above in ("new/run", "new", ""):
+        assert ("sync_directory", str(root / above)) in calls[named:], above
 
 
 def test_jobs_that_begin_at_once_are_all_named(local: str) -> None:

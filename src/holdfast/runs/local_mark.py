@@ -52,7 +52,9 @@ def write_mark(local: Store, store: str, jobs: Iterable[str], *, forgets: bool =
     mine = jobs_in(map(job_name, jobs))  # what an epoch names may be anything
     for job in sorted(mine):
         local.claim(job_name(job), b"")
-    local.sync_directory()
+    local.sync_made(MARK_NAME)
+    local.sync_path(MARK_NAME)  # the directory itself may be new: an epoch in a store is durable
+    local.sync_above(MARK_NAME)
     if not forgets:
         return
     others = [job_name(job) for job in jobs_in(entry.name for entry in local.list()) - mine]
