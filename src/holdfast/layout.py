@@ -24,6 +24,14 @@ ITEM_BYTES = {
 }
 
 
+def spanned_bytes(dtype: str, shape: Shape) -> int:
+    """Return how many bytes a tensor takes, if a dimension of 0 counts as 1.
+
+    No shape may span more than a memory could, not even that of an empty tensor.
+    """
+    return prod([n or 1 for n in shape]) * ITEM_BYTES[dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
     """An n-dimensional interval: elements ``offset[d] <= i[d] < offset[d] + shape[d]``."""

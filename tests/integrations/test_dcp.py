@@ -403,3 +403,12 @@ def test_holdfast_does_not_import_dcp() -> None:
     code += "[m for m in sys.modules if m == 'torch.distributed.checkpoint.storage'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", "it would cost every program its import"
+
+
+def test_an_empty_tensor_whose_shape_no_reader_takes_is_not_committed(new_path: NewPath) -> None:
+    path = new_path()
+    with pytest.raises(
+        CheckpointException, match=r"tensor z has no elements, .* spans 2\^63 bytes"
+    ):
+        dcp.save({"z": torch.empty(1 << 61, 0)}, storage_writer=HoldfastWriter(path))
+    assert not (path / "MANIFEST").exists()

@@ -389,3 +389,18 @@ def test_options_that_are_no_number_are_equal_to_themselves(new_path: NewPath) -
     target = optim.SGD([torch.ones(2), torch.ones(3)], 0.25)
     holdfast.load(path, into={"optimizer": target})
     assert target.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("shape", [(1 << 61, 0), (0, 1 << 61), (1 << 31, 0, 1 << 31)])
+def test_an_empty_tensor_whose_shape_no_reader_takes_is_not_saved(
+    new_path: NewPath, shape: tuple[int, ...]
+) -> None:
+    path, nothing = new_path(), torch.empty(shape)
+    given = (nothing, holdfast.Shard(torch.empty(0), shape=shape, offset=(0,) * len(shape)))
+    for value in given:
+        with pytest.raises(StateError, match=r"^z has no elements, but its shape \[.*spans 2\^63"):
+            holdfast.save({"w": torch.ones(3), "z": value}, path)
+    assert not path.exists()
+    most = torch.empty((1 << 60, 0))
+    holdfast.save({"z": most}, path)
+    assert holdfast.load(path, into={"z": torch.empty((1 << 60, 0))}).missing == ()

@@ -20,6 +20,8 @@ Invariants:
 import contextlib
 import errno
 from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter
 from types import TracebackType
 
 from ..errors import (
@@ -38,7 +40,7 @@ from ..format.manifest import Manifest, check_table, encode_manifest
 from ..format.names import is_save_id, names_of_dcp, some, step_name, step_of
 from ..format.rows import Planned, Written, join_written
 from ..format.table import content_digest
-from ..format.tiling import check_tiling
+from ..format.tiling import check_shapes, check_tiling
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
 from ..stores.base import NOT_A_FILE, Store
@@ -272,13 +274,15 @@ def _manifest_of(
     try:
         table = join_written(header, planned, written)
         check_paths(header)
+        if 0 in chain.from_iterable(map(attrgetter("shape"), header.tensors)):
+            check_shapes(header.tensors)
         manifest, data = check_table(table), encode_manifest(table)
         if len(data) > spec.MANIFEST_BYTES_MAX:
             raise CorruptError(f"it takes {len(data)} bytes, at most {spec.MANIFEST_BYTES_MAX}")
     except CorruptError as error:
         raise StateError(
             f"the MANIFEST of this state cannot be read back: {error}. Nothing was committed; save "
-            "fewer tensors or values, or shorter names"
+            "fewer tensors or values, shorter names, or smaller shapes"
         ) from error
     try:
         if manifest.is_cut.any():  # any other tensor is one shard, which is all of it

@@ -1,10 +1,12 @@
-"""That the shards of a checkpoint are all of every tensor."""
+"""That the shards of a checkpoint are all of every tensor, and no shape is too large."""
+
+from collections.abc import Iterable
 
 import numpy as np
 
 from ..boxes import LANES, PRIME, measure, random_keys
 from ..errors import CorruptError
-from ..layout import tiling_fault
+from ..layout import Tensor, spanned_bytes, tiling_fault
 from . import spec
 from .manifest import Manifest, blocks
 from .names import dotted
@@ -37,3 +39,17 @@ def check_tiling(manifest: Manifest) -> None:
         held = [manifest.shard(i).box for i in manifest.shards_of(index).tolist()]
         if fault := tiling_fault(tensor.shape, held):  # pragma: no branch: measures err to one side
             raise CorruptError(f"tensor {dotted(tensor.path)}: {fault}")
+
+
+def check_shapes(tensors: Iterable[Tensor]) -> None:
+    """Check what a reader checks of shapes: of tensors in memory, only an empty one can fail.
+
+    Raises:
+        CorruptError: a shape spans 2^63 bytes or more; the text names the tensor.
+    """
+    for tensor in tensors:
+        if spanned_bytes(tensor.dtype, tensor.shape) > spec.TENSOR_BYTES_MAX:
+            raise CorruptError(
+                f"tensor {dotted(tensor.path)} has no elements, but its shape "
+                f"{list(tensor.shape)!s:.80} spans 2^63 bytes or more"
+            )

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from .._core import hash_chunk, hash_samples, xxh3_128
 from ..errors import StateError
 from ..format.names import dotted
-from ..format.spec import DIMENSIONS_MAX
+from ..format.spec import DIMENSIONS_MAX, TENSOR_BYTES_MAX
 from ..format.values import path_text
-from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, whole
+from ..layout import HELD_BOXES_MAX, Box, Path, Shape, Tensor, spanned_bytes, whole
 from .ambient import ordinary_torch
 from .dtensor import local_part
 from .memory import ORDINARY, check_dense, own_memory, spread
@@ -251,10 +251,15 @@ def _sharded_tensor(value: ShardedTensor, path: Path) -> LocalTensor:
 def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
     tensor = Tensor(path, dtype, shape)
     known = _tensors.get(path)
-    if known != tensor:
-        _tensors[path] = tensor
-        return tensor
-    return known
+    if known == tensor:
+        return known
+    if 0 in shape and spanned_bytes(dtype, shape) > TENSOR_BYTES_MAX:
+        raise StateError(
+            f"{dotted(path)} has no elements, but its shape {list(shape)!s:.80} spans 2^63 bytes "
+            "or more; give it a smaller shape, or leave it out"
+        )
+    _tensors[path] = tensor
+    return tensor
 
 
 def _address_of(data: torch.Tensor) -> int:
