@@ -41,6 +41,7 @@ from holdfast.runs.schedule import Schedule
 from holdfast.stores.local import LocalStore
 from holdfast.stores.url import open_store
 from holdfast.testing import recording
+from holdfast.tools.copy import copy_all
 from stores.places import Place
 from stores.test_copy import files
 
@@ -940,16 +941,35 @@ def test_a_local_directory_of_another_store_is_refused(
         other.save(1, state(1))
 
 
-def test_a_local_run_of_no_store_is_refused_where_the_store_holds_a_run(
-    store: str, local: str, new_place: Place
+def test_a_local_run_of_no_store_is_refused_until_the_store_has_its_steps(
+    store: str, local: str, new_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Else all but its newest steps would be deleted before they are uploaded."""
     with Checkpointer(local, options=SMALL, signals=()) as checkpointer:
-        checkpointer.save(5, state(5))
+        for step in range(1, 6):
+            checkpointer.save(step, state(step))
     next_job()
-    with opened(store, local) as checkpointer:  # a new store: the local run goes up
+    refused = pytest.raises(OptionError, match=f"holdfast copy {local} {store}$")
+    for call in ("restore", "save"):
+        with opened(store, local, durable="local") as checkpointer, refused:
+            checkpointer.restore(state(0)) if call == "restore" else checkpointer.save(6, state(6))
+    real = Run.look
+
+    def look(run: Run) -> None:
+        if run.root != local:
+            raise StoreError("it is away")
+        real(run)
+
+    with monkeypatch.context() as away:
+        away.setattr(Run, "look", look)
+        with opened(store, local, durable="local", drain_s=0.1) as checkpointer, refused:
+            checkpointer.restore(state(0))
+    assert steps_in(local) == [1, 2, 3, 4, 5]
+    copy_all(local, store)
+    with opened(store, local, keep=Keep.all() | Keep.local(1)) as checkpointer:
         assert checkpointer.restore(state(0)) == 5
         checkpointer.save(6, state(6))
-    assert steps_in(store) == [5, 6]
+    assert (steps_in(local), steps_in(store)) == ([6], [1, 2, 3, 4, 5, 6])
     plain, full = f"{local}-2", new_place()
     for place in (plain, full):
         next_job()

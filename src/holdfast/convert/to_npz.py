@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..errors import OptionError
+from .cast import CAST_FROM
 from .emit import PlannedFile
 from .names import Chosen
 from .to_safetensors import Written
@@ -34,9 +35,10 @@ def _header(written: Written) -> bytes:
     """Return the header of format version 1.0 (numpy.lib.format)."""
     piece = written.piece
     if piece.dtype not in DTYPES:
+        casts = "convert it with --dtype f32 (dtype=), " if piece.dtype in CAST_FROM else ""
         raise OptionError(
-            f"{piece.name} is {piece.dtype}, which NumPy does not have; convert it with --dtype "
-            "f32 (dtype=), leave it out, or export to safetensors"
+            f"{piece.name} is {piece.dtype}, which NumPy does not have; {casts}leave it out, or "
+            "export to a .pt file"
         )
     shape = "".join(f"{count}, " for count in written.shape).rstrip(" ")
     shape = shape if len(written.shape) == 1 else shape.rstrip(",")

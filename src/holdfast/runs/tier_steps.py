@@ -302,16 +302,16 @@ class TierSteps(ABC):
             MismatchError: a step is another checkpoint here than there, of the same job.
         """
         here = set(reply.get("steps", ()))
+        alone = here - set(store or ())
+        if alone and not reply["of"]:  # a run by itself, which would go but for its newest steps
+            raise OptionError(
+                f"local is {self.local.root}, which holds {named(alone)} and does not say which "
+                "store they belong to. Give a new directory; or first bring these steps to the "
+                f"store: holdfast copy {self.local.root} {self.store.root}"
+            )
         if store is None or not here:
             return set()
         same = {step: self._is_same(step) for step in sorted(here & set(store))}
-        alone = here - set(store)
-        if alone and not reply["of"] and (store or job is not None):
-            raise OptionError(
-                f"local is {self.local.root}, which holds {named(alone)} and does not say which "
-                f"store they belong to, and {self.store.root} holds a run. Give a new directory; "
-                "or first bring these steps to the store with holdfast copy, and delete them here"
-            )
         if job is not None and job not in reply["jobs"]:
             return alone | {step for step, is_so in same.items() if not is_so}
         other = {step for step, is_so in same.items() if is_so is False}
