@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast import Keep
 from holdfast.errors import OptionError
-from holdfast.runs.upload_policy import Tiers, next_up, spared, stays, wait_s, wanted
+from holdfast.runs.upload_policy import Tiers, lasting, next_up, spared, stays, wait_s, wanted
 
 
 def tiers(
@@ -76,14 +76,38 @@ def test_the_local_disk_never_holds_more_than_it_may(
     found = Tiers(sorted(local), sorted(store), {}, {})
     going = next_up(found, both)
     kept = stays(found, both, going, is_full=is_full)
-    assert len(kept) <= 2 * count + 1
+    lasts = going in lasting(found, both)
+    assert len(kept) <= (3 if lasting(found, both) else 2) * count + 1
     if local:
         assert max(local) in kept
     if going is not None:
         assert going in kept
-        # What is newer is in the store, or the policy lets go of it.
+        # What is newer is in the store, or the policy lets go of it; or this one was passed over.
         newer = {s for s in local - store if s > going}
-        assert not newer & both.kept(sorted(local | store), {})
+        is_next = not newer & both.kept(sorted(local | store), {})
+        assert is_next or (lasts and going < max(store, default=-1))
+
+
+@pytest.mark.parametrize("took_s", [4, 19, 25, 40, 45])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_that_lasts_goes_up_however_fast_newer_ones_come(took_s: int, count: int) -> None:
+    """Every 10 s a step is saved; of every tenth, the policy keeps all."""
+    keep = Keep.latest(2) | Keep.every(10) | Keep.local(count)
+    local, store, going, ends, oldest = list[int](), set[int](), None, 0, 0
+    for now in range(10, 20_000):
+        if going is not None and now >= ends:
+            store.add(going)
+            store &= keep.kept(sorted(store), {}) | spared(tiers(local, sorted(store)), keep)
+            going = None
+        if now % 10 == 0:
+            local.append(now // 10)
+        if going is None:
+            going, ends = next_up(tiers(local, sorted(store)), keep), now + took_s
+        local = sorted(stays(tiers(local, sorted(store)), keep, going, is_full=False))
+        if now > 1000:
+            oldest = max(oldest, now - 10 * max(store))
+    assert {step for step in range(10, 1990, 10)} <= store
+    assert oldest <= 3 * took_s + 10
 
 
 ORDINARY = [

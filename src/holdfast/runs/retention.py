@@ -175,6 +175,11 @@ class Keep:
             return set(steps)
         return {steps[-1]} | self.ruled(steps, metrics)
 
+    def lasting(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
+        """Return those that another rule than `Keep.latest` keeps: newer ones replace none."""
+        lasting = (rule for rule in self.rules if not isinstance(rule, _Latest))
+        return set[int]().union(*(rule(steps, metrics) for rule in lasting))
+
     def ruled(self, steps: Sequence[int], metrics: Metrics) -> set[int]:
         """Return which steps the rules keep; the newest is kept besides."""
         return set[int]().union(*(rule(steps, metrics) for rule in self.rules))

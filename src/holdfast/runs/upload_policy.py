@@ -33,6 +33,16 @@ def wanted(tiers: Tiers, keep: Keep) -> list[int]:
     return sorted(missing, reverse=True)
 
 
+def lasting(tiers: Tiers, keep: Keep) -> list[int]:
+    """Return those of `wanted` that the policy keeps however many newer ones come.
+
+    None, if it keeps every step: then none is worth more than another.
+    """
+    every = sorted({*tiers.local, *tiers.store})
+    stay = keep.lasting(every, tiers.metrics)
+    return [step for step in wanted(tiers, keep) if step in stay]
+
+
 def spared(tiers: Tiers, keep: Keep) -> set[int]:
     """Return the steps of the store that stay, though the policy of its steps alone lets them go.
 
@@ -47,8 +57,13 @@ def spared(tiers: Tiers, keep: Keep) -> set[int]:
 
 
 def next_up(tiers: Tiers, keep: Keep) -> int | None:
-    """Return the step that goes up next: the newest, but no delta before its base."""
-    for step in wanted(tiers, keep):
+    """Return the step that goes up next: the newest, but no delta before its base.
+
+    A step that lasts goes first when the store has a newer one: else it might wait for ever.
+    """
+    newest = max(tiers.store, default=-1)
+    passed = [step for step in lasting(tiers, keep) if step < newest]
+    for step in (*passed, *wanted(tiers, keep)):
         while (base := tiers.bases.get(step)) is not None and base not in tiers.store:
             if base not in tiers.local:
                 break  # it never can
@@ -82,12 +97,15 @@ def wait_s(age_s: float, interval_s: float, took_s: float) -> float:
 def stays(tiers: Tiers, keep: Keep, going_up: int | None, *, is_full: bool) -> set[int]:
     """Return the steps that stay on the local disk; the bases of deltas stay besides.
 
-    The newest `Keep.local`, as many of the newest that wait for their upload, and the one that is
-    going up. So there are at most twice `Keep.local`, and two, where one is being written.
+    The newest `Keep.local`, as many of the newest that wait for their upload, as many of those that
+    last (`lasting`), and the one that is going up. So there are at most three times `Keep.local`,
+    and two, where one is being written.
 
     Args:
         is_full: the disk has no room for another step: those that wait make room.
     """
     count = 1 if is_full else keep.local_steps
     kept = set(tiers.local[-count:]) | ({going_up} if going_up is not None else set())
-    return kept if is_full else kept | set(wanted(tiers, keep)[:count])
+    if is_full:
+        return kept
+    return kept.union(wanted(tiers, keep)[:count], lasting(tiers, keep)[:count])
