@@ -28,6 +28,10 @@ data_file_name: Callable[[str, int, int], str] = (DATA_DIRECTORY + "/{}/{:05d}-{
 STEP_PATTERN = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")  # as `step_name` has it
 _INTEGER = re.compile(r"-?[0-9]+")
 _SPECIAL = re.compile(r'[\\"\[\]()\x00-\x1f\x7f]')
+_SHOWN_KEY = re.compile(r"(?:^|\.)((?:\\.|[^.])*)", re.DOTALL)
+_POSITION = re.compile(r"\[([0-9]+)\]|\(([0-9]+)\)")
+_QUOTED = re.compile(r'"(?:-?[0-9]+)?"')
+_ESCAPE = re.compile(r"\\x([01][0-9a-f]|7f)|\\([^x])", re.DOTALL)
 
 
 def is_foreign(name: str) -> bool:
@@ -165,3 +169,21 @@ def _escape(key: Key) -> str:
         key,
     )
     return f'"{text}"' if not key or _INTEGER.fullmatch(key) else text
+
+
+def split_escaped(name: str) -> list[str]:
+    """Cut what `escaped` shows into its keys: ``a\\.b.[0]`` → ``a\\.b``, ``[0]``."""
+    return [match[1] for match in _SHOWN_KEY.finditer(name)]
+
+
+def is_integer(shown: str) -> bool:
+    """Whether `escaped` shows an integer key so."""
+    return _INTEGER.fullmatch(shown) is not None
+
+
+def key_of(shown: str) -> Key:
+    """Return the key that `escaped` shows so; an integer stays text."""
+    if match := _POSITION.fullmatch(shown):
+        return ("list", int(match[1])) if match[1] else ("tuple", int(match[2]))
+    text = shown[1:-1] if _QUOTED.fullmatch(shown) else shown
+    return _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else m[2], text)

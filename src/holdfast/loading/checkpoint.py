@@ -26,7 +26,7 @@ from ..stores.url import open_store
 from ..worker import in_worker
 from .described import Described
 from .names import TensorInfo
-from .selection import Selection, moved, selection_of
+from .selection import Selection, moved_paths, selection_of
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,8 @@ class Checkpoint(Described):
 
     def _show(self, names: dict[str, str]) -> None:
         """Show a part of the names, under new ones."""
-        at = {name: moved(path, names[name]) for name, path in self._paths.items() if name in names}
+        shown = {path: name for path, name in self._names.items() if name in names}
+        at = {shown[path]: here for path, here in moved_paths(shown, names).items()}
         tensors = {n: i for path, i in self._tensors.items() if (n := self._names[path]) in names}
         objects = {n: v for path, v in self._objects.items() if (n := self._names[path]) in names}
         self._tensors = {at[name]: index for name, index in tensors.items()}

@@ -13,7 +13,7 @@ from ..engine.place import Targets, targets_of
 from ..errors import MismatchError
 from ..format.header import REPAIRED, Header, marked_names
 from ..format.manifest import Manifest
-from ..format.names import display_names, dotted
+from ..format.names import display_names, dotted, escaped
 from ..layout import Path, Tensor
 from ..plan.load_plan import Wants, wants_of
 from ..state.filled import Target
@@ -110,6 +110,7 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
     others = _of_other_kinds(target, source) if target.missing or target.values else {}
     known, paths = target.used | others.keys(), _paths(header)
     if source.origins:
+        target.conflicts += _filled_twice(target, source)
         known = {source.origins.get(path, path) for path in known}
     known |= source.left_out.keys()
     used = np.packbits(np.fromiter(map(known.__contains__, paths), bool, len(paths)))
@@ -132,6 +133,19 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
         names = display_names(target.skipped)
         values["skipped"] = {name: target.skipped[path] for path, name in names.items()}
     return json.dumps(values).encode()
+
+
+def _filled_twice(target: Target, source: Source) -> list[str]:
+    """Say which names of the target mean one and the same of the checkpoint."""
+    filled: dict[Path, list[str]] = {}
+    for path in target.used & source.origins.keys():
+        filled.setdefault(source.origins[path], []).append(escaped(path))
+    return [
+        f"{' and '.join(sorted(names))} in the target would both be {escaped(known)} of the "
+        "checkpoint: take one out of the target"
+        for known, names in filled.items()
+        if len(names) > 1
+    ]
 
 
 def _skip(target: Target, found: Faults) -> None:

@@ -3,14 +3,15 @@
 Knows names and paths; reads nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from .._core import xxh3_128
-from ..format.names import display_names, dotted, escaped
-from ..layout import Path
+from ..format.names import display_names, dotted, escaped, is_integer, key_of, split_escaped
+from ..layout import Key, Path
 from ..plan.choice import Patterns, chosen
 from ..plan.rename import Rename, renamed
 from ..state.source import Source
@@ -51,7 +52,7 @@ class Selection:
         )
         if self.rename is None:
             return found
-        return renamed_source(found, {p: new[name] for p, name in names.items() if name in kept})
+        return renamed_source(found, names, new)
 
 
 def selection_of(include: Patterns, exclude: Patterns, rename: Rename | None) -> Selection | None:
@@ -66,50 +67,169 @@ def digest_of(source: Source) -> str:
     return xxh3_128("\n".join(names.values()).encode()).hex()[:8]
 
 
-def moved(path: Path, name: str) -> Path:
-    """Return the keys of a path for a new name, or the end of one: as many of the old ones as fit.
+def moved(path: Path, name: str, old: str = "") -> Path:
+    """Return the keys of a path for a new name: as many of the old ones as fit.
 
     Where the last key changed, it stays one key, and a flat dict stays flat.
+
+    Args:
+        old: the name of the path. If it is escaped, the new one is, too.
 
     Example:
         ``("model", "0.weight")`` and ``"net.0.weight"`` → ``("net", "0.weight")``
     """
-    texts = [dotted((key,)) for key in path]
-    first, last, rest = 0, len(path), name
-    while last and rest and (rest == texts[last - 1] or rest.endswith(f".{texts[last - 1]}")):
-        rest = rest[: -len(texts[last - 1])].removesuffix(".")
+    if name == old:
+        return path
+    is_escaped = old not in ("", dotted(path))
+    keys = [[escaped((key,))] if is_escaped else dotted((key,)).split(".") for key in path]
+    parts = split_escaped(name) if is_escaped else name.split(".")
+    first, last = 0, len(path)
+    while last and parts and parts[-len(keys[last - 1]) :] == keys[last - 1]:
         last -= 1
-    while first < last and rest.startswith(f"{texts[first]}."):
-        rest = rest.removeprefix(f"{texts[first]}.")
+        del parts[-len(keys[last]) :]
+    while first < last and len(parts) > len(keys[first]) and _begins(parts, keys[first]):
+        del parts[: len(keys[first])]
         first += 1
-    if not rest:
+    if not parts:
         return path[last:]
-    middle, parts = path[first:last], rest.split(".")
-    sizes = [text.count(".") + 1 for text in texts[first:last]]
+    middle, sizes = path[first:last], [*map(len, keys[first:last])]
     if sum(sizes) == len(parts):  # cut as before
         ends = [0, *accumulate(sizes)]
-        cut = [".".join(parts[start:end]) for start, end in pairwise(ends)]
+        cut = [parts[start:end] for start, end in pairwise(ends)]
         between: Path = tuple(
-            old if text == dotted((old,)) else text for old, text in zip(middle, cut, strict=True)
+            old_key if part == texts else _key(part, is_escaped)
+            for old_key, texts, part in zip(middle, keys[first:last], cut, strict=True)
         )
+    elif middle and last == len(path):
+        between = (_key(parts, is_escaped),)
     else:
-        between = (rest,) if middle and last == len(path) else (*parts,)
+        between = tuple(_key([part], is_escaped) for part in parts)
     return (*path[:first], *between, *path[last:])
 
 
-class _ByName(Mapping[Path, Entry]):
-    """Entries by path, whichever way the keys of a path cut its name."""
+def moved_paths(old: Mapping[Path, str], new: Mapping[str, str]) -> dict[Path, Path]:
+    """Return the new path of each path, no two the same.
 
-    def __init__(self, entries: Mapping[str, tuple[Path, Entry]], origins: dict[Path, Path]):
-        self._entries, self._origins = entries, origins
+    Args:
+        old: their names.
+        new: what becomes of each name.
+    """
+    found = {path: moved(path, new[name], name) for path, name in old.items()}
+    count = Counter(found.values())
+    for path, name in old.items():
+        if count[found[path]] > 1 and new[name] != name:  # then each dot is one between keys
+            found[path] = tuple(
+                int(part) if is_integer(part) else key_of(part) for part in split_escaped(new[name])
+            )
+    return found
+
+
+def _begins(parts: Sequence[str], beginning: Sequence[str]) -> bool:
+    return parts[: len(beginning)] == beginning
+
+
+def _key(parts: Sequence[str], is_escaped: bool) -> Key:
+    """Make one key of parts of a name."""
+    if not is_escaped:
+        return ".".join(parts)
+    keys = [*map(key_of, parts)]
+    return keys[0] if len(keys) == 1 else dotted((*keys,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Which path of a checkpoint a path of the target means, where names were changed.
+
+    A name that stayed as it is means its own path, as without ``rename``. The other paths, whose
+    keys cut the same text elsewhere, mean it only where no two names have that text.
+
+    Attributes:
+        new: the path here, of each path of the checkpoint.
+        changed: paths of the checkpoint, by those names that are new.
+    """
+
+    new: Mapping[Path, Path]
+    changed: Mapping[str, Path]
+    _by_text: dict[str, list[Path]] = field(default_factory=dict)
+    _by_beginning: dict[str, list[Path]] = field(default_factory=dict)
+
+    def find(self, path: Path) -> Path | None:
+        """Return the path in the checkpoint; None if there is none, or no single one."""
+        if self.new.get(path) == path:
+            return path
+        if (known := self.changed.get(escaped(path))) is not None:
+            return known
+        if not self._by_text:
+            for known, here in self.new.items():
+                self._by_text.setdefault(dotted(here), []).append(known)
+        found = self._by_text.get(dotted(path), [])
+        is_one = len(found) == 1 and not self._is_of_other_keys(found[0], found[0], path)
+        return found[0] if is_one else None
+
+    def below(self, path: Path) -> dict[Path, Path]:
+        """Return what is below a path: the paths here, and those in the checkpoint."""
+        if not self._by_beginning:
+            for known, here in self.new.items():
+                name = dotted(here)
+                ends = [0, *(n for n, mark in enumerate(name) if mark == "."), len(name)]
+                for end in ends:
+                    self._by_beginning.setdefault(name[:end], []).append(known)
+        text, found = dotted(path), list[tuple[Path | None, Path, Path]]()
+        for known in self._by_beginning.get(text, []):
+            cut = _cut(self.new[known], text) if path else ((), self.new[known])
+            if cut and not self._is_of_other_keys(known, cut[0], path):
+                found.append((cut[0], (*path, *cut[1]), known))
+        # Several beginnings that look the same: only the one that is the same is meant.
+        beginnings = {beginning for beginning, _, _ in found} - {None}
+        if path in beginnings or len(beginnings) > 1:
+            beginnings = {path}
+        return {
+            leaf: known
+            for beginning, leaf, known in found
+            if (beginning is None or beginning in beginnings) and self.find(leaf) == known
+        }
+
+    def _is_of_other_keys(self, known: Path, beginning: Path | None, path: Path) -> bool:
+        """Whether a name stayed as it is, and its keys differ from a path's in their types."""
+        if beginning is None or beginning == path or self.new[known] != known:
+            return False
+        return [dotted((key,)) for key in beginning] == [dotted((key,)) for key in path]
+
+
+def _cut(path: Path, text: str) -> tuple[Path | None, Path] | None:
+    """Cut a path behind the keys that show a text; within a key, only the rest is known.
+
+    Returns:
+        None: the path does not begin with the text.
+    """
+    at = 0
+    for n, key in enumerate(path):
+        own = dotted((key,))
+        left = len(text) - at
+        if left == len(own):
+            return path[: n + 1], path[n + 1 :]
+        if left < len(own):
+            return (None, (own[left + 1 :], *path[n + 1 :])) if own[left] == "." else None
+        at += len(own) + 1
+    return None
+
+
+class _ByName(Mapping[Path, Entry]):
+    """Entries by the path that a target has for them."""
+
+    def __init__(self, entries: Mapping[Path, Entry], moves: _Moves, origins: dict[Path, Path]):
+        self._entries = dict[Path | None, Entry](entries.items())
+        self._paths, self._moves, self._origins = [*entries], moves, origins
 
     def __getitem__(self, path: Path) -> Entry:
-        found = self._entries.get(dotted(path)) or self._entries[escaped(path)]
-        self._origins[path] = found[0]
-        return found[1]
+        known = self._moves.find(path)
+        entry = self._entries[known]
+        if known is not None:
+            self._origins[path] = known
+        return entry
 
     def __iter__(self) -> Iterator[Path]:
-        return iter([(name,) for name in self._entries])
+        return iter([self._moves.new[path] for path in self._paths])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,38 +240,31 @@ class _Renamed(Source):
     """What a checkpoint offers under other names.
 
     ``origins`` grows with each path that is looked up.
-
-    Attributes:
-        names: by the paths of the checkpoint.
     """
 
-    names: Mapping[Path, str] = field(default_factory=dict)
-    _named: dict[str, list[Path]] = field(default_factory=dict)
+    moves: _Moves = field(default_factory=lambda: _Moves({}, {}))
 
     def below(self, path: Path) -> list[Path]:
         """Return the paths that begin with ``path``: their further keys are the checkpoint's."""
-        if not self._named:
-            for known, name in self.names.items():
-                ends = [0, *(n for n, mark in enumerate(name) if mark == "."), len(name)]
-                for end in ends:
-                    self._named.setdefault(name[:end], []).append(known)
-        found = []
-        for known in self._named.get(dotted(path), []):
-            rest = self.names[known][len(dotted(path)) :].removeprefix(".")
-            leaf = (*path, *moved(known, rest)) if rest else path
-            self.origins[leaf] = known
-            found.append(leaf)
-        return found
+        found = self.moves.below(path)
+        self.origins.update(found)
+        return [*found]
 
 
-def renamed_source(source: Source, names: Mapping[Path, str]) -> Source:
-    """Return what a checkpoint offers under other names, by its own paths."""
+def renamed_source(source: Source, old: Mapping[Path, str], new: Mapping[str, str]) -> Source:
+    """Return what a checkpoint offers under other names.
+
+    Args:
+        old: its names, by path.
+        new: what becomes of each.
+    """
     origins: dict[Path, Path] = {}
-    tensors = {names[path]: (path, tensor) for path, tensor in source.tensors.items()}
-    objects = {names[path]: (path, value) for path, value in source.objects.items()}
+    offered = {path: old[path] for path in (*source.tensors, *source.objects)}
+    changed = {new[name]: path for path, name in offered.items() if new[name] != name}
+    moves = _Moves(moved_paths(offered, new), changed)
     return _Renamed(
-        _ByName(tensors, origins),
-        _ByName(objects, origins),
+        _ByName(source.tensors, moves, origins),
+        _ByName(source.objects, moves, origins),
         *(source.is_repaired, source.gone, source.left_out, origins),
-        names=names,
+        moves=moves,
     )

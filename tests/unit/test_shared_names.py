@@ -1,0 +1,131 @@
+"""Paths that look the same when their keys are joined by dots: rename, include and exclude."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import Value
+from holdfast.errors import MismatchError
+from holdfast.loading.selection import moved
+
+from .training import same
+
+NewPath = Callable[[], Path]
+
+
+def one(value: float) -> torch.Tensor:
+    return torch.tensor([float(value)])
+
+
+def saved(new_path: NewPath, state: dict[Any, Any]) -> Path:
+    holdfast.save(state, path := new_path())
+    return path
+
+
+TWINS: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
+    ({"a.b": one(1), "a": {"b": one(2)}}, {"a.b": one(0), "a": {"b": one(0)}}),
+    ({1: one(1), "1": one(2)}, {1: one(0), "1": one(0)}),
+    ({"a.b": "dotted", "a": {"b": "nested"}}, {"a.b": "", "a": {"b": ""}}),
+    ({"a[0]": one(1), "a": [one(2)]}, {"a[0]": one(0), "a": [one(0)]}),
+    ({"a.b": {"v": one(1)}, "a": {"b": {"v": one(2)}}}, {"a.b": Value(), "a": {"b": Value()}}),
+    ({"a.b": {"v": one(1)}, "a": {"b": {"w": 2}}}, {"a.b": Value(), "a": {"b": Value()}}),
+    ({"a.b.v": one(1), "a.b": {"v": one(2)}}, {"a.b.v": one(0), "a.b": Value()}),
+]
+
+
+@pytest.mark.parametrize("options", [{"partial": True}, {"strict": False}])
+@pytest.mark.parametrize(("state", "into"), TWINS)
+def test_a_rename_of_others_leaves_each_name_its_own_path(
+    new_path: NewPath, state: Any, into: Any, options: Any
+) -> None:
+    path = saved(new_path, {"x": one(9), **state})
+    target = dict(into)
+    holdfast.load(path, into=target, rename={"x": "y"}, **options)
+    assert same(target, state)
+
+
+@pytest.mark.parametrize(("state", "into"), TWINS)
+def test_paths_that_look_the_same_follow_a_rename(new_path: NewPath, state: Any, into: Any) -> None:
+    path = saved(new_path, {"p": {**state, "x": 3}})
+    target = {"q": {**into, "x": 0}}
+    holdfast.load(path, into=target, rename={"p": "q"})
+    assert same(target["q"], {**state, "x": 3})
+    assert same(holdfast.open(path, rename={"p": "q"}).state(), {"q": {**state, "x": 3}})
+
+
+def test_a_part_of_a_checkpoint_has_the_keys_that_were_saved(new_path: NewPath) -> None:
+    state = {"x": one(1), "a[0]": one(2), "a.b": one(3), "a": {"b": one(4)}, 1: 5, "1": 6}
+    path = saved(new_path, state)
+    part = {key: value for key, value in state.items() if key != "x"}
+    assert same(holdfast.open(path, exclude="x").state(), part)
+    assert same(holdfast.open(path, rename={"x": "y"}).state(), {**part, "y": one(1)})
+
+
+def test_a_new_name_may_be_one_of_another_cut_than_a_name_that_is_there(new_path: NewPath) -> None:
+    path = saved(new_path, {"x": one(9), "a.b": one(1), "a": {"b": one(2)}})
+    rename = {"a.b": "z", "x": "a.b"}
+    wanted = {"z": one(2), "a.b": one(1), "a": {"b": one(9)}}
+    assert same(holdfast.open(path, rename=rename).state(), wanted)
+    target: dict[str, Any] = {"z": one(0), "a.b": one(0), "a": {"b": one(0)}}
+    holdfast.load(path, into=target, rename=rename)
+    assert same(target, wanted)
+
+
+def test_a_name_alone_is_found_however_its_keys_cut_it(new_path: NewPath) -> None:
+    path = saved(new_path, {"x": one(9), "a.b": one(1), "c": {"d": 2}})
+    target: dict[str, Any] = {"y": {"z": one(0)}, "a": {"b": one(0)}, "c.d": 0}
+    holdfast.load(path, into=target, rename={"x": "y.z"})
+    assert same(target, {"y": {"z": one(9)}, "a": {"b": one(1)}, "c.d": 2})
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_one_name_does_not_fill_two_of_the_target(new_path: NewPath, strict: bool) -> None:
+    path = saved(new_path, {"x": one(9), "a.b": one(1)})
+    target = {"a.b": one(0), "a": {"b": one(0)}}
+    with pytest.raises(MismatchError, match=r"a\.b and a\\\.b in the target would both be a\\\.b"):
+        holdfast.load(path, into=target, rename={"x": "y"}, strict=strict, partial=True)
+    assert same(target, {"a.b": one(0), "a": {"b": one(0)}})
+
+
+OTHER_KEYS: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
+    ({"1": one(1)}, {1: one(0)}),
+    ({1: one(1)}, {"1": one(0)}),
+    ({"l": [one(1)]}, {"l": (one(0),)}),
+    ({"l": [one(1)]}, {"l": {0: one(0)}}),
+    ({1: {"v": one(1)}}, {"1": Value()}),
+]
+
+
+@pytest.mark.parametrize("rename", [None, {"x": "y"}])
+@pytest.mark.parametrize(("state", "into"), OTHER_KEYS)
+def test_keys_of_other_types_are_others_with_and_without_a_rename(
+    new_path: NewPath, state: Any, into: Any, rename: Any
+) -> None:
+    path = saved(new_path, {"x": one(9), **state})
+    with pytest.raises(MismatchError, match="1 is missing in the checkpoint"):
+        holdfast.load(path, into=into, rename=rename, partial=True)
+
+
+ESCAPED: list[tuple[Any, str, str, Any]] = [
+    (("p", "a.b"), r"p.a\.b", r"q.a\.b", ("q", "a.b")),
+    (("p", "a.b"), r"p.a\.b", r"a\.b", ("a.b",)),
+    (("p", "a.b"), r"p.a\.b", r"q.r.a\.b", ("q", "r", "a.b")),
+    (("p", "a.b"), r"p.a\.b", r"p.c\.d", ("p", "c.d")),
+    (("p.q", "a.b"), r"p\.q.a\.b", r"r\.s.a\.b", ("r.s", "a.b")),
+    (("a[0]",), r"a\[0\]", r"b\[0\]", ("b[0]",)),
+    (("p", "1"), 'p."1"', 'q."1"', ("q", "1")),
+    (("p", ("list", 1), "a\n"), r"p.[1].a\x0a", r"q.[1].b\x0a", ("q", ("list", 1), "b\n")),
+    (("p", ("list", 1), "a\\"), r"p.[1].a\\", r"p.(2).a\\", ("p", ("tuple", 2), "a\\")),
+]
+
+
+@pytest.mark.parametrize(("path", "old", "name", "after"), ESCAPED)
+def test_the_keys_of_an_escaped_name_are_not_escaped(
+    path: Any, old: str, name: str, after: Any
+) -> None:
+    assert moved(path, old, old) == path
+    assert moved(path, name, old) == after
