@@ -129,3 +129,86 @@ def test_the_keys_of_an_escaped_name_are_not_escaped(
 ) -> None:
     assert moved(path, old, old) == path
     assert moved(path, name, old) == after
+
+
+KEPT: list[tuple[dict[Any, Any], str, list[Any]]] = [
+    ({"x": 1, "a[0]": 2}, "x", ["x"]),
+    ({"x": 1, "a[0]": 2, "a\\": 3, "]": 4}, "x", ["x"]),
+    ({"x": 1, "a.b": 2, "a": {"b": 3}}, "a.b", ["a"]),
+    ({"x": 1, "a.b": 2, "a": {"b": 3}}, "a", ["a"]),
+    ({"x": 1, "a.b": 2, "a": {"b": 3}}, r"a\.b", ["a.b"]),
+    ({1: 1, "1": 2}, "1", [1]),
+    ({1: 1, "1": 2}, '"1"', ["1"]),
+]
+
+
+def emptied(state: Any) -> Any:
+    return {k: emptied(v) if isinstance(v, dict) else 0 for k, v in state.items()}
+
+
+@pytest.mark.parametrize("rename", [None, {"old": "new"}])
+@pytest.mark.parametrize(("state", "include", "kept"), KEPT)
+def test_what_is_not_included_stays_as_it_is_whatever_its_keys(
+    new_path: NewPath, state: Any, include: str, kept: list[Any], rename: Any
+) -> None:
+    path = saved(new_path, {**state, "old": 7})
+    target = emptied(state) | {("new" if rename else "old"): 0}
+    report = holdfast.load(path, into=target, include=[include, "old"], rename=rename)
+    assert (report.missing, report.unexpected) == ((), ())
+    wanted = emptied(state) | {key: state[key] for key in kept}
+    assert target == {**wanted, ("new" if rename else "old"): 7}
+
+
+@pytest.mark.parametrize("rename", [None, {"x": "y"}])
+def test_what_only_looks_like_a_name_that_is_left_out_is_missing(
+    new_path: NewPath, rename: Any
+) -> None:
+    path = saved(new_path, {"x": 1, "a.b": 2, "c": {"d": one(1)}, "o": {"p": {"s": one(2)}}})
+    into = {"a.b": 0, "a": {"b": 0}, "c": Value(), "c.d": one(0), "o": {"p": Value()}}
+    given: dict[str, Any] = {"exclude": ["a.b", "c", "o.p.s"], "rename": rename, "partial": True}
+    with pytest.raises(MismatchError, match=r"2 are missing in the checkpoint: a\.b, c\.d\."):
+        holdfast.load(path, into=into, **given)
+    with pytest.raises(MismatchError, match=r"1 is missing in the checkpoint: o\.p\."):
+        holdfast.load(path, into={"o": {"p": Value()}, "o.p": Value()}, **given)
+    holdfast.load(path, into=(alone := {"a": {"b": 0}}), **given)
+    assert alone == {"a": {"b": 0}}
+
+
+def test_what_is_left_out_fills_nothing_that_looks_the_same(new_path: NewPath) -> None:
+    path = saved(new_path, {"x": 9, "a.b": 1, "a": {"b": 2}})
+    target = {"y": 0, "a": {"b": 0}}
+    holdfast.load(path, into=target, exclude="a.b", rename={"x": "y"}, partial=True)
+    assert target == {"y": 9, "a": {"b": 0}}
+
+
+def test_a_new_name_may_be_that_of_what_is_left_out(new_path: NewPath) -> None:
+    path = saved(new_path, {"old": {"w": 1}, "net": {"w": 2, "b": 3}})
+    target = {"net": {"w": 0, "b": 0}}
+    holdfast.load(path, into=target, include="old", rename={"old": "net"})
+    assert target == {"net": {"w": 1, "b": 0}}
+
+
+def trained() -> dict[str, Any]:
+    layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    optimizer = torch.optim.AdamW(layers.parameters())
+    layers[0](torch.rand(1, 2)).sum().backward()
+    optimizer.step()
+    return {"net[0]": layers, "optimizer (1)": optimizer}
+
+
+@pytest.mark.parametrize("by_number", [False, True])
+def test_an_optimizer_s_state_is_left_out_under_any_name(
+    new_path: NewPath, by_number: bool
+) -> None:
+    state, into = trained(), trained()
+    weight, optimizer = into["net[0]"][0].weight, into["optimizer (1)"]
+    if by_number:
+        state = {"optimizer (1)": state["optimizer (1)"].state_dict()}
+        into = {"optimizer (1)": optimizer}
+    path = saved(new_path, state)
+    before = {key: value.clone() for key, value in optimizer.state[weight].items()}
+    number = "0" if by_number else r"0\.weight"
+    name = rf"optimizer \(1\).state.{number}.exp_avg_sq"
+    report = holdfast.load(path, into=into, exclude=name)
+    assert report.missing == ()
+    assert same(dict(optimizer.state[weight]), before)

@@ -105,14 +105,13 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
 
     Without ``strict``, what has another shape is taken out of the target.
     """
-    if source.left_out:
-        target.missing = [path for path in target.missing if not source.leaves_out(path)]
+    target.missing = source.not_left_out(target.missing)
     others = _of_other_kinds(target, source) if target.missing or target.values else {}
     known, paths = target.used | others.keys(), _paths(header)
     if source.origins:
         target.conflicts += _filled_twice(target, source)
         known = {source.origins.get(path, path) for path in known}
-    known |= source.left_out.keys()
+    known |= {*source.left_out}
     used = np.packbits(np.fromiter(map(known.__contains__, paths), bool, len(paths)))
     missing, found = list[str](), Faults()
     if target.missing:

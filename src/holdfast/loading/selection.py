@@ -5,7 +5,7 @@ Knows names and paths; reads nothing.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from ..format.names import display_names, dotted, escaped, is_integer, key_of, s
 from ..layout import Key, Path
 from ..plan.choice import Patterns, chosen
 from ..plan.rename import Rename, renamed
+from ..state.moves import Moves
 from ..state.source import Source
 
 Entry = TypeVar("Entry")
@@ -42,17 +43,17 @@ class Selection:
         """Return what is meant of a checkpoint, as a target finds it."""
         names = display_names([*source.tensors, *source.objects])
         kept, new = self.names([*names.values()], where)
-        left_out = {path: new[name] for path, name in names.items() if name not in kept}
+        left_out = {path for path, name in names.items() if name not in kept}
+        taken = {new[name] for name in kept}  # which what is left out cannot have, too
+        moving = {p: n for p, n in names.items() if p not in left_out or new[n] not in taken}
         found = replace(
             source,
             tensors={p: t for p, t in source.tensors.items() if p not in left_out},
             objects={p: value for p, value in source.objects.items() if p not in left_out},
             left_out=left_out,
-            gone=tuple(sorted({*source.gone, *left_out.values()})),
+            moves=moves_of(moving, new),
         )
-        if self.rename is None:
-            return found
-        return renamed_source(found, names, new)
+        return found if self.rename is None else renamed_source(found)
 
 
 def selection_of(include: Patterns, exclude: Patterns, rename: Rename | None) -> Selection | None:
@@ -136,88 +137,10 @@ def _key(parts: Sequence[str], is_escaped: bool) -> Key:
     return keys[0] if len(keys) == 1 else dotted((*keys,))
 
 
-@dataclass(frozen=True, slots=True)
-class _Moves:
-    """Which path of a checkpoint a path of the target means, where names were changed.
-
-    A name that stayed as it is means its own path, as without ``rename``. The other paths, whose
-    keys cut the same text elsewhere, mean it only where no two names have that text.
-
-    Attributes:
-        new: the path here, of each path of the checkpoint.
-        changed: paths of the checkpoint, by those names that are new.
-    """
-
-    new: Mapping[Path, Path]
-    changed: Mapping[str, Path]
-    _by_text: dict[str, list[Path]] = field(default_factory=dict)
-    _by_beginning: dict[str, list[Path]] = field(default_factory=dict)
-
-    def find(self, path: Path) -> Path | None:
-        """Return the path in the checkpoint; None if there is none, or no single one."""
-        if self.new.get(path) == path:
-            return path
-        if (known := self.changed.get(escaped(path))) is not None:
-            return known
-        if not self._by_text:
-            for known, here in self.new.items():
-                self._by_text.setdefault(dotted(here), []).append(known)
-        found = self._by_text.get(dotted(path), [])
-        is_one = len(found) == 1 and not self._is_of_other_keys(found[0], found[0], path)
-        return found[0] if is_one else None
-
-    def below(self, path: Path) -> dict[Path, Path]:
-        """Return what is below a path: the paths here, and those in the checkpoint."""
-        if not self._by_beginning:
-            for known, here in self.new.items():
-                name = dotted(here)
-                ends = [0, *(n for n, mark in enumerate(name) if mark == "."), len(name)]
-                for end in ends:
-                    self._by_beginning.setdefault(name[:end], []).append(known)
-        text, found = dotted(path), list[tuple[Path | None, Path, Path]]()
-        for known in self._by_beginning.get(text, []):
-            cut = _cut(self.new[known], text) if path else ((), self.new[known])
-            if cut and not self._is_of_other_keys(known, cut[0], path):
-                found.append((cut[0], (*path, *cut[1]), known))
-        # Several beginnings that look the same: only the one that is the same is meant.
-        beginnings = {beginning for beginning, _, _ in found} - {None}
-        if path in beginnings or len(beginnings) > 1:
-            beginnings = {path}
-        return {
-            leaf: known
-            for beginning, leaf, known in found
-            if (beginning is None or beginning in beginnings) and self.find(leaf) == known
-        }
-
-    def _is_of_other_keys(self, known: Path, beginning: Path | None, path: Path) -> bool:
-        """Whether a name stayed as it is, and its keys differ from a path's in their types."""
-        if beginning is None or beginning == path or self.new[known] != known:
-            return False
-        return [dotted((key,)) for key in beginning] == [dotted((key,)) for key in path]
-
-
-def _cut(path: Path, text: str) -> tuple[Path | None, Path] | None:
-    """Cut a path behind the keys that show a text; within a key, only the rest is known.
-
-    Returns:
-        None: the path does not begin with the text.
-    """
-    at = 0
-    for n, key in enumerate(path):
-        own = dotted((key,))
-        left = len(text) - at
-        if left == len(own):
-            return path[: n + 1], path[n + 1 :]
-        if left < len(own):
-            return (None, (own[left + 1 :], *path[n + 1 :])) if own[left] == "." else None
-        at += len(own) + 1
-    return None
-
-
 class _ByName(Mapping[Path, Entry]):
     """Entries by the path that a target has for them."""
 
-    def __init__(self, entries: Mapping[Path, Entry], moves: _Moves, origins: dict[Path, Path]):
+    def __init__(self, entries: Mapping[Path, Entry], moves: Moves, origins: dict[Path, Path]):
         self._entries = dict[Path | None, Entry](entries.items())
         self._paths, self._moves, self._origins = [*entries], moves, origins
 
@@ -235,36 +158,39 @@ class _ByName(Mapping[Path, Entry]):
         return len(self._entries)
 
 
-@dataclass(frozen=True, slots=True)
 class _Renamed(Source):
     """What a checkpoint offers under other names.
 
     ``origins`` grows with each path that is looked up.
     """
 
-    moves: _Moves = field(default_factory=lambda: _Moves({}, {}))
-
     def below(self, path: Path) -> list[Path]:
         """Return the paths that begin with ``path``: their further keys are the checkpoint's."""
-        found = self.moves.below(path)
+        found = {
+            leaf: known
+            for leaf, known in self.moves.below(path).items()
+            if known not in self.left_out
+        }
         self.origins.update(found)
         return [*found]
 
 
-def renamed_source(source: Source, old: Mapping[Path, str], new: Mapping[str, str]) -> Source:
-    """Return what a checkpoint offers under other names.
+def moves_of(old: Mapping[Path, str], new: Mapping[str, str]) -> Moves:
+    """Return where paths go whose names change.
 
     Args:
-        old: its names, by path.
-        new: what becomes of each.
+        old: their names.
+        new: what becomes of each name.
     """
+    changed = {new[name]: path for path, name in old.items() if new[name] != name}
+    return Moves(moved_paths(old, new), changed)
+
+
+def renamed_source(source: Source) -> Source:
+    """Return what a checkpoint offers under the names that its ``moves`` give."""
     origins: dict[Path, Path] = {}
-    offered = {path: old[path] for path in (*source.tensors, *source.objects)}
-    changed = {new[name]: path for path, name in offered.items() if new[name] != name}
-    moves = _Moves(moved_paths(offered, new), changed)
     return _Renamed(
-        _ByName(source.tensors, moves, origins),
-        _ByName(source.objects, moves, origins),
-        *(source.is_repaired, source.gone, source.left_out, origins),
-        moves=moves,
+        _ByName(source.tensors, source.moves, origins),
+        _ByName(source.objects, source.moves, origins),
+        *(source.is_repaired, source.gone, source.left_out, source.moves, origins),
     )

@@ -119,8 +119,7 @@ class OptimizerTarget(ABC):
         """
         found, state, parameter = self.source.below(path), holder(optimizer).state, form.parameter
         current = state.get(parameter, {})
-        may_lack = self.source.is_repaired or self.source.gone
-        if may_lack and (lost := self.source.gone_state(path, current)):
+        if self.source.may_lack and (lost := self.source.gone_state(path, current)):
             self.target.missing += lost
             self.target.used.update(found)
             return

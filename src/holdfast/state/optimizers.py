@@ -108,12 +108,12 @@ def numbers_of(lost: list[Path], path: Path) -> set[Path] | None:
     """Return the numbered states that lost tensors belong to: ``("state", 3)``.
 
     Args:
-        lost: of an optimizer at ``path``; the rest of each is one dotted key.
+        lost: of an optimizer at ``path``; the rest of each may be one dotted key.
 
     Returns:
         None: something else was lost.
     """
-    found = [re.match(r"state\.(\d+)\.", str(leaf[len(path)])) for leaf in lost]
+    found = [re.match(r"state\.(\d+)\.", dotted(leaf[len(path) :])) for leaf in lost]
     return {("state", int(match[1])) for match in found if match} if all(found) else None
 
 

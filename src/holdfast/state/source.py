@@ -1,12 +1,13 @@
 """What a checkpoint offers to a state that is to be filled. Knows no files."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..format.names import dotted, escaped
 from ..layout import Key, Path, Tensor
+from .moves import Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,9 @@ class Source:
     Attributes:
         tensors, objects: by path; tied names are included.
         is_repaired: True if a repair left something out.
-        gone: names that a repair has lost, or that the user has left out; sorted.
-        left_out: what the user has left out: paths in the checkpoint, and their names here.
+        gone: names that a repair has lost; sorted.
+        left_out: paths in the checkpoint that the user has left out.
+        moves: which of its paths are meant here, left out or not.
         origins: of paths here that the checkpoint has under another one.
     """
 
@@ -25,9 +27,9 @@ class Source:
     objects: Mapping[Path, Any]
     is_repaired: bool = False
     gone: tuple[str, ...] = ()
-    left_out: Mapping[Path, str] = field(default_factory=dict)
+    left_out: Collection[Path] = ()
+    moves: Moves = field(default_factory=lambda: Moves({}, {}))
     origins: dict[Path, Path] = field(default_factory=dict)
-    _left_names: set[str] = field(default_factory=set)
     _below: dict[Path, list[Path]] = field(default_factory=dict)
 
     def below(self, path: Path) -> list[Path]:
@@ -42,18 +44,42 @@ class Source:
         """Return the objects whose paths begin with ``path``, by the rest of their paths."""
         return {p[len(path) :]: self.objects[p] for p in self.below(path) if p in self.objects}
 
-    def leaves_out(self, path: Path) -> bool:
-        """Whether the user has left out what is at a path, or something below it."""
-        if not self._left_names:
-            self._left_names.update(self.left_out.values())
-        return dotted(path) in self._left_names or not self._left_names.isdisjoint(
-            f"{dotted(path)}.{rest[-1]}" for rest in self.gone_below(path)
-        )
+    @property
+    def may_lack(self) -> bool:
+        """Whether what the checkpoint had may be gone."""
+        return self.is_repaired or bool(self.gone or self.left_out)
+
+    def not_left_out(self, paths: Sequence[Path]) -> list[Path]:
+        """Return those paths of the target which, with all below them, the user has not left out.
+
+        What is left out covers a path that only looks the same if its own path is not among them.
+        """
+        if not self.left_out:
+            return [*paths]
+        covering: dict[Path, list[tuple[Path, bool]]] = {}
+        for path in paths:
+            found = {*self.moves.below(path).values()}
+            if (known := self.moves.find(path)) is not None:
+                found.add(known)
+            covering[path] = [
+                (known, self.moves.new[known][: len(path)] == path)
+                for known in found
+                if known in self.left_out
+            ]
+        owned = {known for found in covering.values() for known, is_own in found if is_own}
+        return [
+            path
+            for path, found in covering.items()
+            if not any(is_own or known not in owned for known, is_own in found)
+        ]
 
     def gone_below(self, *paths: Path) -> list[Path]:
-        """Return what is gone below ``paths``; the rest of each name is one key."""
-        found = []
+        """Return what is gone below ``paths``; the rest of a name that a repair lost is one key."""
+        found: list[Path] = []
         for path in paths:
+            if self.left_out:
+                below = self.moves.below(path).items()
+                found += [leaf for leaf, at in below if at in self.left_out and leaf != path]
             for start in {f"{dotted(path)}.", f"{escaped(path)}."}:
                 for name in self.gone[bisect_left(self.gone, start) :]:
                     if not name.startswith(start):
