@@ -8,13 +8,15 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import Value
+from format.simulated_ranks import run_ranks
+from holdfast import Options, Value
 from holdfast.errors import MismatchError
 from holdfast.loading.selection import moved
 
 from .training import same
 
 NewPath = Callable[[], Path]
+SMALL = Options(pool_bytes=32 << 20)
 
 
 def one(value: float) -> torch.Tensor:
@@ -212,3 +214,45 @@ def test_an_optimizer_s_state_is_left_out_under_any_name(
     report = holdfast.load(path, into=into, exclude=name)
     assert report.missing == ()
     assert same(dict(optimizer.state[weight]), before)
+
+
+LOOKALIKES: list[tuple[dict[Any, Any], dict[Any, Any], str]] = [
+    ({1: 5}, {"1": 0}, '1 is the text "1" in the target, and the integer 1 in the checkpoint'),
+    ({"a": {"1": 5}}, {"a": {1: 0}}, "a.1 is the integer 1 in the target, and the text"),
+    ({"a.b": 5}, {"a": {"b": 0}}, r"a.b is a.b in the target, and a\.b in the checkpoint"),
+    ({"l": [one(1)]}, {"l": (one(0),)}, "l is a tuple in the target, and a list in the"),
+    ({"l": [one(1)]}, {"l": {0: one(0)}}, "l is a dict in the target, and a list in the"),
+    ({"\xe9": 5}, {"e\u0301": 0}, "e\u0301 is 'e\\u0301' in the target, and '\\xe9' in the"),
+]
+
+
+@pytest.mark.parametrize(("state", "into", "text"), LOOKALIKES)
+def test_names_that_look_the_same_are_told_apart(
+    new_path: NewPath, state: Any, into: Any, text: str
+) -> None:
+    path = saved(new_path, state)
+    with pytest.raises(MismatchError) as refused:
+        holdfast.load(path, into=into)
+    assert f"But some only look the same: {text}" in str(refused.value)
+
+
+def test_names_that_fit_and_names_that_were_changed_are_no_lookalikes(new_path: NewPath) -> None:
+    path = saved(new_path, {1: 1, "2": 2, "z": 3})
+    for into, rename in (({1: 0, "1": 0}, None), ({2: 0}, {"2": "y"}), ({"z": 0}, {"z": "y"})):
+        with pytest.raises(MismatchError, match="1 is missing in the checkpoint") as refused:
+            holdfast.load(path, into=into, rename=rename, partial=True)
+        assert "look the same" not in str(refused.value)
+
+
+def test_ranks_tell_names_that_look_the_same_apart(new_path: NewPath) -> None:
+    path = saved(new_path, {1: one(1), "x": one(2)})
+
+    def load(group: Any) -> str:
+        into = {1: one(0)} if group.rank == 0 else {"x": one(0), "1": one(0)}
+        with pytest.raises(MismatchError) as refused:
+            holdfast.load(path, into=into, group=group, options=SMALL)
+        return str(refused.value)
+
+    first, second = run_ranks(2, load)
+    assert first == second
+    assert '1 is the text "1" in the target, and the integer 1' in first

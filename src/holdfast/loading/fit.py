@@ -20,6 +20,7 @@ from ..state.filled import Target
 from ..state.new import converts
 from ..state.source import Source
 from .advice import advise
+from .lookalikes import lookalikes
 from .request import LoadRequest
 
 _PATH = attrgetter("path")
@@ -113,10 +114,12 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
         known = {source.origins.get(path, path) for path in known}
     known |= {*source.left_out}
     used = np.packbits(np.fromiter(map(known.__contains__, paths), bool, len(paths)))
-    missing, found = list[str](), Faults()
+    missing, alike, found = list[str](), list[str](), Faults()
     if target.missing:
         names = display_names(target.missing)
         missing = sorted(name for path, name in names.items() if path not in others)
+        stayed = (path for path in paths if source.moves.new.get(path, path) == path)
+        alike = lookalikes(target.missing, (path for path in stayed if path not in known))
     if target.tensors:  # what is plain fits
         found = _faults(target, source, cast=request.cast)
     found.shapes |= others
@@ -125,6 +128,7 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
     values: dict[str, Any] = {
         "faults": [*target.conflicts, *found.others.values()],
         "missing": missing,
+        "alike": alike,
         "used": used.tobytes().hex(),
     }
     values |= {"shapes": [*found.shapes.values()], "dtypes": [*found.dtypes.values()]}
@@ -168,7 +172,7 @@ def check_fit(
     """
     said = list(map(json.loads, answers))
     found: dict[str, tuple[str, ...]] = {}
-    for kind in ("faults", "shapes", "dtypes", "missing"):
+    for kind in ("faults", "shapes", "dtypes", "missing", "alike"):
         found[kind] = tuple(sorted(set(chain.from_iterable(map(itemgetter(kind), said)))))
     unexpected = _unexpected(header, list(map(bytes.fromhex, map(itemgetter("used"), said))))
     skipped: dict[str, str] = {}
@@ -184,6 +188,8 @@ def check_fit(
         f"{_are(missing)} missing in the checkpoint: {_listed(missing)}" if missing else "",
         f"{_are(extra)} missing in the target: {_listed(extra)}" if extra else "",
     ]
+    alike = found["alike"] if missing else ()
+    only = f"But some only look the same: {_first(alike)}. " if alike else ""
     is_repaired = header.is_repaired
     advice = _REPAIRED_ADVICE
     if not is_repaired:
@@ -191,7 +197,7 @@ def check_fit(
     what = f"{where} was repaired, and lacks the lost tensors; it" if is_repaired else where
     error = MismatchError(
         f"{what} does not fit the target. Of its names, {'. And '.join(filter(None, problems))}. "
-        f"{advice or advise(found, missing, extra, unexpected)}Nothing was loaded"
+        f"{only}{advice or advise(found, missing, extra, unexpected)}Nothing was loaded"
     )
     error.is_repaired = is_repaired
     raise error
