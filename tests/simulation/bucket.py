@@ -1,9 +1,10 @@
 """A simulated object store: the calls of obstore that `holdfast.stores.objects` makes.
 
 Promises what S3, Azure and GCS do: a PUT is whole or not there, on a condition or not; what has
-been put is read and listed at once; ETags are of the content. Every request is a step of the
-scheduler, and may fail, be late, be done with its answer lost, be sent again by the client, or be
-given up by it and arrive much later. It is seen as a tree, as `disk.py` is: bars are not there.
+been put is read and listed at once; ETags are of the content. Like seaweedfs, it may go on listing
+a directory when no object is left in it. Every request is a step of the scheduler, and may fail, be
+late, be done with its answer lost, be sent again by the client, or be given up by it and arrive
+much later. It is seen as a tree, as `disk.py` is: bars are not there.
 """
 
 import contextlib
@@ -51,6 +52,8 @@ class Bucket:
         self.watch: Callable[[str, str, str], None] = lambda operation, path, second: None
         self.free_bytes = 1 << 40
         self.link_began = 0.0
+        self.keeps_folders = False  # it lists them when the last object in them is gone
+        self._folders: set[str] = set()
         self.objects: dict[str, SimFile] = {}
         self.makers: dict[str, str] = {}  # the process that has put each
         self._arriving = SimFile(0.0)
@@ -123,9 +126,9 @@ class Bucket:
 
         def look() -> Listed:
             keys = self._below(below)
-            names = {
-                key[len(below) :].partition("/")[0] for key in keys if "/" in key[len(below) :]
-            }
+            kept = [f for f in self._folders if self.keeps_folders and f.startswith(below)]
+            paths = [path[len(below) :] for path in (*keys, *kept)]
+            names = {path.partition("/")[0] for path in paths if "/" in path}
             objects = [self._said(key) for key in keys if "/" not in key[len(below) :]]
             return {"common_prefixes": [below + n for n in sorted(names)], "objects": objects}
 
@@ -197,6 +200,7 @@ class Bucket:
         file = SimFile(self._scheduler.now + self.clock_off_s, data)
         file.written = self._scheduler.now
         self.objects[key], self._tree = file, None
+        self._folders |= {key[: at + 1] for at, letter in enumerate(key) if letter == "/"}
         self.makers[key] = self._scheduler.current.process.name
         self.watch("rename", "", where)
         return {"e_tag": _e_tag(file), "version": None}

@@ -26,6 +26,7 @@ class BucketWorld(World):
 
     def __init__(self, seed: int, counts: Counter[str], *, traced: bool = False) -> None:
         super().__init__(seed, counts, traced=traced)
+        self.bucket.keeps_folders = random.Random(f"folders {seed}").random() < 0.3
         rng = random.Random(f"late {seed}")
         self._is_about_a_request = rng.random() < 0.3
         if self._is_about_a_request:

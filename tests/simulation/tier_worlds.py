@@ -12,6 +12,8 @@ the store outlives that, too.
 import contextlib
 import errno
 import json
+import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -289,6 +291,11 @@ class TierWorld(World):
     host_names = HOSTS
     aims = ("", "", "", "publish", "bar", "put", "list", "delete", "link", "unlink", "rename")
     troubles = ("fail", "fail", "lost", "again", "late", "slow")
+
+    def __init__(self, seed: int, counts: Counter[str], *, traced: bool = False) -> None:
+        super().__init__(seed, counts, traced=traced)
+        if isinstance(self.bucket, Bucket):
+            self.bucket.keeps_folders = random.Random(f"folders {seed}").random() < 0.3
 
     def _place(self) -> str:
         self.disk = self._new_disk()

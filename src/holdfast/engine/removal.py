@@ -28,6 +28,9 @@ from ..stores.base import Entry, Store
 
 ANNOUNCED, COPY = ".gone-", ".copy-"  # in the names of a removal, and of a copy's pending manifest
 _BY, _DATA = "by", "data"  # in a directory of a removal
+OVER = ".over"  # in the name of what is to replace another checkpoint, and of its lock
+CLOSED = b"closed"  # content of a lock that keeps a save from replacing anything: no stamp is so
+STAMP_BYTES_MAX = 4096
 ATTEMPTS = 8  # to lift what others announce meanwhile
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
@@ -40,6 +43,23 @@ def bar_of(save: str) -> str:
 def pending_of_copy(store: Store, save: str) -> str:
     """Return the name that a copy prepares its MANIFEST under: no other copy has it."""
     return f"{bar_of(save)}{COPY}{secrets.token_hex(8)}" if store.shows_pending else bar_of(save)
+
+
+def is_locked_out(store: Store, save: str) -> bool:
+    """Take the lock without which a save replaces nothing (`engine/swap.py`).
+
+    Returns:
+        False: the save has it, and MANIFEST is still what it is to replace.
+    """
+    lock = f"{bar_of(save)}{OVER}"
+    try:
+        if store.claim(lock, CLOSED):
+            return True
+        return store.get(lock, STAMP_BYTES_MAX) != store.stamp(spec.MANIFEST_NAME).encode()
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False  # it has just ended
 
 
 def announce(store: Store, save: str) -> str:

@@ -44,11 +44,11 @@ from .check import read_manifest
 from .commit import Commit, check_absent, check_base, commit
 from .epochs import check_epoch
 from .marker import without_marker
+from .removal import OVER
 from .retire import (
     AGAIN,
     GRACE_S,
     LEAVING_PREFIX,
-    OVER,
     base_of,
     is_being_replaced,
     revoke_links,

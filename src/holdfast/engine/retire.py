@@ -28,8 +28,10 @@ from ..stores.base import Entry, Store
 from .marker import remove_marker
 from .removal import (
     ANNOUNCED,
+    OVER,
     announce,
     bar_of,
+    is_locked_out,
     lift,
     remove_announced,
     revoke_copies,
@@ -42,16 +44,12 @@ logger = logging.getLogger("holdfast")
 # says no more than that the next link is to be made from another.
 LEAVING_PREFIX = f"{spec.PENDING_MANIFEST_PREFIX}leaving-"
 
-# Ends of the name that a pending manifest has to be renamed from: over another checkpoint, or over
-# one of the same content (`engine/replace.py`).
-OVER, AGAIN = ".over", ".again"
+# The end of the name that a pending manifest has to be renamed from over one of the same content
+# (`engine/replace.py`); over another checkpoint it is `OVER`.
+AGAIN = ".again"
 
 # Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
 GRACE_S = 24 * 3600.0
-
-# Content of a lock that keeps a save from replacing anything: no stamp is like it.
-CLOSED = b"closed"
-STAMP_BYTES_MAX = 4096
 
 
 _NAME, _IS_MARK = attrgetter("name"), methodcaller("startswith", LEAVING_PREFIX)
@@ -187,7 +185,9 @@ def is_pending(name: str, prefix: str = spec.PENDING_MANIFEST_PREFIX) -> bool:
     return name.startswith(prefix) and name.isascii()
 
 
-def sweep(store: Store, before_s: float, is_base: Callable[[], bool] = lambda: False) -> bool:
+def sweep(
+    store: Store, before_s: float, is_base: Callable[[], bool] = lambda: False
+) -> float | None:
     """Remove data that no manifest here names, when all of it was last modified before a time.
 
     A save that is still being written is younger, so it is left alone.
@@ -199,32 +199,45 @@ def sweep(store: Store, before_s: float, is_base: Callable[[], bool] = lambda: F
             it is lost then, and can be rebuilt.
 
     Returns:
-        Whether there was nothing but a checkpoint.
+        Until when nothing can be left to remove but what others leave meanwhile, by that clock;
+        None: that may be at any time.
     """
-    entries = store.list()
+    entries = _list_if_there(store, "")
     saves, is_pure = _saves(store, entries), not any(is_pending(e.name) for e in entries)
     if store.exists(spec.MANIFEST_NAME) and len(saves) <= 1 and is_pure:
-        return True
+        return before_s + GRACE_S
     keep = _published(store)
     # Asked first: whatever is removed below makes it young again.
-    is_dead = not keep and _is_older(store, [""], before_s)
-    for save in saves:
-        below = f"{spec.DATA_DIRECTORY}/{save}"
-        if save == keep:
-            continue
-        names = [f"{below}/{file.name}" for file in _list_if_there(store, below)]
-        if not _is_older(store, [below, *names], before_s) or (not keep and is_base()):
-            continue
-        if _remove_save(store, save):
-            logger.info("deleted %s/%s of a save that died", store.location, below)
-    sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
-    settle(store)
-    if is_dead:
+    young_s = math.inf if keep else _modified_s(store, "")
+    spares = (lambda: False) if keep else is_base
+    found = [_sweep_save(store, save, before_s, spares) for save in saves if save != keep]
+    is_clean = is_pure and not any(found) and not store.shows_pending
+    if not is_clean:
+        sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
+        settle(store)
+    if young_s < before_s:
         store.unbar(spec.MANIFEST_NAME)
         for name in (spec.DATA_DIRECTORY, ""):
             with contextlib.suppress(StoreError):
                 store.remove_directory(name)
-    return False
+        young_s = math.inf
+    return min(young_s, before_s + GRACE_S) if is_clean else None  # a bar goes when it is old
+
+
+def _sweep_save(store: Store, save: str, before_s: float, spares: Callable[[], bool]) -> bool:
+    """Remove the data of a save, if it is old; return whether there was anything.
+
+    Among objects a directory is what is below it, but some servers go on listing one after the last
+    object in it: what is listed and holds nothing needs no removal, and nobody to be barred.
+    """
+    below = f"{spec.DATA_DIRECTORY}/{save}"
+    names = [f"{below}/{file.name}" for file in _list_if_there(store, below)]
+    if not names and not store.shows_pending:
+        return False
+    is_old = _is_older(store, [below, *names], before_s) and not spares()
+    if is_old and _remove_save(store, save):
+        logger.info("deleted %s/%s of a save that died", store.location, below)
+    return True
 
 
 def sweep_pending(store: Store, prefix: str, before_s: float) -> None:
@@ -283,24 +296,7 @@ def revoke_save(store: Store, save: str) -> bool:
         for end in (OVER, AGAIN):
             store.remove(f"{bar}{end}")  # none is made from here on
         return True
-    return not store.exists(spec.MANIFEST_NAME) or _is_locked_out(store, save)
-
-
-def _is_locked_out(store: Store, save: str) -> bool:
-    """Take the lock without which a save replaces nothing (`engine/swap.py`).
-
-    Returns:
-        False: the save has it, and MANIFEST is still what it is to replace.
-    """
-    lock = f"{spec.PENDING_MANIFEST_PREFIX}{save}{OVER}"
-    try:
-        if store.claim(lock, CLOSED):
-            return True
-        return store.get(lock, STAMP_BYTES_MAX) != store.stamp(spec.MANIFEST_NAME).encode()
-    except StoreError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        return False  # it has just ended
+    return not store.exists(spec.MANIFEST_NAME) or is_locked_out(store, save)
 
 
 def _list_if_there(store: Store, name: str) -> list[Entry]:
@@ -380,7 +376,7 @@ def _modified_s(store: Store, name: str) -> float:
     except StoreError as error:
         if error.errno != errno.ENOENT:
             raise
-        return -math.inf  # some servers list a directory for a while after the last object in it
+        return -math.inf
 
 
 def _saves(store: Store, entries: Sequence[Entry]) -> list[str]:

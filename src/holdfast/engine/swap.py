@@ -25,7 +25,8 @@ from ..format.header import Header
 from ..format.rows import Planned, Written
 from ..stores.base import Store
 from .commit import Commit, check_present
-from .retire import LEAVING_PREFIX, OVER
+from .removal import OVER
+from .retire import LEAVING_PREFIX
 
 
 class Swap(Commit):

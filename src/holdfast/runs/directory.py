@@ -79,7 +79,7 @@ class Run:
         self.metrics = MetricsFile(self._store, self.fence)
         self.keep = keep
         self.described = Described(self._store)
-        self._clean: dict[str, float] = {}  # steps that needed no sweep, and when: see `_sweep`
+        self._clean: dict[str, float] = {}  # steps that need no sweep, until when: see `_sweep`
         self._seen = self.is_full = False
         self._committed: int | None = None  # the step that this job saved last: it is durable
         self.on_retired: Callable[[int], object] | None = None
@@ -252,18 +252,19 @@ class Run:
         """Remove what dead saves have left in steps.
 
         On a disk every step is looked at. Elsewhere a look takes requests, so a step that was
-        clean is looked at once a day: what others leave there is removed when it is a day old, and
-        so a day later at most.
+        clean is looked at once a day, or when its bar is a day old: what others leave there is
+        removed when it is a day old, and so a day later at most.
         """
         names = self.step_names()
         seen = {name: self._clean[name] for name in names if name in self._clean}
-        self._clean = {name: at for name, at in seen.items() if before_s - at < GRACE_S}
+        self._clean = {name: until for name, until in seen.items() if before_s < until}
         for name in names:
             if name not in self._clean:
                 with self._warning(said):
                     store, is_base = self._store.below(name), functools.partial(self._is_base, name)
-                    if sweep(store, before_s, is_base) and not store.can_link:
-                        self._clean[name] = before_s
+                    until = sweep(store, before_s, is_base)
+                    if until is not None and not store.can_link:
+                        self._clean[name] = until
 
     def _is_base(self, name: str) -> bool:
         """Return whether a delta that can be read is made from a step."""

@@ -81,6 +81,7 @@ class Uploader(UploadWaits):
         self._known: list[int] = []  # steps of the store, but for others of a local one's number
         self._same: set[int] = set()  # steps that are the same checkpoint in both
         self._bad: dict[int, str] = {}  # steps that cannot go up, and why
+        self._cleared: set[str] = set()  # steps of which nothing is left, though still listed
         self._at: int | None = None
         self._done_bytes = 0
         self._metrics: dict[int, Mapping[str, float] | None] = {}  # of steps that were saved here
@@ -340,12 +341,18 @@ class Uploader(UploadWaits):
         return metrics
 
     def _clear_others(self, step: int) -> None:
-        """Remove what was begun of other steps; one that a newer job has finished by now stays."""
+        """Remove what was begun of other steps; one that a newer job has finished by now stays.
+
+        A step of which nothing was left is not asked for again. What an older job may yet leave
+        there goes with a sweep.
+        """
+        self._cleared.discard(step_name(step))
         for name in self._store.uncommitted():
-            if name != step_name(step):
+            if name != step_name(step) and name not in self._cleared:
                 self._look_up()
                 with suppress(HoldfastError):
-                    sweep(self._root.below(name), math.inf)
+                    if sweep(self._root.below(name), math.inf) is not None:
+                        self._cleared.add(name)
 
     def _look_up(self) -> None:
         if self.is_stopped or self._holds:
