@@ -1,4 +1,7 @@
-"""Stores that go on listing a directory when the last object in it is gone, as seaweedfs does."""
+"""What is left of retired steps in a store of objects, and who sees it.
+
+Most stores here go on listing a directory when the last object in it is gone, as seaweedfs does.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -13,8 +16,13 @@ from holdfast import Checkpointer, Keep
 from holdfast.engine import epochs
 from holdfast.engine.retire import GRACE_S, sweep
 from holdfast.format.names import step_name
+from holdfast.report.read import read_run
 from holdfast.runs.directory import Run
 from holdfast.stores.url import open_store
+from holdfast.tools import ls, watch
+from holdfast.tools.inspect_run import describe_run
+from holdfast.tools.run_listing import find_run
+from holdfast.tools.verify import verify
 from stores.places import Place
 
 
@@ -22,7 +30,7 @@ class Folders:
     """All directories that the store had, and the keys that it was asked about."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._kept: set[str] = set()
+        self.are_kept, self._kept = True, set[str]()
         self.asked: list[str] = []
         for name in ("delete", "list_with_delimiter", "list", "head", "get", "put"):
             patch.setattr(obstore, name, self._around(name, getattr(obstore, name)))
@@ -39,7 +47,7 @@ class Folders:
         return asked
 
     def _with_kept(self, found: Any, prefix: Any) -> Any:
-        here = {path for path in self._kept if path.rpartition("/")[0] == prefix}
+        here = {path for path in self._kept if self.are_kept and path.rpartition("/")[0] == prefix}
         prefixes = sorted({*found["common_prefixes"], *here})
         return {"common_prefixes": prefixes, "objects": found["objects"]}
 
@@ -79,6 +87,15 @@ def trained(
             checkpointer.wait()
             found.append([key for key in folders.asked if f"{step_name(1)}/data" in key])
     return found
+
+
+def write(place: str, name: str) -> None:
+    """Leave a file of a save that has not committed."""
+    store = open_store(place)
+    descriptor = store.create(name, direct=False)
+    store.vfs.write(descriptor, b"half", 0)
+    store.vfs.sync(descriptor)
+    store.vfs.close(descriptor)
 
 
 def died(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -137,11 +154,46 @@ def test_what_is_left_of_a_save_is_found_beside_one_that_is_listed_and_holds_not
     trained(store, range(1, 4), folders)
     step = open_store(f"{store}/{step_name(1)}")
     name = f"data/{'ab' * 16}/00000-0.hf"
-    descriptor = step.create(name, direct=False)
-    step.vfs.write(descriptor, b"half", 0)
-    step.vfs.sync(descriptor)
-    step.vfs.close(descriptor)
+    write(step.location, name)
     made_s = step.modified_s(name)
     assert sweep(step, made_s - 1) is None and step.exists(name)
     assert len(step.list("data")) == 2
     assert sweep(step, made_s + 1) is None and not step.exists(name)
+
+
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_a_retired_step_is_no_step_to_who_looks_at_the_run(
+    store: str, folders: Folders, are_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.are_kept = are_kept
+    trained(store, range(1, 8), folders)
+    assert len([e for e in open_store(store).list() if e.name.startswith("step-")]) == 7
+    monkeypatch.setattr(ls, "screen_size", lambda: (80, 6))  # room for 4 steps
+    listed, run, verified = ls.ls(store), find_run(store), verify(store)
+    assert listed is not None and run is not None
+    assert listed["steps"] == 1 and [one["name"] for one in listed["shown"]] == [step_name(7)]
+    assert [one["name"] for one in describe_run(run)["steps"]] == [step_name(7)]
+    assert verified["good"] and verified["unchecked"] == []
+    report = read_run(store)
+    assert [step.name for step in report.steps] == [step_name(7)] and not report.earlier_steps
+    seen = watch.look(store)
+    assert (seen["steps"], seen["newest"]) == (1, 7)
+
+
+def test_a_step_that_is_being_saved_is_shown_beside_retired_ones(
+    store: str, folders: Folders
+) -> None:
+    trained(store, range(1, 4), folders)
+    write(store, f"{step_name(4)}/data/{'ab' * 16}/00000-0.hf")
+    listed = ls.ls(store)
+    assert listed is not None
+    assert [one["state"] for one in listed["shown"]] == ["committed", "uncommitted"]
+
+
+def test_who_looks_at_a_run_of_which_all_steps_are_retired_finds_none(
+    store: str, folders: Folders
+) -> None:
+    trained(store, range(1, 4), folders)
+    Run(store, Keep.all()).retire(3)
+    assert find_run(store) is None
+    assert read_run(store).steps == () and watch.look(store)["steps"] == 0

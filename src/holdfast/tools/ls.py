@@ -1,6 +1,7 @@
 """`holdfast ls`: the runs of a directory, the steps of a run, or what is in a checkpoint.
 
-Of a run it opens only the steps that it shows: a run may have a million.
+Of a run it opens only the steps that it shows: a run may have a million. In a store of objects it
+asks of each step whether anything is left.
 """
 
 import time

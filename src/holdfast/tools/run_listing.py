@@ -1,10 +1,14 @@
 """What lies under the directory of a run: steps, committed or not, and the hint. Opens no step."""
 
 import contextlib
+import errno
 import math
 import os
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from ..errors import StoreError
 from ..format import spec
@@ -14,6 +18,7 @@ from ..stores.url import open_store
 
 _NUMBERED = re.compile(r"[^0-9]*([0-9]+)")  # step-5, checkpoint-00000005, global_step5
 STEP_PREFIX = "step-"  # users may name steps without the zeros that a Checkpointer writes
+LOOKS_AT_ONCE = 16  # at steps of a store of objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,32 @@ def run_names(store: Store) -> list[str]:
     """
     directories = [e.name for e in store.list() if e.kind == "directory"]
     names = [name for name in directories if name.startswith(STEP_PREFIX)]
-    if not names:
-        names = [name for name in directories if is_checkpoint(store, name)]
-    return sorted(names, key=_order)
+    if names:
+        return sorted(without_retired(store, names), key=_order)
+    return sorted((name for name in directories if is_checkpoint(store, name)), key=_order)
+
+
+def without_retired(store: Store, names: Iterable[str]) -> Iterable[str]:
+    """Leave the steps out that were deleted from a store of objects; of each a bar is there."""
+    if store.shows_pending:
+        return names
+    listed = [*names]
+    steps = [name for name in listed if name.startswith(STEP_PREFIX)]
+    with ThreadPoolExecutor(LOOKS_AT_ONCE, "holdfast-look") as threads:
+        looks = zip(steps, threads.map(partial(_is_gone, store), steps), strict=True)
+        gone = {name for name, is_gone in looks if is_gone}
+    return [name for name in listed if name not in gone]
+
+
+def _is_gone(store: Store, name: str) -> bool:
+    """Whether nothing is below a name; some servers list directories in which no object is left."""
+    try:
+        entries = store.list(name)
+    except StoreError as error:
+        return error.errno == errno.ENOENT  # what cannot be listed is shown
+    if store.shows_pending:
+        return not entries
+    return all(e.kind == "directory" and _is_gone(store, f"{name}/{e.name}") for e in entries)
 
 
 def disk_bytes(store: Store, name: str) -> int:
@@ -119,12 +147,11 @@ def look_at(store: Store, name: str) -> Step:
         committed = store.exists(f"{name}/{spec.MANIFEST_NAME}")
     except StoreError:
         committed = True  # for all that is known; who opens it says why it cannot be read
-    listed = None if committed else _names(store, name)
-    names = listed or []
+    names = [] if committed else _names(store, name)
     # Without MANIFEST `.metadata` is DCP's, and of the drop-in's marker there is nothing to say.
     others = [n for n in names if is_foreign(n) or n == DCP_METADATA_NAME]
     foreign = tuple(names) if len(others) == len(names) else ()
-    is_gone = listed == [] and not store.can_link  # what cannot be listed is shown
+    is_gone = not committed and not store.can_link and _is_gone(store, name)
     size = disk_bytes(store, name)
     return Step(name, f"{store.location}/{name}", committed, size, foreign, is_gone)
 
@@ -138,11 +165,11 @@ def is_checkpoint(store: Store, name: str) -> bool:
         return False
 
 
-def _names(store: Store, name: str) -> list[str] | None:
+def _names(store: Store, name: str) -> list[str]:
     try:
         return sorted(entry.name for entry in store.list(name))
     except StoreError:
-        return None
+        return []
 
 
 def _order(name: str) -> tuple[float, str]:

@@ -16,6 +16,7 @@ from ..stores.base import Store
 from ..stores.tail import read_head, read_tails
 from ..stores.url import open_store
 from .behind import behind
+from .run_listing import without_retired
 
 Document = dict[str, Any]
 
@@ -34,7 +35,7 @@ def look(path: str) -> Document:
     if not store.exists(""):
         raise NotCommittedError(f"{store.location} is not there; give the directory of a run")
     steps, newest, names, last = 0, -1, list[str](), list[int]()
-    for name in store.scan():  # a run may have a million steps
+    for name in without_retired(store, store.scan()):  # a run may have a million steps
         if (step := step_of(name)) is None:
             names.append(name)
         else:
