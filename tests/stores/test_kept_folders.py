@@ -121,6 +121,23 @@ def test_a_retired_step_is_not_deleted_again_by_each_upload(
     assert asked[1] and asked[3:] == [[], [], [], []]
 
 
+def test_what_is_begun_of_a_step_after_it_was_retired_is_removed_before_another_goes_up(
+    store: str, tmp_path: Path
+) -> None:
+    more: Any = {"keep": Keep.latest(1), "local": tmp_path / "local", "signals": ()}
+    with Checkpointer(store, every=1, **more) as checkpointer:
+        for step in range(1, 4):
+            checkpointer.step(step, state(step))
+            checkpointer.wait()
+        assert checkpointer._tiers is not None and checkpointer._tiers.uploader is not None
+        clear = checkpointer._tiers.uploader._clear_others
+        clear(1)  # as its upload begins
+        name = f"{step_name(1)}/data/{'ab' * 16}/00000-0.hf"
+        write(store, name)
+        clear(2)
+        assert not open_store(store).exists(name)
+
+
 def test_a_bar_is_left_as_it_is_and_goes_after_a_day_though_the_save_is_still_listed(
     store: str, folders: Folders
 ) -> None:
