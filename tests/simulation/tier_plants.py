@@ -25,6 +25,12 @@ _is_whole, _is_committed = copied_files.is_whole, transfer._is_committed
 _note_known = Uploader._note_known
 
 
+def _named_in_its_directory(local: Any, *given: Any, **more: Any) -> None:
+    """Name a job; the directories above may go with a power cut."""
+    local.sync_path = local.sync_above = nothing
+    _write_mark(local, *given, **more)
+
+
 def _commit_first(here: Any, there: Any, manifest: Any, data: bytes, look: Any) -> None:
     pending = f".manifest-{manifest.table.header.save_id}"
     there.prepare(pending, data, "MANIFEST")
@@ -140,6 +146,9 @@ ON_HOSTS: dict[str, Plant] = {
     "other hosts have no epoch": [(fence_module.Fence, "hold", _hold_on_the_first_host)],
     "other hosts keep nothing": [(TieredRun, "_tell_ranks", lambda self: b"{}")],
     "a retired step stays on other hosts": [(TieredRun, "retire_elsewhere", nothing)],
-    "names on other hosts are not durable": [(save_module, "make_durable", nothing)],
+    "names on other hosts are not durable": [
+        (save_module, "make_durable", nothing),
+        (tiers, "write_mark", _named_in_its_directory),
+    ],
     "acknowledged before the upload": PLANTS["acknowledged before the upload"],
 }

@@ -106,7 +106,8 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
 
     Without ``strict``, what has another shape is taken out of the target.
     """
-    target.missing = source.not_left_out(target.missing)
+    if source.left_out:
+        target.missing = source.not_left_out(target.missing)
     others = _of_other_kinds(target, source) if target.missing or target.values else {}
     known, paths = target.used | others.keys(), _paths(header)
     if source.origins:

@@ -67,6 +67,9 @@ class Moves:
         return [dotted((key,)) for key in beginning] == [dotted((key,)) for key in path]
 
 
+NO_MOVES = Moves({}, {})
+
+
 def _cut(path: Path, text: str) -> tuple[Path | None, Path] | None:
     """Cut a path behind the keys that show a text; within a key, only the rest is known.
 

@@ -119,7 +119,8 @@ class OptimizerTarget(ABC):
         """
         found, state, parameter = self.source.below(path), holder(optimizer).state, form.parameter
         current = state.get(parameter, {})
-        if self.source.may_lack and (lost := self.source.gone_state(path, current)):
+        may_lack = self.source.is_repaired or self.source.gone or self.source.left_out
+        if may_lack and (lost := self.source.gone_state(path, current)):
             self.target.missing += lost
             self.target.used.update(found)
             return

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..format.names import dotted, escaped
 from ..layout import Key, Path, Tensor
-from .moves import Moves
+from .moves import NO_MOVES, Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Source:
     is_repaired: bool = False
     gone: tuple[str, ...] = ()
     left_out: Collection[Path] = ()
-    moves: Moves = field(default_factory=lambda: Moves({}, {}))
+    moves: Moves = NO_MOVES
     origins: dict[Path, Path] = field(default_factory=dict)
     _below: dict[Path, list[Path]] = field(default_factory=dict)
 
@@ -43,11 +43,6 @@ class Source:
     def values_below(self, path: Path) -> dict[Path, Any]:
         """Return the objects whose paths begin with ``path``, by the rest of their paths."""
         return {p[len(path) :]: self.objects[p] for p in self.below(path) if p in self.objects}
-
-    @property
-    def may_lack(self) -> bool:
-        """Whether what the checkpoint had may be gone."""
-        return self.is_repaired or bool(self.gone or self.left_out)
 
     def not_left_out(self, paths: Sequence[Path]) -> list[Path]:
         """Return those paths of the target which, with all below them, the user has not left out.

@@ -283,7 +283,7 @@ class _Bind(OptimizerTarget):
                     "state_dict() use numbers: load it with an optimizer without them"
                 )
         kept: dict[Path, Any] = {}
-        lost = self.source.gone_below(path) if self.source.may_lack else []
+        lost = self.source.gone_below(path) if self.source.gone or self.source.left_out else []
         if self.source.is_repaired and not lost and not isinstance(value, Optimizer):
             lost = [*_lacking(current, path, set(found))]
         if lost:

@@ -104,12 +104,20 @@ def run_names(store: Store) -> list[str]:
     return sorted((name for name in directories if is_checkpoint(store, name)), key=_order)
 
 
-def without_retired(store: Store, names: Iterable[str]) -> Iterable[str]:
-    """Leave the steps out that were deleted from a store of objects; of each a bar is there."""
+def without_retired(
+    store: Store, names: Iterable[str], looks_max: int | None = None
+) -> Iterable[str]:
+    """Leave the steps out that were deleted from a store of objects; of each a bar is there.
+
+    Args:
+        looks_max: where there are more steps than this, none is looked at.
+    """
     if store.shows_pending:
         return names
     listed = [*names]
     steps = [name for name in listed if name.startswith(STEP_PREFIX)]
+    if looks_max is not None and len(steps) > looks_max:
+        return listed
     with ThreadPoolExecutor(LOOKS_AT_ONCE, "holdfast-look") as threads:
         looks = zip(steps, threads.map(partial(_is_gone, store), steps), strict=True)
         gone = {name for name, is_gone in looks if is_gone}

@@ -22,6 +22,7 @@ Document = dict[str, Any]
 
 STEPS_SHOWN = 8  # that wait for their upload
 SAVES_SHOWN = 100  # of the last ones, in the document
+LOOKS_MAX = 64  # at steps of a store of objects, each time
 
 
 def look(path: str) -> Document:
@@ -35,7 +36,8 @@ def look(path: str) -> Document:
     if not store.exists(""):
         raise NotCommittedError(f"{store.location} is not there; give the directory of a run")
     steps, newest, names, last = 0, -1, list[str](), list[int]()
-    for name in without_retired(store, store.scan()):  # a run may have a million steps
+    # A run may have a million steps; in a store of objects each look is a request.
+    for name in without_retired(store, store.scan(), LOOKS_MAX):
         if (step := step_of(name)) is None:
             names.append(name)
         else:

@@ -103,6 +103,7 @@ def killed_ranks(lab: Lab) -> str:
                     raise
         check_run(lab, run, told)
         saved += len(told)
+        print(f"{kills} ranks killed", flush=True)
     return f"{kills} ranks killed, {saved} steps acknowledged, none lost, none torn"
 
 
