@@ -81,7 +81,7 @@ power-cuts: $(VENV)/.native
 	scripts/install-packages $(BLOCK_PACKAGES) user-mode-linux
 	$(BIN)/python tests/crash/power_cuts.py --cuts 100 --boots 4
 
-# Linux's own server of NFS and two clients, in User-Mode Linux, as root: 25 minutes for NFS 4.2 and 3.
+# Linux's own server of NFS and two clients, in User-Mode Linux, as root: 60 minutes for NFS 4.2, 35 for 3.
 # Nothing of the server is installed or runs outside. NFS="--scale 0.1" for a tenth of it.
 nfs: $(VENV)/.native build/nfs/.fetched
 	scripts/install-packages user-mode-linux e2fsprogs iproute2

@@ -233,7 +233,7 @@ def check_absent(store: Store, *, with_dcp: bool = False, reclaims: bool = True)
     if spec.MANIFEST_NAME in names:
         raise AlreadyCommittedError(
             f"{store.location} holds a committed checkpoint; save under another step or path, or "
-            "replace it with replace=True"
+            "replace it with holdfast.save(..., replace=True)"
         )
     steps = [name for name in names if step_of(name) is not None]
     if steps:

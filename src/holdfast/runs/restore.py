@@ -240,7 +240,7 @@ def _note(
         return
     gigabytes = sum(record["bytes"] for record in records) / 1e9
     seconds = max(record["stall_s"] for record in records)
-    logger.info("restored step %d of %s: %.3f GB in %.2f s", step, run.root, gigabytes, seconds)
+    logger.info("restored step %d from %s: %.3f GB in %.2f s", step, place.path, gigabytes, seconds)
     run.metrics.add("load", step, records)
 
 
