@@ -13,6 +13,7 @@ import holdfast
 from holdfast import Checkpointer, Options
 from holdfast.report.document import page_of
 from holdfast.report.read import read_run
+from holdfast.saving.handle import SaveHandle
 from holdfast.testing import Fault, faulty
 
 from .conftest import Command
@@ -54,6 +55,21 @@ def test_a_failed_save_leaves_one_line(tmp_path: Path, stage: str) -> None:
     ]
     assert lines[1].keys() == {"time", "verb", "step", "rank", "host", "error"}
     assert lines[1]["error"].startswith("NoSpaceError: ") and lines[1]["rank"] == 0
+
+
+def test_a_save_that_fails_before_its_call_returns_leaves_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread may end before the call has said who wants to know of that."""
+    start = SaveHandle.start
+
+    def start_and_end(handle: SaveHandle, *given: Any) -> None:
+        start(handle, *given)
+        handle.wait_done()
+
+    monkeypatch.setattr(SaveHandle, "start", start_and_end)
+    train(tmp_path, "eager", recovers=False)
+    assert [line["verb"] for line in lines_of(tmp_path)] == ["save", "failure"]
 
 
 def test_every_verb_says_that_the_newest_save_failed(

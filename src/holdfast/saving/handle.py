@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn, TypeVar
 
 from .. import worker
@@ -57,10 +57,10 @@ class SaveHandle(Future):
         ledger.end_at(self.deadline)
         self._staged, self._done = worker.Latch(), worker.Latch()
         self._failure: BaseException | None = None
-        self._told = False
+        self._told = self._has_ended = False
         self._before_step: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
-        self._after_end: list[Callable[[], object]] = []
+        self._after_end: dict[Callable[[], object], None] = {}  # who takes a call out makes it
         self._callbacks = []
         self._process = os.getpid()
 
@@ -167,8 +167,10 @@ class SaveHandle(Future):
         self._run(work, after)
 
     def when_ended(self, call: Callable[[], object]) -> None:
-        """Call this when it has ended, well or not, before anyone is told."""
-        self._after_end.append(call)
+        """Call this when it has ended, well or not, before anyone is told; at once if it has."""
+        self._after_end[call] = None
+        if self._has_ended and self._after_end.pop(call, call) is None:
+            call()
 
     def hold_with(self, before_step: Callable[[], None]) -> None:
         """Call this before what is staged changes, by a step or after `wait_staged`."""
@@ -266,8 +268,10 @@ class SaveHandle(Future):
                 logger.error("saving %s failed: %s: %s", self.path, type(error).__name__, error)
         finally:
             self._before_step = None
-            for call in self._after_end:
-                call()
+            self._has_ended = True
+            for call in list(self._after_end):
+                if self._after_end.pop(call, call) is None:  # else `when_ended` has taken it back
+                    call()
             self._staged.set()
             self._done.set()
             if self._callbacks:
@@ -276,11 +280,9 @@ class SaveHandle(Future):
 
 
 def nice() -> None:
-    """Let this thread stand back behind the threads that train."""
-    try:
+    """Let this thread stand back behind the threads that train, where it may."""
+    with suppress(OSError):  # it is niced already, or may not be: a matter of speed alone
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-    except OSError:  # it is niced already, or may not be: a matter of speed alone
-        logger.debug("the saving thread keeps its priority")
 
 
 _last: SaveHandle | None = None
