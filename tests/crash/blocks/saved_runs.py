@@ -117,7 +117,12 @@ def write_noise(where: Path, pipe: int) -> None:
 
 
 def save_steps(
-    root: Path, rank: int, plan: Plan, tell: Callable[[int], None], first: int = 1
+    root: Path,
+    rank: int,
+    plan: Plan,
+    tell: Callable[[int], None],
+    first: int = 1,
+    deadline_s: float = OPTIONS.deadline_s,
 ) -> None:
     """Save as planned, from a step on; tell each step when it is durable."""
     with holdfast.Checkpointer(
@@ -126,7 +131,7 @@ def save_steps(
         keep=holdfast.Keep.latest(plan.keep),
         codec=CODECS[plan.codec],
         stage=plan.stage,
-        options=replace(OPTIONS, io=plan.io, pool_bytes=STAGING_BYTES),
+        options=replace(OPTIONS, io=plan.io, pool_bytes=STAGING_BYTES, deadline_s=deadline_s),
     ) as run:
         for step in range(first, first + plan.steps):
             state = make_near_state(step)

@@ -21,6 +21,7 @@ from .machine import Running, start_server, stop_server
 
 KEEP = 2  # steps, by every `Plan`
 JOINED_S = 3.0  # about when two ranks have begun to save
+DEADLINE_S = 60.0  # of a save: a rank waits so long for one that was killed
 
 
 def check_run(lab: Lab, run: Path, acknowledged: Sequence[int]) -> None:
@@ -45,7 +46,7 @@ def two_ranks(
     def rank_main(rank: int) -> None:
         join(str(run), meeting.port, rank, 2)
         for number, plan in enumerate(plans):
-            save_steps(run, rank, plan, tell, 1 + number * plan.steps)
+            save_steps(run, rank, plan, tell, 1 + number * plan.steps, DEADLINE_S)
 
     clients = enumerate((lab.a, lab.b))
     ranks = [client.begin(lambda rank=rank: rank_main(rank)) for rank, client in clients]
