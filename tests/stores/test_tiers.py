@@ -983,6 +983,22 @@ def test_a_local_run_of_no_store_is_refused_until_the_store_has_its_steps(
         checkpointer.restore(state(0))
 
 
+def test_the_best_step_of_the_store_leaves_the_place_of_one_that_lasts(
+    store: str, local: str
+) -> None:
+    keep = Keep.latest(1) | Keep.every(10) | Keep.best("loss", 1) | Keep.local(1)
+    with opened(store, local, durable="local", keep=keep) as checkpointer:
+        checkpointer.save(1, state(1), metrics={"loss": 0.0})
+        checkpointer.wait("store")
+        assert checkpointer._tiers is not None
+        assert checkpointer._tiers.uploader is not None
+        with checkpointer._tiers.uploader.paused():
+            for step in range(10, 15):  # each better than the one before, none the best
+                checkpointer.save(step, state(step), metrics={"loss": 100.0 - step})
+            assert 10 in steps_in(local)
+    assert steps_in(store) == [1, 10, 14]
+
+
 def test_a_job_is_named_durably_before_it_takes_the_store(tmp_path: Path) -> None:
     root = tmp_path
     with recording() as disk:

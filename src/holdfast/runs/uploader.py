@@ -85,6 +85,7 @@ class Uploader(UploadWaits):
         self._at: int | None = None
         self._done_bytes = 0
         self._metrics: dict[int, Mapping[str, float] | None] = {}  # of steps that were saved here
+        self._seen_metrics: Metrics = {}  # of both places, when they were last looked at
         self._holds = self._hurries = 0  # callers of `paused`, of `hurried`
         self._saved_at = self._interval_s = 0.0  # the newest step that was saved here
         self._took_s = 0.0  # the last upload
@@ -155,7 +156,7 @@ class Uploader(UploadWaits):
         with self._lock:
             usable = [s for s in steps if s not in self.ignored]
             known = [s for s in self._known if s not in self._store.damaged]
-            tiers = Tiers(usable, known, metrics, {})
+            tiers = Tiers(usable, known, {**self._seen_metrics, **metrics}, {})
             kept = stays(tiers, self._keep, self._at, is_full=is_full)
             waiting = [s for s in wanted(tiers, self._keep) if s not in kept | set(self._bad)]
         for step in waiting:
@@ -266,6 +267,8 @@ class Uploader(UploadWaits):
                 for step in known:
                     self._store.described.read(step)
                 metrics |= self._store.described.metrics()
+        with self._lock:
+            self._seen_metrics = metrics
         return Tiers(here, known, metrics, bases)
 
     def _note_known(self, there: list[int]) -> None:
