@@ -256,3 +256,11 @@ def test_ranks_tell_names_that_look_the_same_apart(new_path: NewPath) -> None:
     first, second = run_ranks(2, load)
     assert first == second
     assert '1 is the text "1" in the target, and the integer 1' in first
+
+
+def test_a_rename_of_others_leaves_the_key_without_letters(new_path: NewPath) -> None:
+    path = new_path()
+    holdfast.save({"": torch.ones(1), "x": torch.zeros(1)}, path)
+    target = {"": torch.zeros(1), "y": torch.ones(1)}
+    holdfast.load(path, into=target, rename={"x": "y"})
+    assert (target[""].item(), target["y"].item()) == (1.0, 0.0)

@@ -41,7 +41,7 @@ def renamed(
     else:
         found = _by_patterns(names, rename, where)
     for name, new in found.items():
-        if not isinstance(new, str) or not new:
+        if not isinstance(new, str) or (name and not new):  # the name of the key "" may stay
             raise OptionError(f"rename makes {shown(new)} of {name!r}; expected another name")
     check_distinct({name: new for name, new in found.items() if name in kept}, where)
     return found
