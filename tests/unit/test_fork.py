@@ -3,12 +3,14 @@
 Each child ends by a deadline, or it hangs: in a lock that a thread of its parent held.
 """
 
+import faulthandler
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ import holdfast
 from holdfast.engine.basis import keep_basis, last_link, take_basis
 
 SECONDS = 60  # for a child; it needs a tenth of one
+HANGS = 1000  # no exit code: who kills a child for want of memory leaves -SIGKILL
 FORKS = 30
 SMALL = holdfast.Options(pool_bytes=32 << 20)
 
@@ -55,11 +58,20 @@ def saves_lazily(state: dict[str, Any], path: Path) -> None:
         assert checkpoint.tensor("model.0.weight").equal(state["model"][0].weight)
 
 
+def show_where_it_hangs(process: int) -> None:
+    """Print what each of its threads does: in Python, and in the kernel."""
+    os.kill(process, signal.SIGUSR1)
+    time.sleep(1)
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        print(thread.name, *((thread / name).read_text() for name in ("wchan", "syscall")))
+
+
 def forked(work: Callable[[], None]) -> int:
-    """Run it in a child; return its exit code, or -SIGKILL when it hangs."""
+    """Run it in a child; return its exit code, or that it hangs."""
     child = os.fork()
     if child == 0:
         try:
+            faulthandler.register(signal.SIGUSR1, file=2)
             torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork
             work()
             os._exit(0)
@@ -69,9 +81,11 @@ def forked(work: Callable[[], None]) -> int:
     descriptor = os.pidfd_open(child)
     ended, _, _ = select.select([descriptor], [], [], SECONDS)
     if not ended:
+        show_where_it_hangs(child)
         os.kill(child, signal.SIGKILL)
     os.close(descriptor)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if ended else HANGS
 
 
 @pytest.fixture(autouse=True)
