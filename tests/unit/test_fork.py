@@ -58,6 +58,12 @@ def saves_lazily(state: dict[str, Any], path: Path) -> None:
         assert checkpoint.tensor("model.0.weight").equal(state["model"][0].weight)
 
 
+def waits_for_the_disk(process: int) -> bool:
+    """Return whether a thread of it cannot be interrupted: no lock of a program does that."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return any((task / "stat").read_text().rpartition(") ")[2][0] == "D" for task in tasks)
+
+
 def show_where_it_hangs(process: int) -> None:
     """Print what each of its threads does: in Python, and in the kernel."""
     os.kill(process, signal.SIGUSR1)
@@ -80,6 +86,8 @@ def forked(work: Callable[[], None]) -> int:
             os._exit(1)
     descriptor = os.pidfd_open(child)
     ended, _, _ = select.select([descriptor], [], [], SECONDS)
+    while not ended and waits_for_the_disk(child):
+        ended, _, _ = select.select([descriptor], [], [], 1)
     if not ended:
         show_where_it_hangs(child)
         os.kill(child, signal.SIGKILL)
