@@ -87,7 +87,7 @@ def forked(work: Callable[[], None]) -> int:
     descriptor = os.pidfd_open(child)
     ended, _, _ = select.select([descriptor], [], [], SECONDS)
     while not ended and waits_for_the_disk(child):
-        ended, _, _ = select.select([descriptor], [], [], 1)
+        ended, _, _ = select.select([descriptor], [], [], SECONDS)
     if not ended:
         show_where_it_hangs(child)
         os.kill(child, signal.SIGKILL)
