@@ -412,3 +412,33 @@ def test_an_empty_tensor_whose_shape_no_reader_takes_is_not_committed(new_path: 
     ):
         dcp.save({"z": torch.empty(1 << 61, 0)}, storage_writer=HoldfastWriter(path))
     assert not (path / "MANIFEST").exists()
+
+
+def test_a_name_that_two_things_share_in_dcp_is_refused(new_path: NewPath) -> None:
+    """A state may have the key ``a.b``, and b in a. DCP asks for both by the same name."""
+    path = new_path()
+    saved: dict[str, Any] = {"a.b": {"x": [1, 2]}, "a": {"b": {"x": [3, 4], "y": {"z": 9}}}}
+    saved |= {"t.u": torch.zeros(2), "t": {"u": torch.ones(2)}}
+    saved |= {"l.m": [{"q": 1}], "l": {"m": [{"q": 2}]}}
+    holdfast.save(saved, path)
+    for target in (
+        {"a.b": {"x": 0}},
+        {"a": {"b": {"x": 0}}},
+        {"t.u": torch.zeros(2)},
+        {"t": {"u": torch.zeros(2)}},
+        {"l.m": 0},
+        {"l": {"m": 0}},
+    ):
+        with pytest.raises(CheckpointException, match="Missing key"):
+            dcp.load(target, storage_reader=HoldfastReader(path))
+    other = {"a": {"b": {"y": {"z": 0}}}}
+    dcp.load(other, storage_reader=HoldfastReader(path))
+    assert other == {"a": {"b": {"y": {"z": 9}}}}
+
+
+def test_a_key_with_a_backslash_is_no_name_of_another(new_path: NewPath) -> None:
+    path = new_path()
+    holdfast.save({"a.x": 1, "a": {"x": 2}, "\\a": {"x": 3}, "w": torch.ones(2)}, path)
+    target = {"\\a": {"x": 0}}
+    dcp.load(target, storage_reader=HoldfastReader(path))
+    assert target == {"\\a": {"x": 3}}

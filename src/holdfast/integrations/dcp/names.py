@@ -46,10 +46,20 @@ def keys_of(path: Path) -> tuple[str | int, ...]:
 
 
 def fqns_of(paths: Iterable[Path]) -> dict[Path, str]:
-    """Give each path its FQN; paths that DCP could not tell apart get escaped ones."""
+    """Give each path its FQN; paths that DCP could not tell apart get names of no other form.
+
+    Who asks for the FQN that they would share finds none: which was meant, no one knows.
+    """
     plain = {path: dotted(path) for path in paths}
     count = Counter(plain.values())
-    return {p: name if count[name] == 1 else escaped(p) for p, name in plain.items()}
+    fqns = {path: name for path, name in plain.items() if count[name] == 1}
+    taken = set(plain.values())
+    for path in plain.keys() - fqns.keys():
+        fqns[path] = escaped(path)
+        while fqns[path] in taken:
+            fqns[path] = "\\" + fqns[path]
+        taken.add(fqns[path])
+    return {path: fqns[path] for path in plain}
 
 
 def natural(fqn: str) -> tuple[list[tuple[str, int]], str]:
@@ -136,14 +146,15 @@ def describe(manifest: Manifest, checkpoint_id: str) -> Contents:
     tensors = {tensor.path: index for index, tensor in enumerate(header.tensors)}
     tensors |= dict(header.ties)
     values = {leaf: v for path, value in header.objects for leaf, v in opened(path, value)}
-    fqns = fqns_of([*tensors, *values])
+    unopened = {path: value for path, value in header.objects if path not in values}
+    fqns = fqns_of([*tensors, *values, *unopened])
     described: dict[str, STORAGE_TYPES] = {
         fqns[path]: tensor_metadata(header.tensors[i].dtype, header.tensors[i].shape)
         for path, i in tensors.items()
     }
     described |= {fqns[path]: BytesStorageMetadata() for path in values}
-    whole = {dotted(path): value for path, value in header.objects if path not in values}
-    keys = {fqn: keys_of(path) for path, fqn in fqns.items()}
+    whole = {fqns[path]: value for path, value in unopened.items()}
+    keys = {fqns[path]: keys_of(path) for path in [*tensors, *values]}
     return Contents(
         Metadata(
             _Described(described, whole),
