@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,7 +33,7 @@ from holdfast.errors import (
 from holdfast.format.measured import decode_lines
 from holdfast.format.names import step_name
 from holdfast.runs import checkpointer as checkpointer_module
-from holdfast.runs import local_mark, upload_thread, uploader
+from holdfast.runs import local_mark, tier_waits, upload_thread, uploader
 from holdfast.runs.directory import Run
 from holdfast.runs.local_mark import read_mark, write_mark
 from holdfast.runs.metrics_file import MetricsFile
@@ -340,6 +341,20 @@ def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploa
         assert checkpointer.restore(state(0, 600_000)) == 1
         checkpointer.save(2, state(2, 600_000))
     assert steps_in(store) == [1, 2]
+
+
+def test_a_job_that_ends_says_what_it_waits_for(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tier_waits, "FIRST_WORD_S", 0.5)
+    with opened(store, local, durable="local", upload_bytes_s=SLOW, drain_s=500) as checkpointer:
+        checkpointer.save(1, state(1, 600_000))
+        assert "this job ends" not in caplog.text
+    words = [r.getMessage() for r in caplog.records if "this job ends" in r.getMessage()]
+    assert len(words) == 1, "once a minute"
+    assert f"when step 1 is in {store}, in 49" in words[0]
+    assert re.search(r"step 1: 0\.00\d GB are up$", words[0])
+    assert steps_in(store) == [1]
 
 
 def test_files_that_are_up_are_not_sent_again(

@@ -8,6 +8,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .. import worker
 from ..engine import epochs
@@ -22,6 +23,17 @@ logger = logging.getLogger("holdfast")
 
 TURN_S = 1.0  # between two meetings of ranks that wait for an upload
 LATE_S = 10.0  # later than the time it has, a wait ends without the others
+FIRST_WORD_S = 10.0  # from here on, a job that ends says what it waits for
+WORD_S = 60.0  # between two such words
+
+
+@dataclass
+class _Drain:
+    """A wait at the end of a job: until when, what was left at the last look, the next word."""
+
+    until: float
+    left: Sequence[int] = ()
+    word_at: float = 0.0
 
 
 class TierWaits(TierSteps):
@@ -90,16 +102,14 @@ class TierWaits(TierSteps):
         if not self.is_ready or self.has_one_disk():
             self.drain_alone(limit_s)
             return
-        until, left, is_over = time.monotonic() + limit_s, list[int](), False
+        drain, is_over = _drain_for(limit_s), False
         while not is_over:
             with Phase(self._ranks) as asked:
                 if self.uploader is not None:
-                    left = self.uploader.wait_all(min(until, time.monotonic() + TURN_S))
-                    is_over = self.uploader.is_done(left) or time.monotonic() >= until
-                    asked.answer = b"1" if is_over else b""
+                    asked.answer = b"1" if self._drain_a_turn(self.uploader, drain) else b""
             is_over = bool(asked.answers[COORDINATOR])
         with Phase(self._ranks):
-            self._check_left(left, limit_s)
+            self._check_left(drain.left, limit_s)
 
     def drain_alone(self, limit_s: float) -> None:
         """Do as `drain` where other ranks may not come any more.
@@ -111,11 +121,30 @@ class TierWaits(TierSteps):
             self._begin_alone()
         if not self._was_ready:
             return
-        until = time.monotonic() + limit_s
+        drain = _drain_for(limit_s)
         if self.uploader is not None:
-            self._check_left(self.uploader.wait_all(until), limit_s)
+            while not self._drain_a_turn(self.uploader, drain):
+                pass
+            self._check_left(drain.left, limit_s)
         elif not self.has_one_disk():
-            self.beside.wait_idle(until)
+            self.beside.wait_idle(drain.until)
+
+    def _drain_a_turn(self, uploader: Uploader, drain: _Drain) -> bool:
+        """Wait for a turn; return whether there is nothing more to wait for, or no time."""
+        drain.left = uploader.wait_all(min(drain.until, time.monotonic() + TURN_S))
+        now = time.monotonic()
+        if uploader.is_done(drain.left) or now >= drain.until:
+            return True
+        if now >= drain.word_at:
+            drain.word_at = now + WORD_S
+            logger.warning(
+                "this job ends when %s is in %s, in %.0f s (drain_s) at the latest. %s",
+                named(drain.left),
+                self.store.root,
+                drain.until - now,
+                uploader.why() or "No byte of it is up yet",
+            )
+        return False
 
     def _begin_alone(self) -> None:
         """Do as `begin` after a restore, where other ranks may not come any more.
@@ -179,3 +208,8 @@ class TierWaits(TierSteps):
                 worker.check()
                 time.sleep(0.02)
         return True
+
+
+def _drain_for(limit_s: float) -> _Drain:
+    now = time.monotonic()
+    return _Drain(now + limit_s, word_at=now + FIRST_WORD_S)
