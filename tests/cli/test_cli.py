@@ -128,6 +128,14 @@ def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
     assert answer.code == 0 and answer.out.startswith(f"usage: holdfast {verb} ")
 
 
+def test_python_may_run_without_docstrings(path: Path) -> None:
+    for arguments in (["demo", "--help"], ["inspect", str(path), "--json"]):
+        command = ["-m", "holdfast", *arguments]
+        plain = start_python(*command, capture_output=True, check=True)
+        without = start_python("-OO", *command, capture_output=True, check=True)
+        assert plain.stdout == without.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
