@@ -263,9 +263,14 @@ main(["--version"])
 os.setuid(65534)
 sys.exit(main())
 """
-    done = start_python("-c", code, "bench", place, *SMALL, capture_output=True)
+    command = ["-c", code, "bench", place, *SMALL]
+    done = start_python(*command, capture_output=True)
     assert done.returncode == 2
     assert re.fullmatch(f"holdfast: make a directory in {place}: Permission .+\n", done.stderr)
+    tmp_path.chmod(0o700)
+    done = start_python(*command, capture_output=True)
+    assert done.returncode == 2
+    assert re.fullmatch(f"holdfast: stat {place}: Permission .+\n", done.stderr)
 
 
 def test_a_disk_that_fails_leaves_nothing(place: Path, holdfast_command: Command) -> None:

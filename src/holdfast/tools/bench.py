@@ -80,8 +80,12 @@ def bench(path: str | os.PathLike[str], *, gib: float, rounds: int) -> Document:
 
 def _directory(path: str | os.PathLike[str]) -> Path:
     directory = Path(absolute(path))
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
+    try:
+        is_there, is_directory = directory.exists(), directory.is_dir()
+    except OSError as error:
+        raise failure(f"stat {directory}", error) from error
+    if not is_directory:
+        what = "is not a directory" if is_there else "does not exist"
         raise OptionError(f"{directory} {what}; expected a directory on the disk to measure")
     return directory
 
