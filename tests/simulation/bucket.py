@@ -115,8 +115,8 @@ class Bucket:
         keys = [key] if isinstance(key, str) else key
         self._ask("delete", keys[0], lambda: [*map(self._delete, keys)])
 
-    def list(self, client: object, prefix: str | None) -> Iterator[Part]:
-        """List all that is below a prefix."""
+    def list(self, client: object, prefix: str | None, *, chunk_size: int = 0) -> Iterator[Part]:
+        """List all that is below a prefix, by one request."""
         below = f"{prefix}/" if prefix else ""
         yield self._ask("list", below, lambda: [*map(self._said, self._below(below))])
 

@@ -5,10 +5,13 @@ import pytest
 from .requests import counted
 
 
+@pytest.mark.parametrize("keep", [0, 1, 3])  # 0: all
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_requests_of_a_save_do_not_grow_with_the_steps_that_are_kept(ranks: int) -> None:
-    early = counted(ranks, ["save"] * 4, 0) - counted(ranks, ["save"] * 3, 0)
-    late = counted(ranks, ["save"] * 16, 0) - counted(ranks, ["save"] * 15, 0)
+def test_requests_of_a_save_do_not_grow_with_the_steps_that_are_or_were_there(
+    ranks: int, keep: int
+) -> None:
+    early = counted(ranks, ["save"] * 6, keep) - counted(ranks, ["save"] * 5, keep)
+    late = counted(ranks, ["save"] * 16, keep) - counted(ranks, ["save"] * 15, keep)
     assert early == late
 
 

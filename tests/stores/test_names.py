@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.errors import OptionError, StoreError
-from holdfast.stores import objects
+from holdfast.stores import objects, objects_client
 from holdfast.stores.base import Store
 from holdfast.stores.url import open_store
 from stores.places import Place
@@ -136,6 +136,30 @@ def test_what_is_below_a_name_is_a_directory(store: Store) -> None:
     store.remove_directory("a/b")
     store.remove_directory("a")
     assert not store.exists("a") and store.exists("d")
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 1000])
+def test_which_of_many_directories_have_a_file(
+    store: Store, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects_client, "PAGE_OBJECTS", page)
+    names = [f"step-{number}" for number in range(12)]
+    assert store.having(names, "MANIFEST") == []
+    for name in names:
+        write(store, f"{name}/data/a", b"1")
+    for name in names[::3]:
+        put(store, f"{name}/MANIFEST", b"1")
+    put(store, "MANIFEST")
+    for name in names[::4]:
+        store.revoke(f"{name}/.manifest-1", f"{name}/MANIFEST")  # a bar, where there is none
+    store.remove("step-8/data/a")  # nothing but the bar is left
+    for _ in range(2):
+        assert store.having(names, "MANIFEST") == names[::3]
+        assert store.having(names[5:], "MANIFEST") == ["step-6", "step-9"]
+    store.remove("step-6/MANIFEST")
+    store.reclaim("step-4/MANIFEST")
+    assert put(store, "step-4/MANIFEST", b"2")
+    assert store.having(names[::-1], "MANIFEST") == ["step-9", "step-4", "step-3", "step-0"]
 
 
 def test_neighbours_are_found(store: Store) -> None:

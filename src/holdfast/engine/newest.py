@@ -19,7 +19,8 @@ def steps_in(store: Store, names: Callable[[], list[str]]) -> list[int]:
     while True:
         now = names()
         steps = sorted(step for name in now if (step := step_of(name)) is not None)
-        found = [s for s in steps if store.exists(f"{step_name(s)}/{spec.MANIFEST_NAME}")]
+        there = store.having([*map(step_name, steps)], spec.MANIFEST_NAME) if steps else ()
+        found = sorted(step for name in there if (step := step_of(name)) is not None)
         # What went between the two looks made way for a newer one, which the next look finds.
         if found or now == before:
             return found

@@ -166,6 +166,9 @@ class Store(Protocol):
     def exists(self, name: str) -> bool:
         """Return whether a file or directory of this name is there."""
 
+    def having(self, names: Sequence[str], file: str) -> list[str]:
+        """Return those of some directories in the root that have a file, in the same order."""
+
     def create(self, name: str, *, direct: bool) -> int:
         """Open a new file for writing, with the directories above it; return its descriptor."""
 
@@ -292,6 +295,11 @@ class Store(Protocol):
 
     def remove_directory(self, name: str = "") -> bool:
         """Remove a directory when it is empty; return whether it is gone."""
+
+
+def having_each(store: Store, names: Sequence[str], file: str) -> list[str]:
+    """Be `Store.having`, where a look at one file takes no longer than it must."""
+    return [name for name in names if store.exists(f"{name}/{file}")]
 
 
 def list_if_there(store: Store) -> list[Entry] | None:

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError
-from .base import Entry, Names
+from .base import Entry, Names, having_each
 from .hdfs_client import asked, client, split_url
 from .hdfs_files import Opened, Upload
 from .local_paths import GONE
@@ -47,6 +47,7 @@ class HdfsStore:
     can_link = can_replace = False
     shows_pending = True
     run_bytes = RUN_BYTES
+    having = having_each
 
     def __init__(self, url: str, named: str = "path") -> None:
         """Prepare; nothing is asked yet.

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from .._core import Vfs, look_anew, probe
 from ..errors import StoreError, writable
-from .base import Entry, Names
+from .base import Entry, Names, having_each
 from .local_marks import append, bar, claim
 from .local_paths import GONE, forget_below, free_below
 from .local_queue import LocalQueue
@@ -44,7 +44,7 @@ class LocalStore:
     """See `holdfast.stores.base.Store`."""
 
     can_link = can_replace = shows_pending = True
-    run_bytes = 4 << 20
+    run_bytes, having = 4 << 20, having_each
 
     def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
         self.location = os.path.abspath(os.fspath(root))

@@ -25,14 +25,15 @@ from typing import Any
 from ..errors import StoreError
 from . import objects_client as requests
 from .base import Entry, Names
-from .objects_bar import BAR_BYTES, BAR_MAGIC, new_bar
+from .objects_bar import BAR_BYTES, BAR_MAGIC, SeenBars, new_bar
 from .objects_client import api, check_answers, check_conditions, connect, head, instead_of, this
-from .objects_errors import errors_of, is_lock, store_error
-from .objects_files import Opened, Upload
+from .objects_errors import contended, errors_of, if_there, is_lock, store_error
+from .objects_files import ATTEMPTS, Opened, Upload, first_bytes
 from .remote_files import FILES, RUN_BYTES, Files, ThreadedQueueKind, short_read
 
-ATTEMPTS = 100  # of a change that others race for
+HEADS_PER_PAGE = 8  # that take as long as one listed page
 
+_seen = SeenBars()
 _bars: dict[str, Any] = {}  # location of a name → the bar that this process made, as `this` says
 
 
@@ -96,6 +97,17 @@ class ObjectStore:
     def exists(self, name: str) -> bool:
         """Return whether an object has the name, or is below it."""
         return bool(self.kind(name))
+
+    def having(self, names: Sequence[str], file: str) -> list[str]:
+        """List all objects where that takes less than a look at each: many may hold only a bar."""
+        files = {self._key(f"{name}/{file}"): f"{name}/{file}" for name in names}
+        with errors_of("list", self.location):
+            pages_max = 1 + len(names) // HEADS_PER_PAGE
+            found, is_all = requests.list_some(self._client, self._prefix, files, pages_max)
+        there = {files[key] for key, item in found.items() if not self._is_bar(files[key], item)}
+        if not is_all:
+            there.update(filter(self.exists, [files[key] for key in files.keys() - found.keys()]))
+        return [name for name in names if f"{name}/{file}" in there]
 
     def create(self, name: str, *, direct: bool) -> int:
         """Begin an object; nobody sees it before it is synced."""
@@ -164,7 +176,7 @@ class ObjectStore:
                 raise store_error(errno.EEXIST, f"replace {self._where(name)}: another job bars it")
             if self._put(name, data, instead_of(found)):
                 return
-        raise self._contended("replace", name)
+        raise contended("replace", self._where(name))
 
     rename = replace
 
@@ -209,7 +221,7 @@ class ObjectStore:
             whole = before + b"\n" * (before[-1:] not in (b"", b"\n")) + data
             if self._put(name, whole, instead_of(found)):
                 return
-        raise self._contended("append to", name)
+        raise contended("append to", self._where(name))
 
     def list(self, name: str = "") -> list[Entry]:
         """List what is below a name, sorted; without bars, and the object that some keep for it."""
@@ -317,7 +329,7 @@ class ObjectStore:
                 return
             if self._put(name, new_bar(), instead_of(found), is_bar=True):
                 return
-        raise self._contended("bar", name)
+        raise contended("bar", self._where(name))
 
     def _put(self, name: str, data: bytes, mode: Any, *, is_bar: bool = False) -> bool:
         """Put an object on a condition; return False where that does not hold."""
@@ -338,38 +350,26 @@ class ObjectStore:
                 return False  # what was to be replaced is gone
         if is_bar:
             _bars[where] = this(made)
+            _seen.add(where, this(made))
         return True
 
     def _is_ours(self, name: str, data: bytes) -> bool:
         return self._read(self._key(name), len(data) + 1) == data
 
     def _is_bar(self, name: str, found: Any) -> bool:
-        is_alike = found["size"] == BAR_BYTES
-        return is_alike and self._read(self._key(name), len(BAR_MAGIC)) == BAR_MAGIC
+        return _seen.has(self._where(name), found, lambda: self._content(name))
+
+    def _content(self, name: str) -> bytes:
+        with errors_of("read", self._where(name)):
+            return requests.get(self._client, self._key(name), BAR_BYTES)[1]
 
     def _read(self, key: str, size: int) -> bytes:
         """Return the first bytes of an object; none, where there is none."""
-        where = f"{self._base}/{key}"
-        for _ in range(ATTEMPTS):
-            try:
-                with errors_of("read", where):
-                    size = min(size, head(self._client, key)["size"])
-                return bytes(Opened(self._client, key, where, size).read(size, 0))
-            except StoreError as error:
-                if error.errno == errno.ENOENT:
-                    return b""
-                if error.errno != errno.EIO:  # a shorter one has been put in its place
-                    raise
-        raise self._contended("read", key)
+        return first_bytes(self._client, key, f"{self._base}/{key}", size)
 
     def _found(self, name: str) -> Any:
         """Return what the store says of an object; None: there is none."""
-        try:
-            return self._head(name)
-        except StoreError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return None
+        return if_there(lambda: self._head(name))
 
     def _head(self, name: str) -> Any:
         with errors_of("find", self._where(name)):
@@ -395,6 +395,3 @@ class ObjectStore:
 
     def _missing(self, what: str, name: str) -> StoreError:
         return store_error(errno.ENOENT, f"{what} {self._where(name)}: there is no such object")
-
-    def _contended(self, what: str, name: str) -> StoreError:
-        return store_error(errno.EAGAIN, f"{what} {self._where(name)}: others keep changing it")

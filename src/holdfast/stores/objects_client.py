@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 from ..errors import OptionError, StoreError, shown
@@ -30,6 +30,7 @@ SCHEMES = {"memory": "s3", "s3": "s3", "az": "az", "gs": "gs"}  # → the extra 
 _URL = re.compile(r"([a-z0-9]+)://([^/?#]*)((?:/[^?#]*)?)\Z")
 _BUCKET = re.compile(r"(?:[A-Za-z0-9_-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
+PAGE_OBJECTS = 1000  # that one request lists
 REPEATED_S = 10.0  # after which a request whose answer breaks off is not sent again
 _PAUSES_S = (0.1, 0.4, 1.6)
 Answer = TypeVar("Answer")
@@ -207,6 +208,23 @@ def list_below(client: Any, key: str) -> list[Any]:
     """Return what a store says of all objects below a key."""
     parts = repeated(lambda: [*api().list(client, key or None)])
     return [item for part in parts for item in part]
+
+
+def list_some(
+    client: Any, key: str, wanted: Container[str], pages_max: int
+) -> tuple[dict[str, Any], bool]:
+    """Return what a store says of some objects below a key, and whether all have been listed."""
+
+    def request() -> tuple[dict[str, Any], bool]:
+        found: dict[str, Any] = {}
+        pages = api().list(client, key or None, chunk_size=PAGE_OBJECTS)
+        for number, page in enumerate(pages, 1):
+            found |= {item["path"]: item for item in page if item["path"] in wanted}
+            if number == pages_max and len(page) == PAGE_OBJECTS:
+                return found, False
+        return found, True
+
+    return repeated(request)
 
 
 def is_any_below(client: Any, key: str) -> bool:

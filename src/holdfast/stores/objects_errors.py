@@ -3,9 +3,12 @@
 import contextlib
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from ..errors import HoldfastError, NoSpaceError, StoreError
+
+Answer = TypeVar("Answer")
 
 WORDS_MAX = 500
 _QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")  # of a URL in an error: it may hold a signature
@@ -171,3 +174,18 @@ def without_secrets(error: BaseException) -> BaseException:
     """Return an error of obstore to chain, without its inner state and what may be secret."""
     text = str(error).split(_STATE, 1)[0]
     return type(error)(_ECHO.sub(r"<\1>...", _QUERY.sub(r"\1", text)))
+
+
+def contended(what: str, where: str) -> StoreError:
+    """Say that something cannot be done since others do the like all the time."""
+    return store_error(errno.EAGAIN, f"{what} {where}: others keep changing it")
+
+
+def if_there(look: Callable[[], Answer]) -> Answer | None:
+    """Return what a look finds; None, where there is nothing."""
+    try:
+        return look()
+    except StoreError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return None

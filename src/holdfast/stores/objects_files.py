@@ -5,18 +5,20 @@ has threads of its own, which send parts while more come.
 """
 
 import contextlib
+import errno
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import StoreError
-from .objects_client import api, put, repeated
-from .objects_errors import errors_of
+from .objects_client import api, head, put, repeated
+from .objects_errors import contended, errors_of
 from .objects_settings import Traffic
 from .remote_files import HELD_BYTES, Written, short_read
 
 PIECE_BYTES = 256 << 10  # of what is read: smaller ones are joined
 PARTS_MAX = 9000  # S3 takes 10,000
+ATTEMPTS = 100  # of what others change meanwhile
 
 
 class Upload(Written):
@@ -161,3 +163,18 @@ class Opened(NamedTuple):
                 yield piece
         if count != size:
             raise short_read(self.where, size, offset, count)
+
+
+def first_bytes(client: Any, key: str, where: str, size: int) -> bytes:
+    """Return the first bytes of an object; none, where there is none."""
+    for _ in range(ATTEMPTS):
+        try:
+            with errors_of("read", where):
+                size = min(size, head(client, key)["size"])
+            return bytes(Opened(client, key, where, size).read(size, 0))
+        except StoreError as error:
+            if error.errno == errno.ENOENT:
+                return b""
+            if error.errno != errno.EIO:  # a shorter one has been put in its place
+                raise
+    raise contended("read", where)
