@@ -163,6 +163,23 @@ def test_a_deletion_of_a_dead_job_is_finished(root: Path) -> None:
     assert names(root) == ["2"] and step_of(root / "2") == 2
 
 
+def test_of_a_deletion_of_a_dead_job_only_that_save_goes(root: Path) -> None:
+    """A mark that cannot be read, or is of who replaces a checkpoint, lets nothing go."""
+    holdfast.save(state(1), root / "1")
+    (kept,) = (root / "1" / "data").iterdir()
+    (root / "1" / ".manifest-leaving-fedcba9876543210").write_bytes(b"torn")
+    (root / "1" / f".manifest-leaving-{kept.name}").hardlink_to(root / "1" / "MANIFEST")
+    (root / "1" / "MANIFEST").rename(root / "manifest")
+    Saves().place_for(root / "x")
+    assert [*(root / "1" / "data").iterdir()] == [kept] and len([*kept.iterdir()]) == 1
+    (root / "1" / ".manifest-leaving-0123456789abcdef").hardlink_to(root / "manifest")
+    other = root / "1" / "data" / ("0" * 32)
+    other.mkdir()
+    (other / "00000-0.hf").write_bytes(b"of another")
+    Saves().place_for(root / "x")
+    assert [*(root / "1" / "data").iterdir()] == [other] and len([*other.iterdir()]) == 1
+
+
 def test_a_link_and_what_is_not_there_are_deleted_as_such(root: Path) -> None:
     saves, path = Saves(), root / "1"
     saved(saves, path, 1, now=True)
