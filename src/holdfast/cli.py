@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         lacking = OptionError(needs("torch", "torch", f"holdfast {given[0]}"))
         return _report(lacking, as_json="--json" in given)
+    except MemoryError:
+        return _report(StoreError(f"{given[0]}: out of memory"), as_json="--json" in given)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -128,6 +128,17 @@ def test_help_is_no_error(holdfast_command: Command, verb: str) -> None:
     assert answer.code == 0 and answer.out.startswith(f"usage: holdfast {verb} ")
 
 
+def test_a_machine_without_memory_is_told_in_one_line(
+    path: Path, holdfast_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: list[str]) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "_run", run)
+    answer = holdfast_command("verify", path)
+    assert (answer.code, answer.err) == (2, "holdfast: verify: out of memory\n")
+
+
 def test_python_may_run_without_docstrings(path: Path) -> None:
     for arguments in (["demo", "--help"], ["inspect", str(path), "--json"]):
         command = ["-m", "holdfast", *arguments]

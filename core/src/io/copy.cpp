@@ -62,6 +62,7 @@ class Pipe {
  public:
   Pipe() {
     int ends[2] = {-1, -1};
+    const StandardPlaces taken;
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) error_ = errno;
     read_end_ = Descriptor(ends[0]);
     write_end_ = Descriptor(ends[1]);

@@ -1,8 +1,10 @@
 // A file descriptor that is closed at the end. Internal to the core.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace holdfast {
@@ -27,5 +29,29 @@ class Descriptor {
  private:
   int fd_;
 };
+
+// Takes the places of stdin, stdout and stderr while it lives, where a program has closed them:
+// what is opened meanwhile is not what others take for these and write to, or replace.
+class StandardPlaces {
+ public:
+  StandardPlaces() {
+    for (Descriptor& taken : taken_) {
+      Descriptor null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+      if (null.get() < 0 || null.get() > STDERR_FILENO) return;
+      taken = std::move(null);
+    }
+  }
+
+ private:
+  Descriptor taken_[STDERR_FILENO + 1];
+};
+
+// Moves what has been opened to a place of its own, if it is in such a one; or returns -errno.
+inline int out_of_standard_places(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const Descriptor old(fd);
+  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  return moved < 0 ? -errno : moved;
+}
 
 }  // namespace holdfast

@@ -80,6 +80,7 @@ class UringBackend final : public Backend {
 
   // Returns once the thread has its ring, or could not make one.
   Status start() {
+    const StandardPlaces taken;  // until the ring has its own, too
     wake_fd_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
     if (wake_fd_.get() < 0) return Status::system(errno, "make an eventfd");
     std::promise<int> made;

@@ -140,16 +140,15 @@ template <class Open>
 std::int64_t open_regular(bool direct, Open open) {
   // O_NONBLOCK: opening a FIFO would wait for its writer.
   const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  const int found = open(flags);
+  const int found = out_of_standard_places(open(flags));
   if (found < 0) return found == -ENXIO || found == -ENODEV ? -EINVAL : found;
   Descriptor file(found);
   struct stat info{};
+  if (::fstat(file.get(), &info) != 0) return -errno;
+  if (!S_ISREG(info.st_mode)) return -EINVAL;
   // A ring would answer EAGAIN where a read has to wait, were O_NONBLOCK left on.
-  if (::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
-      ::fcntl(file.get(), F_SETFL, flags & ~(O_NONBLOCK | O_NOFOLLOW)) == 0) {
-    return file.release();
-  }
-  return -EINVAL;
+  if (::fcntl(file.get(), F_SETFL, flags & ~(O_NONBLOCK | O_NOFOLLOW)) != 0) return -errno;
+  return file.release();
 }
 
 std::int64_t list_entries(const std::string& root, const std::string& name,
@@ -214,8 +213,9 @@ std::int64_t Vfs::settle(const Call&, const Admission&, std::int64_t result) {
 
 Result<int> Vfs::create(const std::string& path, bool direct) {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  return make_descriptor(*this, Operation::kCreate, path,
-                         [&] { return or_error(::open(path.c_str(), flags, kFileMode)); });
+  return make_descriptor(*this, Operation::kCreate, path, [&] {
+    return out_of_standard_places(int(or_error(::open(path.c_str(), flags, kFileMode))));
+  });
 }
 
 Result<int> Vfs::open(const std::string& path, bool direct) {
@@ -307,7 +307,9 @@ Status Vfs::allocate(int fd, std::uint64_t size) {
   if (size == 0) return {};  // fallocate refuses it
   return on_descriptor(*this, Operation::kAllocate, fd, size, [&] {
     const int result = ::fallocate(fd, 0, 0, static_cast<off_t>(size));
-    return result < 0 && errno == EOPNOTSUPP ? 0 : result;
+    // It only helps: a file system may not have it, and a sandbox may refuse it.
+    const bool is_refused = errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM;
+    return result < 0 && is_refused ? 0 : result;
   });
 }
 

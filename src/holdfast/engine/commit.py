@@ -48,10 +48,8 @@ from .around import check_above_none, within
 from .check import read_manifest
 from .known import known_at, remember
 from .marker import without_marker
+from .retire import REVOKED as REVOKED
 from .retire import is_leaving, revoke_save
-
-# What is said where a pending manifest is gone, or barred (`engine/retire.py`).
-REVOKED = (errno.ENOENT, errno.EEXIST, errno.EPERM)
 
 
 class Commit(contextlib.AbstractContextManager["Commit"]):
@@ -140,7 +138,7 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
                 "is whole and loads, but may not survive a power cut"
             )
         if isinstance(error, StoreError) and error.errno in REVOKED:
-            error.add_note("another job may have taken this save for dead, or deleted its base")
+            error.add_note(REVOKED[error.errno])
 
     def _will_never_be_there(self, is_lost: bool) -> bool:
         """Return whether MANIFEST is certainly not this save's; False when none can tell.

@@ -35,6 +35,6 @@ def _groups() -> list[Path]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return []

@@ -3,6 +3,7 @@
 Knows chunks and addresses; no tensors, no files.
 """
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -17,6 +18,7 @@ import torch
 from .. import worker
 from .._core import Pool, checksum, copy, copy_and_hash_chunk
 from ..codecs.base import Block, Payload
+from ..errors import StoreError
 from ..format import spec
 from ..format.data_file import align_payload
 from ..layout import Chunk
@@ -162,15 +164,24 @@ class Threads:
     """Threads that encode or decode, as nice as the one that made them."""
 
     def __init__(self) -> None:
-        self.count = min(THREADS_MAX, len(os.sched_getaffinity(0)))
-        niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        cores, niceness = os.cpu_count() or 1, 0
+        with contextlib.suppress(OSError):  # a sandbox may not let us ask
+            cores = len(os.sched_getaffinity(0))
+            niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        self.count = min(THREADS_MAX, cores)
         self._pool = ThreadPoolExecutor(self.count, "holdfast-codec", _be_nice, (niceness,))
 
     def submit(self, call: Callable[..., Made], *values: object) -> "Future[Made]":
         """Call it in one of them; right here when Python has ended all threads."""
         if worker.has_ended():
             return _called(call, *values)
-        return self._pool.submit(call, *values)
+        try:
+            return self._pool.submit(call, *values)
+        except RuntimeError as error:
+            raise StoreError(
+                f"start a thread that encodes or decodes: {error}. Allow this user more processes "
+                "(ulimit -u)"
+            ) from error
 
     def close(self, *, drop: bool) -> None:
         """Wait for what was begun, and for the rest unless that is to be dropped."""
@@ -197,5 +208,6 @@ def _called(call: Callable[..., Made], *values: object) -> "Future[Made]":
 
 
 def _be_nice(niceness: int) -> None:
-    if os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < niceness:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    with contextlib.suppress(OSError):
+        if os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < niceness:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

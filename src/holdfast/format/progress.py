@@ -25,6 +25,7 @@ class RankProgress:
     """What one rank of a running job last said of itself. Times are in seconds since 1970.
 
     Attributes:
+        pid_space: where its pid counts, as the number of its PID namespace; 0: that is not known.
         time_s: when it said so.
         step: of training.
         due_step, due_s: when the next save is due, if that is known; -1, 0.0: it is not.
@@ -39,6 +40,7 @@ class RankProgress:
 
     host: str = ""
     pid: int = 0
+    pid_space: int = 0
     rank: int = 0
     world_size: int = 1
     time_s: float = 0.0

@@ -208,10 +208,12 @@ def _slowest(saves: Sequence[Save]) -> str:
     for save in sorted(saves, key=lambda save: -save.total_s)[:SLOWEST_ROWS]:
         slow = {p: s for p, s in save.phases.items() if p != "wait"}
         phase = max(slow, key=lambda name: slow[name].max_s, default="")
-        what = f"{phase} {show_seconds(slow[phase].max_s)}, rank {slow[phase].slowest_rank}"
+        what = ""
+        if phase:
+            what = f"{phase} {show_seconds(slow[phase].max_s)}, rank {slow[phase].slowest_rank}"
         rows.append(
             f'<tr><td>{save.step}</td><td class="end">{shown(show_seconds(save.total_s))}</td>'
-            f"<td>{shown(what) if phase else ''}</td></tr>"
+            f"<td>{shown(what)}</td></tr>"
         )
     head = '<tr><th>step</th><th class="end">seconds</th><th>longest phase</th></tr>'
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'

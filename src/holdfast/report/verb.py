@@ -1,5 +1,6 @@
 """`holdfast report`, and the files that `inspect --html` and `diff --html` write."""
 
+import contextlib
 import os
 import re
 from typing import Any
@@ -77,7 +78,7 @@ def write_file(path: str, text: str) -> str:
         if place == pending:
             os.replace(pending, target)
     except OSError as error:
-        if os.path.exists(pending):
+        with contextlib.suppress(OSError):
             os.remove(pending)
         raise StoreError(
             f"cannot write {path}: {error.strerror or error}. Give another file, with -o for a "

@@ -117,9 +117,7 @@ class Fence:
             self._store.remove(epoch_name(epoch))
             raise self._refusal(newest)
         self._revoke()
-        for older in epochs_of(self._store):
-            if older < epoch:
-                self._store.remove(epoch_name(older))
+        self._remove_older(epoch)
         epochs.held[self._store.location] = epoch
         logger.debug("this job may write to %s, in epoch %d", self._store.location, epoch)
 
@@ -142,6 +140,17 @@ class Fence:
             if epochs.job_of(self._store, epoch) != epochs.this_job():
                 raise
             return True  # it is there, if not durably, which nobody needs
+
+    def _remove_older(self, epoch: int) -> None:
+        """Remove the files of older epochs, which say nothing any more; where one stays, it stays.
+
+        A directory may keep its users from removing what is another's, or anything.
+        """
+        for older in filter(epoch.__gt__, epochs_of(self._store)):
+            try:
+                self._store.remove(epoch_name(older))
+            except StoreError as error:
+                logger.info("the file of an older job stays: %s", error)
 
     def _revoke(self) -> None:
         """Remove what older jobs have not published; beside a MANIFEST too, which may be let go."""

@@ -4,6 +4,7 @@ A thread of its own does it: neither training nor a save ever waits for that fil
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import time
@@ -35,6 +36,14 @@ END_S = 1.0  # for the thread to remove what it wrote
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
+def pid_space() -> int:
+    """Return the number of this process's PID namespace; 0: it is not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 class ProgressFile:
     """What a rank says of itself. Others set the attributes; its own thread reads them.
 
@@ -51,9 +60,8 @@ class ProgressFile:
         self._place = f"{root}/{progress_name(host, None if is_known else ranks.rank)}"
         self._offset = int(local) * SLOT_BYTES if is_known else 0
         self._schedule = schedule
-        self._said = RankProgress(
-            host=host, pid=os.getpid(), rank=ranks.rank, world_size=ranks.world_size
-        )
+        who = RankProgress(host=host, pid=os.getpid(), pid_space=pid_space())
+        self._said = replace(who, rank=ranks.rank, world_size=ranks.world_size)
         self.step = -1
         self.save: tuple[int, Ledger] | None = None
         self.has_begun = "://" in root  # in an object store each write would be paid for
@@ -112,7 +120,7 @@ class ProgressFile:
             self._close()
         if self._fd < 0:
             try:
-                self._fd = os.open(self._place, _FLAGS, 0o644)
+                self._fd = _out_of_standard_places(os.open(self._place, _FLAGS, 0o644))
             except FileNotFoundError:  # there is no run before its first save
                 return
         os.pwrite(self._fd, encode_slot(self._now()), self._offset)
@@ -149,6 +157,16 @@ class ProgressFile:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         os.close(fd)
+
+
+def _out_of_standard_places(descriptor: int) -> int:
+    """Move a descriptor that others take for stdin, stdout or stderr, where those were closed."""
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
 _open: "weakref.WeakSet[ProgressFile]" = weakref.WeakSet()

@@ -15,11 +15,13 @@ from ..brief import brief
 from ..engine.epochs import epoch_name, epochs_of, held
 from ..errors import BusyError, NotCommittedError, OptionError, StoreError, shown
 from ..format.names import some
+from ..format.progress import RankProgress
 from ..stores.base import Store, list_if_there
 from ..stores.tail import read_head
 from ..stores.url import open_store
 from .check_run import read_progress
 from .directory import Run
+from .progress_file import pid_space
 from .retention import Keep
 
 LIVE_S = 300.0  # a job that was silent for longer does not run, or its clock is far off
@@ -122,7 +124,7 @@ def _running(store: Store, names: Sequence[str]) -> str | None:
     """Say which job runs there, as far as can be told; None: none does."""
     for said in read_progress(store, names):
         is_fresh = abs(time.time() - said.time_s) < LIVE_S
-        if is_fresh and not _is_dead(said.host, said.pid):
+        if is_fresh and not _is_dead(said):
             return f"process {said.pid} on {said.host}, which said so at step {said.step}"
     newest = max(epochs_of(store), default=0)
     if not newest or held.get(store.location) == newest:
@@ -138,9 +140,20 @@ def _running(store: Store, names: Sequence[str]) -> str | None:
     return f"process {pid} on this machine, which has taken its epoch {newest}"
 
 
-def _is_dead(host: str, pid: int) -> bool:
-    """Whether a process of this machine has ended; of others, nobody can tell."""
-    return host == os.uname().nodename and _started_s(pid) == 0
+def _is_dead(said: RankProgress) -> bool:
+    """Whether a process of this machine has ended; of others, nobody can tell.
+
+    Nor of one whose pid counts elsewhere: containers may share the name of their host.
+    """
+    if said.host != os.uname().nodename or said.pid_space not in (0, pid_space()):
+        return False
+    try:
+        os.kill(said.pid, 0)  # /proc may hide what is another user's
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass
+    return False
 
 
 def _started_s(pid: int) -> float:

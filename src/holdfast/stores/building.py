@@ -23,6 +23,8 @@ from .base import Store
 from .local import LocalStore
 
 PREFIX = ".holdfast-"  # then the hash of the target's name, and a random number
+# What a file system without locks says of flock.
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EPERM)
 ATTEMPTS = 8  # one may be taken for abandoned between its making and its lock
 
 
@@ -113,7 +115,11 @@ def _locked(above: LocalStore, beginning: str) -> Iterator[str]:
         name = beginning + secrets.token_hex(8)
         place = f"{above.location.rstrip('/')}/{name}"
         above.vfs.make_directory(place)
-        descriptor = _lock(place)
+        try:
+            descriptor = _lock(place)
+        except StoreError:
+            os.rmdir(place)
+            raise
         if descriptor is not None:
             break
     else:
@@ -138,8 +144,13 @@ def _lock(place: str) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), os.stat(place)):
             return descriptor
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            os.close(descriptor)
+            raise StoreError(
+                f"lock {place}: {error.strerror}. This file system has no locks (flock); choose a "
+                "directory on another, or mount it with them, as Lustre with -o flock"
+            ) from error
     os.close(descriptor)
     return None
 
@@ -148,6 +159,7 @@ def _remove_abandoned(above: LocalStore, beginning: str) -> None:
     """Remove what processes have left that were killed."""
     for name in above.scan():
         place = f"{above.location.rstrip('/')}/{name}"
-        if name.startswith(beginning) and (descriptor := _lock(place)) is not None:
-            shutil.rmtree(place, ignore_errors=True)
-            os.close(descriptor)
+        with contextlib.suppress(StoreError):  # without locks, nobody knows whose it is
+            if name.startswith(beginning) and (descriptor := _lock(place)) is not None:
+                shutil.rmtree(place, ignore_errors=True)
+                os.close(descriptor)

@@ -1,5 +1,6 @@
 """`holdfast --version --verbose`: what a report of a fault has to say of the machine."""
 
+import contextlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -25,14 +26,16 @@ def about(directory: str) -> dict[str, str]:
     Example:
         ``about(".")["instruction set"]`` is "AVX-512", "AVX2" or "baseline".
     """
-    disk = {name: found or "unknown" for name, found in describe(Path(directory)).items()}
+    disk = dict.fromkeys(("file_system", "device", "model"), "unknown")
+    with contextlib.suppress(OSError):  # no /proc, or no such directory any more
+        disk |= {name: found for name, found in describe(Path(directory)).items() if found}
     return {
         "holdfast": f"{__version__} ({DISTRIBUTION})",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         **{name: _version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "C library": " ".join(platform.libc_ver()) or "unknown",
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(os.cpu_count()),
         "instruction set": _core.instruction_set(),
         "writes by": _backend(directory),
         "file system": disk["file_system"],
