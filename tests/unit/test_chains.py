@@ -18,7 +18,7 @@ from format.simulated_ranks import cut, pieces, save_pieces
 from holdfast import Keep, codecs
 from holdfast.codecs.base import EVERY_MAX
 from holdfast.engine import read_pipeline
-from holdfast.engine.basis import forget_bases
+from holdfast.engine.basis import forget_bases, last_link
 from holdfast.errors import CorruptError, OptionError, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.format.spec import CHAIN_LINKS_MAX
@@ -487,3 +487,23 @@ def test_lengths_of_chains_that_cannot_be(every: Any) -> None:
 
 def test_a_chain_has_as_many_links_as_the_format_allows() -> None:
     assert EVERY_MAX == CHAIN_LINKS_MAX + 1
+
+
+def test_memory_for_the_next_delta_goes_with_the_checkpointer_and_is_kept_for_few_runs(
+    tmp_path: Path,
+) -> None:
+    def kept() -> list[str]:
+        runs = [f"{tmp_path}/{number}" for number in range(9)]
+        return [Path(run).name for run in runs if last_link(run, 0)]
+
+    state = {"w": torch.randn(1000)}
+    for number in range(3):
+        with holdfast.Checkpointer(tmp_path / f"{number}", every=1, codec="delta") as checkpointer:
+            checkpointer.step(1, state)
+            checkpointer.step(2, state)
+            checkpointer.wait()
+            assert kept() == [f"{number}"]
+        assert kept() == []
+    for number in (3, 4, 5, 6, 7, 8, 3):
+        holdfast.save(state, tmp_path / f"{number}/{len(kept())}", codec="delta")
+    assert kept() == ["3", "6", "7", "8"]

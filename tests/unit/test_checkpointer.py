@@ -4,6 +4,7 @@ import errno
 import logging
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from holdfast.errors import (
     OptionError,
     VersionError,
 )
+from holdfast.runs.described import Described
+from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault, faulty
 
 NewPath = Callable[[], Path]
@@ -500,3 +503,16 @@ def test_data_that_a_delta_needs_stays_when_its_manifest_is_lost(
         checkpointer.save(9, {"w": torch.zeros(4)})
         assert holdfast.repair(first.parent, write=True).rebuilt
         assert holdfast.open(checkpointer.path(2)).tensor("w").equal(torch.arange(9000.0) + 2 / 64)
+
+
+def test_a_step_that_has_just_gone_is_forgotten_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another thread, such as one that uploads, lets go of steps of the same run."""
+    holdfast.save({"w": torch.ones(3)}, tmp_path / "step-00000001", step=1)
+    described = Described(LocalStore(tmp_path))
+    assert described.read(1)
+    shutil.rmtree(tmp_path / "step-00000001")
+    assert not described.read(1)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not described._headers and not described._stamps

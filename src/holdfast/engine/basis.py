@@ -146,7 +146,8 @@ class Basis:
 
 # By the directory of a run, and rank: ranks that are threads of one process keep each their own.
 # No lock, which a child of fork might inherit locked: each of these is one step of Python's.
-_kept: dict[tuple[str, int], Basis] = {}
+_kept: dict[tuple[str, int], Basis] = {}  # the newest last
+RUNS_MAX = 4  # a process may write to several runs in turn; each keeps a copy of the weights
 
 
 def take_basis(run: str, rank: int, chunk_elements: int) -> Basis:
@@ -161,12 +162,26 @@ def keep_basis(run: str, rank: int, basis: Basis, location: str, save_id: str) -
     for kept in basis.kept.values():
         kept.is_filled, kept.is_known = kept.memory is not None, True
     _kept[run, rank] = basis
+    if len(_kept) > RUNS_MAX:
+        _let_go_of_old()
 
 
 def last_link(run: str, rank: int) -> str:
     """Return the location of the checkpoint that is kept; empty when there is none."""
     found = _kept.get((run, rank))
     return found.location if found else ""
+
+
+def _let_go_of_old() -> None:
+    runs = dict.fromkeys(run for run, _ in reversed([*_kept]))
+    for run, rank in [*_kept]:
+        if run in [*runs][RUNS_MAX:]:
+            forget_basis(run, rank)
+
+
+def forget_basis(run: str, rank: int) -> None:
+    """Give the memory of a run back, which nothing is written to any more."""
+    _kept.pop((run, rank), None)
 
 
 def forget_bases() -> None:

@@ -1,5 +1,6 @@
 """What the steps of a run say of themselves: their metrics, and what deltas are made from."""
 
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +26,7 @@ class Described:
     def forget(self, step: int) -> None:
         """Forget a step: one of this number may be saved again, with others."""
         self._headers.pop(step, None)
+        self._stamps.pop(step, None)
 
     def read(self, step: int) -> bool:
         """Read what a step says; return False, with a warning, where it cannot be read."""
@@ -38,8 +40,11 @@ class Described:
                 self._headers[step] = manifest.table.header.part(())
                 self._stamps[step] = stamp  # the older of the two: what came since is read again
         except (CorruptError, StoreError, VersionError) as error:
-            logger.warning("step %d cannot be read, and is not deleted: %s", step, error)
-            self._headers.pop(step, None)
+            # One that is not there any more has just been let go of, by another thread or job.
+            is_gone = isinstance(error, StoreError) and error.errno == errno.ENOENT
+            level = logging.DEBUG if is_gone else logging.WARNING
+            logger.log(level, "step %d cannot be read, and is not deleted: %s", step, error)
+            self.forget(step)
             return False
         return True
 

@@ -91,6 +91,7 @@ class Leaving(Rewind, ABC):
     def _end(self) -> None:
         self._closed = True
         self._poll = None
+        self._saver.end()
         try:
             self._release()
         finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.basis import forget_basis
 from ..engine.ledger import Ledger
 from ..errors import AlreadyCommittedError, NoSpaceError, OptionError, StoreError
 from ..group.base import COORDINATOR
@@ -78,6 +79,10 @@ class Saver:
         self._flight: _Flight | None = None
         self._skipped = 0  # saves, since one began
         self._epoch = object()  # another from each `rest`: what was left before is not listened to
+
+    def end(self) -> None:
+        """Give back what the next delta would be made from: nothing more is saved."""
+        forget_basis(self._run.root, self._ranks.rank)
 
     def begin(self, step: int, state: State, metrics: Metrics) -> bool:
         """Start a save; raise what the one before failed with. False: this one was skipped."""
