@@ -40,12 +40,13 @@ from .removal import (
 
 logger = logging.getLogger("holdfast")
 
-# The mark of a checkpoint that is being let go. One that a crash left goes with the checkpoint: it
-# says no more than that the next link is to be made from another.
 # What is said where a pending manifest is gone, or barred; and where it can have no second name.
 _TAKEN = "another job may have taken this save for dead, or deleted its base"
 _NO_LINKS = ". Or this file system has no hard links, which a commit needs: then choose another"
 REVOKED = {errno.ENOENT: _TAKEN, errno.EEXIST: _TAKEN, errno.EPERM: _TAKEN + _NO_LINKS}
+
+# The mark of a checkpoint that is being let go. One that a crash left goes with the checkpoint: it
+# says no more than that the next link is to be made from another.
 LEAVING_PREFIX = f"{spec.PENDING_MANIFEST_PREFIX}leaving-"
 
 # The end of the name that a pending manifest has to be renamed from over one of the same content

@@ -26,7 +26,9 @@ def about(directory: str) -> dict[str, str]:
     Example:
         ``about(".")["instruction set"]`` is "AVX-512", "AVX2" or "baseline".
     """
-    disk = dict.fromkeys(("file_system", "device", "model"), "unknown")
+    disk, cores = dict.fromkeys(("file_system", "device", "model"), "unknown"), os.cpu_count()
+    with contextlib.suppress(OSError):  # a sandbox
+        cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):  # no /proc, or no such directory any more
         disk |= {name: found for name, found in describe(Path(directory)).items() if found}
     return {
@@ -35,7 +37,7 @@ def about(directory: str) -> dict[str, str]:
         **{name: _version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "C library": " ".join(platform.libc_ver()) or "unknown",
-        "cores": str(os.cpu_count()),
+        "cores": str(cores),
         "instruction set": _core.instruction_set(),
         "writes by": _backend(directory),
         "file system": disk["file_system"],

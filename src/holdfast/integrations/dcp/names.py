@@ -54,7 +54,7 @@ def fqns_of(paths: Iterable[Path]) -> dict[Path, str]:
     count = Counter(plain.values())
     fqns = {path: name for path, name in plain.items() if count[name] == 1}
     taken = set(plain.values())
-    for path in plain.keys() - fqns.keys():
+    for path in [path for path in plain if path not in fqns]:
         fqns[path] = escaped(path)
         while fqns[path] in taken:
             fqns[path] = "\\" + fqns[path]
