@@ -24,6 +24,7 @@ SLOW = (
 )
 
 LONG = {
+    "cli/test_cli.py::test_python_may_run_without_docstrings": "modules are compiled anew",
     "convert/test_memory.py": "gigabytes; no bit depends on it",
     "stores/test_ranks.py": "processes that import torch; make stores",
     "stores/test_chaos.py": "jobs of several processes; make stores",
