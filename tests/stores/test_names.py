@@ -162,6 +162,16 @@ def test_which_of_many_directories_have_a_file(
     assert store.having(names[::-1], "MANIFEST") == ["step-9", "step-4", "step-3", "step-0"]
 
 
+@pytest.mark.parametrize("odd", ["a b", "x%20y", "100%", "a+b=c&d", "ü", "a~b", "日本", "a[1]{2}"])
+def test_what_is_below_an_odd_name_is_found(store: Store, odd: str) -> None:
+    """A server may spell a key another way in its listing than in a request."""
+    run = store.below(odd)
+    write(run, "step-1/data/a", b"1")
+    put(run, "step-1/MANIFEST")
+    assert run.having(["step-1", "step-2"], "MANIFEST") == ["step-1"]
+    assert [entry.name for entry in run.list()] == ["step-1"]
+
+
 def test_neighbours_are_found(store: Store) -> None:
     write(store, "a/b", b"x")
     below = store.below("a")

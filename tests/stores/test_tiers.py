@@ -349,10 +349,10 @@ def test_a_job_that_ends_says_what_it_waits_for(
     monkeypatch.setattr(tier_waits, "FIRST_WORD_S", 0.5)
     with opened(store, local, durable="local", upload_bytes_s=SLOW, drain_s=500) as checkpointer:
         checkpointer.save(1, state(1, 600_000))
-        assert "this job ends" not in caplog.text
-    words = [r.getMessage() for r in caplog.records if "this job ends" in r.getMessage()]
+        assert "this job waits" not in caplog.text
+    words = [r.getMessage() for r in caplog.records if "this job waits" in r.getMessage()]
     assert len(words) == 1, "once a minute"
-    assert f"when step 1 is in {store}, in 49" in words[0]
+    assert f"the upload of step 1 to {store}, at most 49" in words[0]
     assert re.search(r"step 1: 0\.00\d GB are up$", words[0])
     assert steps_in(store) == [1]
 

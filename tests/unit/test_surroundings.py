@@ -159,7 +159,7 @@ def test_an_export_to_a_file_system_without_locks_says_so(
 
     holdfast.save(STATE, tmp_path / "a")
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(StoreError, match=r"This file system has no locks \(flock\); choose"):
+    with pytest.raises(StoreError, match=r"This file system has no locks \(flock\)\. Choose"):
         holdfast.export_checkpoint(tmp_path / "a", tmp_path / "b")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 

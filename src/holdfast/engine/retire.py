@@ -42,7 +42,7 @@ logger = logging.getLogger("holdfast")
 
 # What is said where a pending manifest is gone, or barred; and where it can have no second name.
 _TAKEN = "another job may have taken this save for dead, or deleted its base"
-_NO_LINKS = ". Or this file system has no hard links, which a commit needs: then choose another"
+_NO_LINKS = ". Or this file system has no hard links: then choose a directory on another one"
 REVOKED = {errno.ENOENT: _TAKEN, errno.EEXIST: _TAKEN, errno.EPERM: _TAKEN + _NO_LINKS}
 
 # The mark of a checkpoint that is being let go. One that a crash left goes with the checkpoint: it

@@ -138,11 +138,11 @@ class TierWaits(TierSteps):
         if now >= drain.word_at:
             drain.word_at = now + WORD_S
             logger.warning(
-                "this job ends when %s is in %s, in %.0f s (drain_s) at the latest. %s",
+                "this job waits for the upload of %s to %s, at most %.0f s more (drain_s). %s",
                 named(drain.left),
                 self.store.root,
                 drain.until - now,
-                uploader.why() or "No byte of it is up yet",
+                uploader.why() or "The upload has not started",
             )
         return False
 

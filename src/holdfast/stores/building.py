@@ -148,8 +148,8 @@ def _lock(place: str) -> int | None:
         if error.errno in NO_LOCKS:
             os.close(descriptor)
             raise StoreError(
-                f"lock {place}: {error.strerror}. This file system has no locks (flock); choose a "
-                "directory on another, or mount it with them, as Lustre with -o flock"
+                f"lock {place}: {error.strerror}. This file system has no locks (flock). Choose a "
+                "directory on another file system, or mount this one with locks (Lustre: -o flock)"
             ) from error
     os.close(descriptor)
     return None
