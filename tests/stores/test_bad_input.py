@@ -4,6 +4,7 @@ Where a real server shows it, it does: those of `make stores`. Else a double ans
 documentation says.
 """
 
+import errno
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import torch
 
 import holdfast
 from holdfast import Options, StoreSettings
-from holdfast.errors import CorruptError, HoldfastError, OptionError, StoreError
+from holdfast.errors import CorruptError, HoldfastError, NoSpaceError, OptionError, StoreError
 from holdfast.stores.objects_client import forget_clients
 from holdfast.stores.url import open_store
 from stores import doubles, gcs_double, servers
@@ -155,6 +156,29 @@ def test_a_url_that_is_none_of_ours(url: str | Path) -> None:
     ):
         with pytest.raises(OptionError, match=r"expected|no store for|no settings hold"):
             call()
+
+
+def test_the_number_of_a_request_says_nothing() -> None:
+    """One of Azure's that ended in 507 was taken for a full store."""
+
+    def answer(request: doubles.Request) -> doubles.Reply:
+        code, number = "BlobNotFound", "3567c1c0-15f5-4c31-8252-0aab0ff18507"
+        return doubles.error(404, code, f"It does not exist.\nRequestId:{number}\nTime:2026")
+
+    with doubles.answering(answer) as url:
+        at(url).use()
+        with pytest.raises(StoreError, match="BlobNotFound") as caught:
+            open_store("s3://bucket/run").get("x", 9)
+        assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("code", ["XMinioStorageFull", "QuotaExceeded", ""])
+def test_a_bucket_that_is_full(code: str) -> None:
+    reply = doubles.error(507, code) if code else doubles.Reply(507)
+    with doubles.answering(lambda _: reply) as url:
+        at(url).use()
+        with pytest.raises(NoSpaceError, match=code or "507"):
+            open_store("s3://bucket/run").get("x", 9)
 
 
 @pytest.mark.parametrize("status", [200, 403, 404, 502])

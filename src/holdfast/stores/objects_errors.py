@@ -18,6 +18,7 @@ _ECHO = re.compile(  # of a request, in the answer to it
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9_.-]{1,80})\s*</Code>")  # S3's, Azure's and GCS's
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _STATUS = re.compile(r"status code: \d{3}[^:\n]*|redirect without LOCATION|\(code: \w+\)")
+_REQUEST = re.compile(r"RequestId:\S+")  # of Azure, in its message: any digits and letters
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 _NUMBERS = {
     "FileNotFoundError": errno.ENOENT,
@@ -31,7 +32,13 @@ _DENIED = ("PermissionDeniedError", "UnauthenticatedError")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _BROKEN_OFF = ("request or response body error", "error decoding response body")
 _METADATA_SERVICE = "http://169.254.169.254"  # asked last, where nothing else is set
-_FULL = ("QuotaExceeded", "InsufficientStorage", "507 ", "EntityTooLarge")
+_FULL = (
+    "QuotaExceeded",
+    "InsufficientStorage",
+    "StorageFull",
+    "EntityTooLarge",
+    "status code: 507",
+)
 _CREDENTIALS = (
     "set those of the store in the environment, such as AWS_ACCESS_KEY_ID, or give a StoreSettings"
 )
@@ -112,7 +119,7 @@ def failure(what: str, where: str, cause: BaseException) -> StoreError:
     kind, whole, words = type(cause).__name__, str(cause), said(cause)
     match = _CODE.search(whole) or _STATUS.search(whole)
     # Never the rest of the text: that has names of objects, which say nothing.
-    signs = "" if match is None else words if match.re is _CODE else match[0]
+    signs = "" if match is None else _REQUEST.sub("", words) if match.re is _CODE else match[0]
     if any(map(signs.__contains__, _FULL)):
         error: StoreError = NoSpaceError(f"{what} {where}: {words}")
         error.errno = errno.ENOSPC
