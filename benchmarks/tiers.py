@@ -246,7 +246,7 @@ def _lag(given: argparse.Namespace, root: str) -> None:
             durable="local",
         )
     ) as checkpointer:
-        checkpointer.save(1, state)  # warms the memory that saves and uploads pass through
+        checkpointer.step(1, state)  # warms the memory that saves and uploads pass through
         checkpointer.wait(tier="store")
         began, step = time.monotonic(), 1
         made[1] = began
