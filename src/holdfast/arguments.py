@@ -32,6 +32,20 @@ def plain_number(value: Any) -> Any:
     return number if type(number) in (int, float) else value
 
 
+def checked_step(step: object, least: int = 0) -> int:
+    """Return the number of a step, which may be NumPy's or a 0-d tensor.
+
+    Raises:
+        OptionError: it is none.
+    """
+    step = plain_number(step)
+    if type(step) is not int or step < least:
+        is_state = not isinstance(step, (int, float, str))
+        order = ". The step comes first, then the state" if is_state else ""
+        raise OptionError(f"step is {shown(step)}; expected an integer from {least}{order}")
+    return step
+
+
 def check_alike(what: str, arguments: Sequence[Arguments]) -> None:
     """Check that all ranks gave the same arguments.
 

@@ -348,6 +348,26 @@ def test_a_step_that_cannot_be_read_keeps_what_it_may_need(
     assert save(Keep.latest(1), 5, 6) == [6]
 
 
+def test_a_step_that_cannot_be_marked_stays_with_its_base_and_no_other(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, state, link = new_path(), trained(3), LocalStore.link
+    for step in range(1, 7):  # 2, 4 and 6 are made from the one before
+        codec = codecs.Delta(every=2)
+        holdfast.save(stepped(state, step), at(root, step), codec=codec, options=OPTIONS)
+
+    def refuse_4(store: LocalStore, name: str, second: str) -> None:
+        if store.location == str(at(root, 4)):
+            raise StoreError("not permitted")
+        link(store, name, second)
+
+    monkeypatch.setattr(LocalStore, "link", refuse_4)
+    run = directory_module.Run(root, Keep.latest(1))
+    assert run.make_room() == 2
+    assert run.steps() == [3, 4, 5, 6]
+    assert [text for text in caplog.messages if "not permitted" not in text] == []
+
+
 @pytest.mark.parametrize("spare", [(), (2,)])  # a restored one is not known to be durable either
 def test_nothing_is_let_go_before_what_is_newer_and_what_is_gone_are_durable(
     new_path: NewPath, spare: tuple[int, ...]

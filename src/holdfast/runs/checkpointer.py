@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
+from ..arguments import checked_step
 from ..errors import OptionError
 from ..group.base import COORDINATOR
 from ..group.phase import Poll, find_group
@@ -18,7 +19,7 @@ from ..loading.report import LoadReport
 from ..options import Options, options_of
 from ..saving.request import SaveRequest
 from .commit_hook import CommitHook, OnCommit
-from .directory import Run, checked_step
+from .directory import Run
 from .emergency import LastState, release
 from .events import Observer
 from .leaving import Leaving

@@ -1,68 +1,34 @@
-"""The directory of a run: which steps are there, whether another fits, what is let go.
+"""The directory of a run: what is let go of it, and swept. `run_steps.py` says what is there.
 
-Knows names, sizes and the policy; no ranks, no tensors. Used by one thread at a time, but for
-`steps` and `path`.
+Knows names and the policy; no ranks, no tensors. Used by one thread at a time.
 """
 
 import contextlib
 import functools
-import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from ..arguments import plain_number
-from ..engine.check import lost_manifest
-from ..engine.newest import steps_in
 from ..engine.retire import GRACE_S, leaving, retire, revoke_links, sweep, sweep_pending
-from ..errors import HoldfastError, OptionError, StoreError, shown
-from ..format import spec
-from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
+from ..errors import HoldfastError, StoreError
+from ..format.names import LATEST_NAME, some, step_name, step_of
 from ..format.progress import PROGRESS_PREFIX
-from ..group.base import COORDINATOR
-from ..group.phase import Phase
-from ..loading.reach import Reach
-from ..stores.base import list_if_there
-from ..stores.url import open_store
 from .described import Described
 from .fence import PENDING_EPOCH_PREFIX, Fence
 from .metrics_file import MetricsFile
-from .place import Lack, Place
 from .retention import Keep
-
-if TYPE_CHECKING:
-    from ..group.base import Group
+from .run_steps import RunSteps
 
 logger = logging.getLogger("holdfast")
 
 PENDING_LATEST_PREFIX = ".latest-"
-_ROOM = (
-    "The newest step is written before an old one is deleted, so n steps take the room of n + 1. "
-    "Keep fewer steps, or free space for one more"
-)
+_BATCH = 64  # steps that are marked at a time, so that the others are looked at once for all
 
 
-def checked_step(step: object, least: int = 0) -> int:
-    """Return the number of a step, which may be NumPy's or a 0-d tensor.
-
-    Raises:
-        OptionError: it is none.
-    """
-    step = plain_number(step)
-    if type(step) is not int or step < least:
-        is_state = not isinstance(step, (int, float, str))
-        order = ". The step comes first, then the state" if is_state else ""
-        raise OptionError(f"step is {shown(step)}; expected an integer from {least}{order}")
-    return step
-
-
-class Run:
+class Run(RunSteps):
     """The directory that a `holdfast.Checkpointer` saves to.
 
     Attributes:
-        keep: the policy.
-        damaged: steps that could not be restored; the same on every rank.
         described: what the policy looks at.
         fence: who may write here; every removal looks at it.
         metrics: what saves and restores have measured.
@@ -73,151 +39,74 @@ class Run:
     def __init__(
         self, root: str | os.PathLike[str], keep: Keep, limit_s: float | None = None
     ) -> None:
-        self.damaged: set[int] = set()
-        self._store = open_store(root, "root", limit_s)
+        super().__init__(root, keep, limit_s)
         self.fence = Fence(self._store)
         self.metrics = MetricsFile(self._store, self.fence)
-        self.keep = keep
         self.described = Described(self._store)
         self._clean: dict[str, float] = {}  # steps that need no sweep, until when: see `_sweep`
-        self._seen = self.is_full = False
+        self.is_full = False
         self._committed: int | None = None  # the step that this job saved last: it is durable
         self.on_retired: Callable[[int], object] | None = None
-
-    @property
-    def root(self) -> str:
-        """Where it is."""
-        return self._store.location
-
-    @property
-    def can_link(self) -> bool:
-        """Whether the store can hold chains of deltas."""
-        return self._store.can_link
-
-    def path(self, step: int) -> str:
-        """Return the directory of a step.
-
-        Raises:
-            OptionError: that is no step.
-        """
-        return f"{self.root}/{step_name(checked_step(step))}"
-
-    def steps(self) -> list[int]:
-        """List the committed steps, ascending."""
-        return steps_in(self._store, self.step_names)
-
-    def found(self, ranks: "Group") -> dict[int, list[Place]]:
-        """Return the steps that the coordinator sees, with their places, on every rank."""
-        with Phase(ranks) as listed:
-            if ranks.rank == COORDINATOR:
-                listed.answer = json.dumps(self.steps()).encode()
-        steps: list[int] = json.loads(listed.answers[COORDINATOR])
-        return {step: [Place(self.path(step))] for step in steps}
-
-    def lacks(self, step: int, place: Place) -> Lack | None:
-        """Find out whether a place cannot be restored from; here, that is found as it is read."""
-        return None
-
-    def reach(self, step: int, place: Place) -> Reach | None:
-        """Return what this rank can read of a place; None: it can read all."""
-        return None
-
-    def note(self, step: int, place: Place, *, is_damaged: bool) -> None:
-        """Take note of whether a step could be restored from a place."""
-        (self.damaged.add if is_damaged else self.damaged.discard)(step)
 
     def look(self) -> None:
         """Take note of which job has the run now: one that comes later is newer than this one."""
         self.fence.look()
 
-    def uncommitted(self) -> list[str]:
-        """List the directories of steps that are not committed, and were not: LATEST says which."""
-        steps = {step_name(step) for step in self.steps()} | {self._latest()}
-        return [name for name in self.step_names() if name not in steps]
-
-    def lost(self, steps: Sequence[int] | None = None) -> str | None:
-        """Say that LATEST names a newer step than all, which has lost its MANIFEST; None: no.
-
-        Args:
-            steps: those that there are; default: those here.
-        """
-        latest = self._latest()
-        step = None if latest is None else step_of(latest)
-        # An older one has been retired: who moved LATEST there was stopped for long, and went on.
-        if (
-            latest is None
-            or step is None
-            or step <= max(self.steps() if steps is None else steps, default=-1)
-        ):
-            return None
-        return lost_manifest(self._store.below(latest))
-
-    def free_bytes(self) -> int | None:
-        """Check that a step can be written, and return for how many bytes there is room.
-
-        Raises:
-            StoreError: it cannot, or the run that was here is gone.
-        """
-        if self._seen and not self._store.exists(""):
-            raise StoreError(
-                f"cannot save to {self.root}: the directory is gone. Check that its disk is "
-                "mounted; the next save then works. To start again there, create the directory"
-            )
-        return self._store.free_bytes()
-
-    def advice(self) -> str:
-        """Say what a full disk has to do with the policy."""
-        steps = self.steps()
-        taken = sum(self.disk_bytes(step) for step in steps) / 1e9
-        return f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r}). {_ROOM}"
-
-    def room_advice(self) -> str:
-        """Say what is known of that without asking the disk, which may take long."""
-        return f"The policy is {self.keep!r}. {_ROOM}"
-
-    def retire(self, step: int) -> None:
-        """Remove a step, if it is there, whatever is made from it; first LATEST, where it names it.
+    def retire(self, *steps: int) -> None:
+        """Remove steps, if they are there, whatever is made from them.
 
         Raises:
             FencedError: another job writes here now.
         """
-        self._retire(step, self._store.sync_directory)  # first, what LATEST says
+        for batch in _batches(steps):
+            with contextlib.ExitStack() as marks:
+                self.fence.hold()
+                for step in batch:
+                    self._mark(step, marks)
+                self._revoke_links(batch)
+                self._store.sync_directory()  # first, what LATEST says
+                for step in batch:
+                    self._remove(step)
 
-    def _retire(self, step: int, check: Callable[[], None]) -> None:
-        """Remove a step.
-
-        Args:
-            check: raises when it has to stay; from here on nothing new is made from it.
-        """
-        self.fence.hold()
+    def _mark(self, step: int, marks: contextlib.ExitStack) -> None:
+        """Mark a step until it is gone, or stays after all: nothing new is made from it."""
         self.described.forget(step)
+        marks.enter_context(leaving(self._store.below(step_name(step))))
+
+    def _revoke_links(self, steps: Sequence[int]) -> None:
+        """Remove what is pending of deltas of steps that are marked."""
+        if self._store.can_link:  # elsewhere no delta is ever made
+            bases = {*map(step_name, steps)}
+            for name in self.step_names():
+                revoke_links(self._store.below(name), bases)
+
+    def _remove(self, step: int) -> None:
+        """Remove a step that is marked; LATEST before it, where that names it."""
+        self.fence.hold()
         if not self._store.exists(step_name(step)):
             return
-        with leaving(store := self._store.below(step_name(step))):
-            if store.can_link:  # elsewhere no delta is ever made
-                for name in self.step_names():
-                    revoke_links(self._store.below(name), step_name(step))
-                check()
-            self.fence.hold()
-            if self._latest() == step_name(step):
-                # Of a step without MANIFEST, it says that MANIFEST is lost.
-                self._store.remove(LATEST_NAME)
-                self._store.sync_directory()
-            retire(store)
+        if self._latest() == step_name(step):
+            # Of a step without MANIFEST, it says that MANIFEST is lost.
+            self._store.remove(LATEST_NAME)
+            self._store.sync_directory()
+        retire(self._store.below(step_name(step)))
         if self.on_retired is not None:
             self.on_retired(step)
 
-    def _check_unneeded(self, step: int, unread: set[int]) -> None:
-        """Check that no step has been made from one since the policy has looked.
+    def _check_unneeded(self, needs: Mapping[int, set[int]], unread: set[int]) -> None:
+        """Check that nothing has been made from steps that are marked since the policy has looked.
 
         Args:
+            needs: these steps, each with what it is made from, as it was then.
             unread: steps that it could not read, or knows as damaged: it has judged without them.
         """
-        for other in sorted(set(self.steps()) - unread - {step}):
-            if not self._is_judged(other) or self.described.base_of(other) == step_name(step):
+        for other in sorted(set(self.steps()) - unread):
+            is_judged = self._is_judged(other)
+            base = step_of(self.described.base_of(other) or "")
+            if not is_judged or (base in needs and base not in needs.get(other, ())):
                 raise StoreError(
-                    f"step {step} is not deleted: step {other} was saved meanwhile, and needs it "
-                    "or cannot be read. The next save tries again"
+                    f"not deleted: step {some([*map(str, needs)])}. Step {other} was saved "
+                    "meanwhile, and needs one of them or cannot be read. The next save tries again"
                 )
 
     def tidy(self, step: int, spare: Collection[int] = ()) -> None:
@@ -298,15 +187,41 @@ class Run:
             if doomed:
                 self._settle()
             kept = set[int]()
-            for step in doomed:
-                if step in kept:
-                    continue
-                below = self._with_bases({step})
-                with self._warning(said):
-                    self._retire(step, functools.partial(self._check_unneeded, step, others))
-                    gone, below = gone + 1, set()
-                kept |= below  # of what could not go
+            for batch in _batches(doomed):
+                gone += self._let_batch_go(batch, others, kept, said)
         return gone
+
+    def _let_batch_go(
+        self, steps: Sequence[int], others: set[int], kept: set[int], said: str
+    ) -> int:
+        """Retire those of some steps that nothing kept needs; return how many went.
+
+        Args:
+            others: steps that could not be judged.
+            kept: steps that could not go, and what they need; those found here are added.
+        """
+        needs = {step: self._with_bases({step}) for step in steps}
+        gone = set[int]()
+        with contextlib.ExitStack() as marks:
+            self.fence.hold()
+            marked = list[int]()
+            for step in steps:
+                if step not in kept:
+                    with self._warning(said):
+                        self._mark(step, marks)
+                        marked.append(step)
+                if step not in marked:
+                    kept |= needs[step]
+            self._revoke_links(marked)
+            self._check_unneeded({step: needs[step] for step in marked}, others)
+            for step in marked:
+                if step not in kept:
+                    with self._warning(said):
+                        self._remove(step)
+                        gone.add(step)
+                if step not in gone:
+                    kept |= needs[step]
+        return len(gone)
 
     def doomed(self) -> list[int]:
         """Return the steps that the policy does not keep, none before what needs it."""
@@ -370,29 +285,12 @@ class Run:
         """Read what a step says of itself, where the policy does not keep every step."""
         return self.keep.keeps_all or self.described.read(step)
 
-    def step_names(self) -> list[str]:
-        """List the directories of steps, committed or not."""
-        found = list_if_there(self._store)
-        if found is None:
-            return []
-        self._seen = True
-        return [e.name for e in found if e.kind == "directory" and step_of(e.name) is not None]
-
-    def _latest(self) -> str | None:
-        try:
-            return self._store.get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace").strip()
-        except StoreError:
-            return None
-
     def drop_latest(self, steps: Collection[int]) -> None:
         """Remove LATEST, if it names a step that is none of these: that one is gone on purpose."""
         latest = self._latest()
         if latest is not None and step_of(latest) not in steps:
             self._store.remove(LATEST_NAME)
 
-    def disk_bytes(self, step: int) -> int:
-        """Return the size of the data files of a step."""
-        below = f"{step_name(step)}/{spec.DATA_DIRECTORY}"
-        saves = self._store.list(below) if self._store.exists(below) else []
-        names = [f"{below}/{save.name}" for save in saves if save.kind == "directory"]
-        return sum(file.size_bytes for name in names for file in self._store.list(name))
+
+def _batches(steps: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (steps[i : i + _BATCH] for i in range(0, len(steps), _BATCH))

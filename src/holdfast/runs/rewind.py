@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import worker
-from ..arguments import plain_number
+from ..arguments import checked_step, plain_number
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
 from ..loading.report import LoadReport
@@ -15,7 +15,6 @@ from ..loading.selection import selection_of
 from ..options import Options
 from ..plan.choice import Patterns
 from ..plan.rename import Rename
-from .directory import checked_step
 from .emergency import LastState
 from .observers import Observers
 from .restore import check_into, restore_newest, restore_step
@@ -148,8 +147,8 @@ class Rewind(RunView, ABC):
         if self._saver.saved_step in later:
             self._saver.saved_step = None
         with Phase(self._ranks):
-            for s in reversed(later if self._ranks.rank == COORDINATOR else []):
-                self._run.retire(s)
+            if self._ranks.rank == COORDINATOR:
+                self._run.retire(*reversed(later))
         if self._tiers is not None:
             self._tiers.retire_elsewhere(later)
         return later
