@@ -169,10 +169,10 @@ build/observers/.installed: $(VENV)/.python tests/integrations/observers/require
 	build/observers/bin/python -m pip install -q --disable-pip-version-check -r tests/integrations/observers/requirements.txt
 	@touch $@
 
-# Object stores and HDFS, each against a server of its own: 5 minutes. STORES=moto for some of them.
+# Object stores and HDFS, each against a server of its own: 6 minutes. STORES=moto for some of them.
 STORES ?= moto seaweedfs azurite gcs hdfs
 stores: $(VENV)/.native build/stores/.installed $(if $(filter hdfs,$(STORES)),build/stores/.hadoop)
-	$(BIN)/python -m pytest tests/stores $(STORES:%=--store %) --refused
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup tests/stores $(STORES:%=--store %) --refused
 
 # Saves to S3 servers, harmed at any request, and ranks killed there. ROUNDS=20 for fewer, SEED=1 for
 # the same again; STORES_CHAOS="--only kills" for a part.

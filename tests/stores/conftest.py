@@ -12,7 +12,9 @@ from stores.places import HERE, KINDS, Place, place_of
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "new_place" in metafunc.fixturenames:
         kinds = metafunc.config.getoption("--store") or HERE
-        metafunc.parametrize("new_place", kinds, indirect=True, scope="session")
+        # With `--dist loadgroup`, one process plays all of a kind: it starts the server once.
+        each = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in kinds]
+        metafunc.parametrize("new_place", each, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

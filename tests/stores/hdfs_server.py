@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from stores import servers
 JARS = servers.BIN.parent / "hadoop"
 UP_S = 90.0
 BLOCK_BYTES = 4 << 20  # small, so that files have many
+# Of a request. The DataNode then reports the end of a file before the client asks the NameNode for
+# it. Else the client asks too early, and again after half a second.
+DELAY_S = 0.004
 CLASSES = "org.apache.hadoop.hdfs"
 JAVA = [  # Hadoop 2.7 is older than Java's modules
     *["nice", "-n", "5", "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"],
@@ -83,7 +87,11 @@ def running() -> Iterator[str]:
         )
         for main in (name_node, f"{CLASSES}.server.datanode.DataNode"):
             processes.append(subprocess.Popen([*_java(root), main], start_new_session=True, **how))
-    url = f"hdfs://127.0.0.1:{port}"
+    wire = [sys.executable, str(Path(__file__).with_name("slow_wire.py"))]
+    near = servers.free_port()
+    ports = [str(near), str(port), str(DELAY_S)]
+    processes.append(subprocess.Popen([*wire, *ports], start_new_session=True))
+    url = f"hdfs://127.0.0.1:{near}"
     clusters.append(Cluster(root, url, f"http://127.0.0.1:{port + 4}", processes[0]))
     try:
         _wait_for(url, processes, root / "log")

@@ -266,12 +266,13 @@ def test_a_file_is_no_directory(store: HdfsStore) -> None:
 
 def test_a_quota_that_is_used_up_says_so(path: str, cluster: Cluster) -> None:
     open_store(path).below("b").claim("x", b"")
-    cluster.admin("-setSpaceQuota", str(2 * BLOCK_BYTES), path)
+    directory = path.removeprefix(cluster.url)
+    cluster.admin("-setSpaceQuota", str(2 * BLOCK_BYTES), directory)
     with pytest.raises(NoSpaceError, match="quota") as caught:
         holdfast.save({"w": torch.ones(8 << 20)}, f"{path}/a")
     assert caught.value.errno == errno.EDQUOT
     assert not open_store(f"{path}/a").exists(NAME)
-    cluster.admin("-clrSpaceQuota", path)
+    cluster.admin("-clrSpaceQuota", directory)
     holdfast.save({"w": torch.ones(8 << 20)}, f"{path}/a")
 
 
