@@ -91,6 +91,29 @@ LONG = {
     ),
     "crash/test_replaced.py::test_a_replace_on_a_full_or_broken_disk_leaves_the_old_one_or_the_new"
     "[1:]": "every call of a replace fails once, a kind of fault each",
+    "crash/test_replaced.py::test_a_replace_of_what_is_retired_is_whole_or_not_there[1:]": (
+        "each stop; the first case takes one of six"
+    ),
+    "crash/test_replaced.py::test_what_is_swept_during_a_replace_is_never_the_winner[1:]": (
+        "each stop; the first case takes one of six"
+    ),
+    "crash/test_replaced.py::test_of_two_that_replace_the_last_one_stands[1:]": "more stops",
+    "crash/test_replaced.py::test_a_delta_of_what_is_replaced_is_whole_or_not_there[1:]": (
+        "each stop; the first case takes one of six"
+    ),
+    "crash/test_bases_let_go.py::test_a_link_whose_base_is_let_go_is_whole_or_not_there[1:]": (
+        "each stop; the first case takes one of five"
+    ),
+    "crash/test_tiers.py::test_what_each_tier_has_acknowledged_survives_kills": (
+        "jobs of several processes; make crash-tiers"
+    ),
+    "convert/test_export.py::test_a_killed_export_leaves_nothing_that_looks_like_a_result": (
+        "a process for each kill; make exports"
+    ),
+    "convert/test_archives.py::test_archives_of_more_than_32_bits[1:]": "70,000 tensors",
+    "convert/test_torch_file.py::test_many_records_are_read": "70,000 tensors",
+    "reports/test_page.py::test_a_thousand_saves_of_256_ranks_open_quickly": "120 MB of metrics",
+    "convert/test_torch_file.py::test_memory_does_not_grow_with_the_file": "as convert/test_memory",
     "damage/test_flips.py::test_a_flipped_bit_is_found_in_a_payload_of_any_mode": (
         "every byte of a payload; damage/test_campaign.py takes bits of all codecs at random"
     ),

@@ -36,6 +36,8 @@ SEED = int(os.environ.get("CRASH_SEED", "1"))
 SUBSETS = int(os.environ.get("CRASH_SUBSETS", "6"))
 
 STRIDE = int(os.environ.get("CRASH_STRIDE", "5"))  # of two that replace, one of so many stops
+# One of six stops in `make test`, each of them in `make test-all`.
+stops_of_all = pytest.mark.parametrize("stride", [6, 1])
 LARGER = dataclasses.replace(OPTIONS, pool_bytes=48 << 20)  # a pool of its own
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -219,7 +221,8 @@ def every_interleaving(
     return tried
 
 
-def test_a_replace_of_what_is_retired_is_whole_or_not_there(scratch: Path) -> None:
+@stops_of_all
+def test_a_replace_of_what_is_retired_is_whole_or_not_there(scratch: Path, stride: int) -> None:
     def check(path: Path, saver: Actor, also: Actor) -> None:
         where = f"{path.name}: {saver.error!r}, {also.error!r}"
         is_there = (path / "MANIFEST").exists()
@@ -230,21 +233,26 @@ def test_a_replace_of_what_is_retired_is_whole_or_not_there(scratch: Path) -> No
                 assert checkpoint.verify() == [], where
         assert saver.error is not None or is_there or also.error is None, where
 
-    assert every_interleaving(scratch, lambda path: retire(LocalStore(path)), check) > 100
+    tried = every_interleaving(scratch, lambda path: retire(LocalStore(path)), check, stride=stride)
+    assert tried > 100 / stride
 
 
-def test_what_is_swept_during_a_replace_is_never_the_winner(scratch: Path) -> None:
+@stops_of_all
+def test_what_is_swept_during_a_replace_is_never_the_winner(scratch: Path, stride: int) -> None:
     def check(path: Path, saver: Actor, also: Actor) -> None:
         where = f"{path.name}: {saver.error!r}, {also.error!r}"
         assert load_number(path) == (1 if saver.error else 2), where
         with holdfast.open(path) as checkpoint:
             assert checkpoint.verify() == [], where
 
-    tried = every_interleaving(scratch, lambda path: sweep(LocalStore(path), AFTER_ALL), check)
-    assert tried > 50
+    def swept(path: Path) -> None:
+        sweep(LocalStore(path), AFTER_ALL)
+
+    assert every_interleaving(scratch, swept, check, stride=stride) > 50 / stride
 
 
-def test_of_two_that_replace_the_last_one_stands(scratch: Path) -> None:
+@pytest.mark.parametrize("stride", [4 * STRIDE, STRIDE])
+def test_of_two_that_replace_the_last_one_stands(scratch: Path, stride: int) -> None:
     lost = 0
 
     def check(path: Path, saver: Actor, also: Actor) -> None:
@@ -262,9 +270,9 @@ def test_of_two_that_replace_the_last_one_stands(scratch: Path) -> None:
     def other(path: Path) -> None:
         holdfast.save(make_state(3), path, options=LARGER, replace=True)
 
-    given = {"begins_at": "_write_durably", "stride": STRIDE}
-    assert every_interleaving(scratch, other, check, **given) > 60  # type: ignore[arg-type]
-    assert lost
+    begins_at = "_write_durably"
+    tried = every_interleaving(scratch, other, check, begins_at=begins_at, stride=stride)
+    assert tried > 300 / stride and lost
 
 
 def save_delta(root: Path, step: int) -> None:
@@ -273,13 +281,14 @@ def save_delta(root: Path, step: int) -> None:
     holdfast.save(make_near_state(step), path, step=step, codec=codec, options=LARGER)
 
 
-def test_a_delta_of_what_is_replaced_is_whole_or_not_there(scratch: Path) -> None:
+@stops_of_all
+def test_a_delta_of_what_is_replaced_is_whole_or_not_there(scratch: Path, stride: int) -> None:
     made, ends = scratch / "made", set()
     save_delta(made, 1)
     first = calls = 1
     with stops():
         while first <= calls:
-            second = others = 1
+            second = others = 1 + first % stride
             while second <= others:
                 root = scratch / f"{first}-{second}"
                 shutil.copytree(made, root)
@@ -302,7 +311,7 @@ def test_a_delta_of_what_is_replaced_is_whole_or_not_there(scratch: Path) -> Non
                 ends.add((link.error is None, saver.error is None))
                 calls, others = link.calls, saver.calls
                 shutil.rmtree(root)
-                second += 1
+                second += stride
             first += 1
     assert {(True, False), (False, True)} <= ends
 
