@@ -3,7 +3,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <thread>
 
 #include "check.h"
 #include "files.h"
@@ -78,6 +80,31 @@ TEST(no_file_takes_the_place_of_a_closed_stderr) {
   CHECK((::fcntl(made.value(), F_GETFD) & FD_CLOEXEC) != 0);
   CHECK(Vfs::posix()->close(made.value()).ok());
   CHECK(Vfs::posix()->close(opened.value()).ok());
+}
+
+// A file that got its place for a moment had bytes of another thread in it, once in many saves.
+TEST(no_file_has_the_place_of_a_closed_stderr_for_a_moment) {
+  constexpr int kFiles = 2000;
+  const TemporaryDirectory directory;
+  const auto vfs = Vfs::posix();
+  const int kept = ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 10);
+  std::atomic<bool> is_over = false;
+  std::thread library([&] {
+    while (!is_over) (void)!::write(STDERR_FILENO, "says", 4);
+  });
+  ::close(STDERR_FILENO);
+  std::uint64_t written = 0;
+  for (int n = 0; n < kFiles; ++n) {
+    const auto made = vfs->create(directory / "a", false);
+    written += bytes_after(made.value(), 0);
+    (void)vfs->close(made.value());
+    (void)vfs->unlink(directory / "a");
+  }
+  is_over = true;
+  library.join();
+  ::dup2(kept, STDERR_FILENO);
+  ::close(kept);
+  CHECK_EQ(written, 0u);
 }
 
 }  // namespace holdfast

@@ -36,6 +36,7 @@ class StandardPlaces {
  public:
   StandardPlaces() {
     for (Descriptor& taken : taken_) {
+      if (are_open()) return;
       Descriptor null(::open("/dev/null", O_RDWR | O_CLOEXEC));
       if (null.get() < 0 || null.get() > STDERR_FILENO) return;
       taken = std::move(null);
@@ -43,6 +44,12 @@ class StandardPlaces {
   }
 
  private:
+  static bool are_open() {
+    int fd = STDIN_FILENO;
+    while (fd <= STDERR_FILENO && ::fcntl(fd, F_GETFD) >= 0) ++fd;
+    return fd > STDERR_FILENO;
+  }
+
   Descriptor taken_[STDERR_FILENO + 1];
 };
 

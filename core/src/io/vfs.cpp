@@ -215,6 +215,7 @@ std::int64_t Vfs::settle(const Call&, const Admission&, std::int64_t result) {
 Result<int> Vfs::create(const std::string& path, bool direct) {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | (direct ? O_DIRECT : 0);
   return make_descriptor(*this, Operation::kCreate, path, [&] {
+    const StandardPlaces taken;  // or another thread writes to a closed stderr, and into this file
     return out_of_standard_places(int(or_error(::open(path.c_str(), flags, kFileMode))));
   });
 }
