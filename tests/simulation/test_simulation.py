@@ -29,7 +29,7 @@ ENOUGH = 8000  # worlds; most are noticed within some hundred
 FROM = {
     ("disk", "retention leaves no mark"): 149_301,
     ("disk", "retention leaves pending links"): 8_001,
-    ("objects", "a save puts no bar before its last look"): 39_001,
+    ("objects", "a save puts no bar before its last look"): 31_001,
     ("objects", "a new job bars nothing"): 2_001,
     ("tiers", "the store is taken with the first upload"): 2_001,
     ("tiers", "local steps of another past count"): 2_301,

@@ -348,24 +348,26 @@ def test_a_step_that_cannot_be_read_keeps_what_it_may_need(
     assert save(Keep.latest(1), 5, 6) == [6]
 
 
-def test_a_step_that_cannot_be_marked_stays_with_its_base_and_no_other(
-    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_base_of_a_higher_number_stays_until_its_delta_is_gone(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, state, link = new_path(), trained(3), LocalStore.link
-    for step in range(1, 7):  # 2, 4 and 6 are made from the one before
+    root, state, remove = new_path(), trained(3), LocalStore.remove
+    for step in (9, 5):  # as after a job that went back: the base is what was saved last
         codec = codecs.Delta(every=2)
         holdfast.save(stepped(state, step), at(root, step), codec=codec, options=OPTIONS)
+    holdfast.save(state, at(root, 20), options=OPTIONS)
 
-    def refuse_4(store: LocalStore, name: str, second: str) -> None:
-        if store.location == str(at(root, 4)):
-            raise StoreError("not permitted")
-        link(store, name, second)
+    def fail_at_5(store: LocalStore, name: str) -> None:
+        if store.location == str(at(root, 5)) and name == "MANIFEST":
+            raise StoreError("the disk does not work")
+        remove(store, name)
 
-    monkeypatch.setattr(LocalStore, "link", refuse_4)
     run = directory_module.Run(root, Keep.latest(1))
-    assert run.make_room() == 2
-    assert run.steps() == [3, 4, 5, 6]
-    assert [text for text in caplog.messages if "not permitted" not in text] == []
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "remove", fail_at_5)
+        assert run.make_room() == 0
+    assert run.steps() == [5, 9, 20] and holdfast.open(at(root, 5)).verify() == []
+    assert [run.make_room(), run.make_room(), run.steps()] == [1, 1, [20]]
 
 
 @pytest.mark.parametrize("spare", [(), (2,)])  # a restored one is not known to be durable either

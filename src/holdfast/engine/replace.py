@@ -349,7 +349,7 @@ def needed_by(store: Store, *, revoke: bool) -> str:
             continue
         other = store.sibling(entry.name)
         if revoke and other.exists(spec.DATA_DIRECTORY):
-            revoke_links(other, [name])
+            revoke_links(other, name)
         if _may_need(other, name):
             return entry.name
     return ""

@@ -16,7 +16,7 @@ import errno
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, methodcaller
 
 from ..errors import CorruptError, StoreError
@@ -132,8 +132,8 @@ def finish_retirement(store: Store) -> None:
         store.remove_directory(spec.DATA_DIRECTORY)
 
 
-def revoke_links(store: Store, bases: Collection[str]) -> None:
-    """Remove from a directory what is pending of links that are made from some bases.
+def revoke_links(store: Store, base: str) -> None:
+    """Remove from a directory what is pending of links that are made from a base.
 
     What cannot be decoded is being written, or torn: who writes it looks for the mark after that.
 
@@ -143,7 +143,7 @@ def revoke_links(store: Store, bases: Collection[str]) -> None:
     """
     for entry in store.list():
         is_file = entry.kind == "file" and not entry.name.startswith(LEAVING_PREFIX)
-        if is_file and is_pending(entry.name) and _pending_base(store, entry.name) in bases:
+        if is_file and is_pending(entry.name) and _pending_base(store, entry.name) == base:
             store.remove(entry.name)
 
 

@@ -7,11 +7,11 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 from ..engine.retire import GRACE_S, leaving, retire, revoke_links, sweep, sweep_pending
 from ..errors import HoldfastError, StoreError
-from ..format.names import LATEST_NAME, some, step_name, step_of
+from ..format.names import LATEST_NAME, step_name, step_of
 from ..format.progress import PROGRESS_PREFIX
 from .described import Described
 from .fence import PENDING_EPOCH_PREFIX, Fence
@@ -22,7 +22,6 @@ from .run_steps import RunSteps
 logger = logging.getLogger("holdfast")
 
 PENDING_LATEST_PREFIX = ".latest-"
-_BATCH = 64  # steps that are marked at a time, so that the others are looked at once for all
 
 
 class Run(RunSteps):
@@ -52,61 +51,49 @@ class Run(RunSteps):
         """Take note of which job has the run now: one that comes later is newer than this one."""
         self.fence.look()
 
-    def retire(self, *steps: int) -> None:
-        """Remove steps, if they are there, whatever is made from them.
+    def retire(self, step: int) -> None:
+        """Remove a step, if it is there, whatever is made from it; first LATEST, where it names it.
 
         Raises:
             FencedError: another job writes here now.
         """
-        for batch in _batches(steps):
-            with contextlib.ExitStack() as marks:
-                self.fence.hold()
-                for step in batch:
-                    self._mark(step, marks)
-                self._revoke_links(batch)
-                self._store.sync_directory()  # first, what LATEST says
-                for step in batch:
-                    self._remove(step)
+        self._retire(step, self._store.sync_directory)  # first, what LATEST says
 
-    def _mark(self, step: int, marks: contextlib.ExitStack) -> None:
-        """Mark a step until it is gone, or stays after all: nothing new is made from it."""
-        self.described.forget(step)
-        marks.enter_context(leaving(self._store.below(step_name(step))))
+    def _retire(self, step: int, check: Callable[[], None]) -> None:
+        """Remove a step.
 
-    def _revoke_links(self, steps: Sequence[int]) -> None:
-        """Remove what is pending of deltas of steps that are marked."""
-        if self._store.can_link:  # elsewhere no delta is ever made
-            bases = {*map(step_name, steps)}
-            for name in self.step_names():
-                revoke_links(self._store.below(name), bases)
-
-    def _remove(self, step: int) -> None:
-        """Remove a step that is marked; LATEST before it, where that names it."""
+        Args:
+            check: raises when it has to stay; from here on nothing new is made from it.
+        """
         self.fence.hold()
+        self.described.forget(step)
         if not self._store.exists(step_name(step)):
             return
-        if self._latest() == step_name(step):
-            # Of a step without MANIFEST, it says that MANIFEST is lost.
-            self._store.remove(LATEST_NAME)
-            self._store.sync_directory()
-        retire(self._store.below(step_name(step)))
+        with leaving(store := self._store.below(step_name(step))):
+            if store.can_link:  # elsewhere no delta is ever made
+                for name in self.step_names():
+                    revoke_links(self._store.below(name), step_name(step))
+                check()
+            self.fence.hold()
+            if self._latest() == step_name(step):
+                # Of a step without MANIFEST, it says that MANIFEST is lost.
+                self._store.remove(LATEST_NAME)
+                self._store.sync_directory()
+            retire(store)
         if self.on_retired is not None:
             self.on_retired(step)
 
-    def _check_unneeded(self, needs: Mapping[int, set[int]], unread: set[int]) -> None:
-        """Check that nothing has been made from steps that are marked since the policy has looked.
+    def _check_unneeded(self, step: int, unread: set[int]) -> None:
+        """Check that no step has been made from one since the policy has looked.
 
         Args:
-            needs: these steps, each with what it is made from, as it was then.
             unread: steps that it could not read, or knows as damaged: it has judged without them.
         """
-        for other in sorted(set(self.steps()) - unread):
-            is_judged = self._is_judged(other)
-            base = step_of(self.described.base_of(other) or "")
-            if not is_judged or (base in needs and base not in needs.get(other, ())):
+        for other in sorted(set(self.steps()) - unread - {step}):
+            if not self._is_judged(other) or self.described.base_of(other) == step_name(step):
                 raise StoreError(
-                    f"not deleted: step {some([*map(str, needs)])}. Step {other} was saved "
-                    "meanwhile, and needs one of them or cannot be read. The next save tries again"
+                    f"step {step} is not deleted: step {other} was saved meanwhile, and needs it "
+                    "or cannot be read. The next save tries again"
                 )
 
     def tidy(self, step: int, spare: Collection[int] = ()) -> None:
@@ -187,41 +174,15 @@ class Run(RunSteps):
             if doomed:
                 self._settle()
             kept = set[int]()
-            for batch in _batches(doomed):
-                gone += self._let_batch_go(batch, others, kept, said)
+            for step in doomed:
+                if step in kept:
+                    continue
+                below = self._with_bases({step})
+                with self._warning(said):
+                    self._retire(step, functools.partial(self._check_unneeded, step, others))
+                    gone, below = gone + 1, set()
+                kept |= below  # of what could not go
         return gone
-
-    def _let_batch_go(
-        self, steps: Sequence[int], others: set[int], kept: set[int], said: str
-    ) -> int:
-        """Retire those of some steps that nothing kept needs; return how many went.
-
-        Args:
-            others: steps that could not be judged.
-            kept: steps that could not go, and what they need; those found here are added.
-        """
-        needs = {step: self._with_bases({step}) for step in steps}
-        gone = set[int]()
-        with contextlib.ExitStack() as marks:
-            self.fence.hold()
-            marked = list[int]()
-            for step in steps:
-                if step not in kept:
-                    with self._warning(said):
-                        self._mark(step, marks)
-                        marked.append(step)
-                if step not in marked:
-                    kept |= needs[step]
-            self._revoke_links(marked)
-            self._check_unneeded({step: needs[step] for step in marked}, others)
-            for step in marked:
-                if step not in kept:
-                    with self._warning(said):
-                        self._remove(step)
-                        gone.add(step)
-                if step not in gone:
-                    kept |= needs[step]
-        return len(gone)
 
     def doomed(self) -> list[int]:
         """Return the steps that the policy does not keep, none before what needs it."""
@@ -290,7 +251,3 @@ class Run(RunSteps):
         latest = self._latest()
         if latest is not None and step_of(latest) not in steps:
             self._store.remove(LATEST_NAME)
-
-
-def _batches(steps: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (steps[i : i + _BATCH] for i in range(0, len(steps), _BATCH))

@@ -147,8 +147,8 @@ class Rewind(RunView, ABC):
         if self._saver.saved_step in later:
             self._saver.saved_step = None
         with Phase(self._ranks):
-            if self._ranks.rank == COORDINATOR:
-                self._run.retire(*reversed(later))
+            for s in reversed(later if self._ranks.rank == COORDINATOR else []):
+                self._run.retire(s)
         if self._tiers is not None:
             self._tiers.retire_elsewhere(later)
         return later

@@ -64,8 +64,25 @@ class RunSteps:
         return f"{self.root}/{step_name(checked_step(step))}"
 
     def steps(self) -> list[int]:
-        """List the committed steps, ascending."""
-        return steps_in(self._store, self.step_names)
+        """List the committed steps, ascending.
+
+        Raises:
+            StoreError: what is listed cannot be; or it cannot be listed.
+        """
+        steps = steps_in(self._store, self.step_names)
+        if steps or not self._names_a_step():
+            return steps
+        if (steps := steps_in(self._store, self.step_names)) or not self._names_a_step():
+            return steps  # it was saved, or deleted, meanwhile
+        raise StoreError(
+            f"{self.root} is listed without any step, but its LATEST names {self._latest()}, which "
+            "is there. Try again; if this error comes back, the store's listings are wrong"
+        )
+
+    def _names_a_step(self) -> bool:
+        """Return whether LATEST names a step that is there."""
+        latest = self._latest() or ""
+        return step_of(latest) is not None and self._store.exists(f"{latest}/{spec.MANIFEST_NAME}")
 
     def found(self, ranks: "Group") -> dict[int, list[Place]]:
         """Return the steps that the coordinator sees, with their places, on every rank."""

@@ -121,12 +121,12 @@ class TieredRun(TierWaits):
         with contextlib.nullcontext() if self.uploader is None else self.uploader.paused():
             yield
 
-    def retire(self, *steps: int) -> None:
-        """Remove steps from both places; on the coordinator."""
+    def retire(self, step: int) -> None:
+        """Remove a step from both places; on the coordinator."""
         assert self.uploader is not None, "the coordinator alone removes"
         with self.uploader.paused():
-            self.local.retire(*steps)
-            self.store.retire(*steps)
+            self.local.retire(step)
+            self.store.retire(step)
             self.uploader.forget(self.store.steps())
 
     def check_seen(self) -> None:
