@@ -18,6 +18,7 @@ import holdfast
 from holdfast import Options, StoreSettings
 from holdfast.errors import CorruptError, HoldfastError, NoSpaceError, OptionError, StoreError
 from holdfast.stores.objects_client import forget_clients
+from holdfast.stores.objects_errors import failure
 from holdfast.stores.url import open_store
 from stores import doubles, gcs_double, servers
 
@@ -181,6 +182,92 @@ def test_a_bucket_that_is_full(code: str) -> None:
             open_store("s3://bucket/run").get("x", 9)
 
 
+DENIED = 'not authorized to perform: s3:GetObject on resource: "arn:aws:s3:::b/%s/x" because'
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "advice"),
+    [
+        # Names in a message say nothing.
+        (
+            403,
+            "AccessDenied",
+            f"User: arn:aws:iam::1:user/Lease is {DENIED % 'retention'}",
+            "the right",
+        ),
+        (
+            403,
+            "AccessDenied",
+            f"User: arn:aws:iam::1:user/a is {DENIED % 'QuotaExceeded'}",
+            "the right",
+        ),
+        (403, "InvalidObjectState", "The operation is not valid", "from the archive"),
+        (409, "BlobArchived", "This operation is not permitted", "from the archive"),
+        (403, "AllAccessDisabled", "All access is disabled", "closed or suspended"),
+        (400, "NotImplemented", "A header you provided implies functionality", "another store"),
+    ],
+)
+def test_what_the_code_of_a_store_means(status: int, code: str, message: str, advice: str) -> None:
+    with doubles.answering(lambda _: doubles.error(status, code, message)) as url:
+        at(url).use()
+        with pytest.raises(StoreError, match=f"{code}.*What to do: .*{advice}") as caught:
+            open_store("s3://bucket/run").get("x", 9)
+    assert type(caught.value) is StoreError
+    assert caught.value.errno == (errno.EPERM if code == "AccessDenied" else errno.EREMOTEIO)
+
+
+def test_a_page_of_a_proxy_that_takes_no_large_request() -> None:
+    page = doubles.Reply(413, b"<html><h1>413 Request Entity Too Large</h1></html>")
+    with doubles.answering(lambda _: page) as url:
+        at(url).use()
+        with pytest.raises(StoreError, match=r"a proxy before the store limits.*part_bytes"):
+            open_store("s3://bucket/run").claim("x", b"9")
+
+
+def test_a_lock_or_a_right_in_the_answer_to_a_deletion_of_many() -> None:
+    for said, advice in (
+        (
+            "key a: b/c: This operation is not permitted as the blob is immutable. (code: 409)",
+            "lock",
+        ),
+        ("key x: There is currently a lease on the blob. (code: 412)", "lock"),
+        ("key Lease: This request is not authorized. (code: 403)", "the right"),
+    ):
+        error = failure("delete", "az://b/x", OSError(f"Bulk delete request failed for {said}"))
+        assert f"{advice}" in str(error).partition("What to do")[2]
+
+
+def test_an_object_whose_name_is_no_path_is_named(serve: Serve) -> None:
+    settings = of("moto", serve("moto").port)
+    path = f"{settings.url}/odd"
+    holdfast.save(STATE, f"{path}/step-00000001", options=Options(store=settings))
+    put = {"Bucket": "bucket", "Key": "odd//x", "Body": "x"}
+    servers.boto(serve("moto").port, "s3", ("put_object", put))
+    with pytest.raises(StoreError, match=r"has a name that no checkpoint has: .*odd//x.*delete or"):
+        holdfast.load(path, into={"w": torch.zeros(300_000, dtype=torch.int64)})
+
+
+def test_a_run_that_is_listed_as_empty_and_is_not(serve: Serve) -> None:
+    """A job would begin at step 0, silently."""
+    lies = False
+
+    def decide(request: doubles.Request) -> doubles.Reply | None:
+        is_list = request.method == "GET" and "list-type" in request.path
+        return doubles.error(200, "InternalError") if lies and is_list else None
+
+    with doubles.before(serve("gcs").port, decide) as url:
+        settings = of("gcs", serve("gcs").port, endpoint=url)
+        path = f"{settings.url}/listed"
+        with holdfast.Checkpointer(path, every=1, options=Options(store=settings)) as checkpointer:
+            checkpointer.step(1, STATE)
+        lies = True
+        with (
+            holdfast.Checkpointer(path, every=1) as checkpointer,
+            pytest.raises(StoreError, match="LATEST names step-00000001, which is there"),
+        ):
+            checkpointer.restore(dict(STATE))
+
+
 @pytest.mark.parametrize("status", [200, 403, 404, 502])
 def test_an_endpoint_that_answers_with_pages(status: int) -> None:
     page = b"<!DOCTYPE html><html><body>Welcome, please log in</body></html>"
@@ -197,7 +284,10 @@ def test_an_endpoint_that_answers_with_pages(status: int) -> None:
             with pytest.raises(HoldfastError) as caught:
                 call()
             assert "Welcome" not in str(caught.value)
-        with pytest.raises(StoreError, match=r"no store's answer(:|\.) [Cc]orrect the endpoint"):
+        of_whom = (
+            "a proxy before" if status == 502 else r"no store's answer(:|\.) [Cc]orrect the end"
+        )
+        with pytest.raises(StoreError, match=of_whom):
             open_store("s3://bucket/run").list()
 
 

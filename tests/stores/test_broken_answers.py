@@ -30,8 +30,14 @@ class Client:
         hits: how often that was the case.
     """
 
-    def __init__(self, verb: str, number: int, after: Callable[[Callable[[], Any]], Any]) -> None:
-        self._verb, self._number, self._after = verb, number, after
+    def __init__(
+        self,
+        verb: str,
+        number: int,
+        after: Callable[[Callable[[], Any]], Any],
+        counts: Callable[[dict[str, Any]], bool] = lambda named: True,
+    ) -> None:
+        self._verb, self._number, self._after, self._counts = verb, number, after, counts
         self.calls = self.hits = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -40,13 +46,18 @@ class Client:
             return found
 
         def call(*given: Any, **named: Any) -> Any:
-            self.calls += 1
-            if self.calls != self._number:
+            self.calls += self._counts(named)
+            if not self._counts(named) or self.calls != self._number:
                 return found(*given, **named)
             self.hits += 1
             return self._after(lambda: found(*given, **named))
 
         return call
+
+
+def has_condition(named: dict[str, Any]) -> bool:
+    """Whether a put has one."""
+    return bool(named.get("mode", "overwrite") != "overwrite")
 
 
 def is_sent_again(request: Callable[[], Any]) -> Any:
@@ -59,6 +70,23 @@ def breaks_off(request: Callable[[], Any]) -> Any:
     """Do it, and get half of the answer, which obstore makes an error."""
     request()
     raise obstore.exceptions.GenericError(BROKEN)
+
+
+def meets_another(request: Callable[[], Any]) -> Any:
+    """Do nothing, since another request to the same object is not over; as S3 says it."""
+    text = "<Error><Code>ConditionalRequestConflict</Code><Message>Retry.</Message></Error>"
+    raise obstore.exceptions.AlreadyExistsError(text)
+
+
+def is_late(request: Callable[[], Any]) -> Any:
+    """Do it, and have no answer in time, as a request on a condition; others are sent again."""
+    request()
+    raise obstore.exceptions.GenericError("Generic S3 error: HttpError { kind: Timeout, source")
+
+
+def is_lost(request: Callable[[], Any]) -> Any:
+    """Have no answer in time, and nothing done."""
+    raise obstore.exceptions.GenericError("Generic S3 error: HttpError { kind: Timeout, source")
 
 
 @pytest.fixture
@@ -93,6 +121,25 @@ def test_a_save_needs_no_answer_to_its_first_request(
         holdfast.save(STATE, here)
         assert client.hits == 1
         assert holdfast.open(here)["w"].equal(STATE["w"])
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("after", [meets_another, is_late, is_lost])
+def test_a_save_goes_on_where_a_request_on_a_condition_was_not_decided(
+    use: Callable[[Client], None], url: str, after: Callable[..., Any], replace: bool
+) -> None:
+    number, hits = 0, 1
+    while hits:
+        number += 1
+        here = f"memory://answers-{next(_numbers)}/a"
+        if replace:
+            use(Client("put", 0, after))
+            holdfast.save({"w": torch.zeros(3)}, here)
+        use(client := Client("put", number, after, has_condition))
+        holdfast.save(STATE, here, replace=replace)
+        assert holdfast.open(here)["w"].equal(STATE["w"])
+        hits = client.hits
+    assert number > 3
 
 
 @pytest.mark.parametrize("after", [is_sent_again, breaks_off])

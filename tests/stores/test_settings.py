@@ -246,7 +246,8 @@ def test_secrets_are_in_no_text(
 
     def answer(request: doubles.Request) -> doubles.Reply:
         echo = f"</Message><AWSAccessKeyId>{SECRET}</AWSAccessKeyId><StringToSign>{SECRET}"
-        return doubles.error(403, "SignatureDoesNotMatch", f"{echo}</StringToSign><Message>")
+        echo += f"</StringToSign><Token-0>{SECRET}</Token-0><Detail>x-ms-key:{SECRET}</Detail>"
+        return doubles.error(403, "SignatureDoesNotMatch", f"{echo}<Message>")
 
     with doubles.answering(answer) as endpoint:
         given = StoreSettings(url, endpoint=endpoint, allow_http=True, timeout_s=2, **secrets)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ..errors import OptionError, StoreError, shown
 from ..store_settings import StoreSettings, forget_settings, settings_for
 from ..version import needs
-from .objects_errors import errors_of, is_broken_off, said
+from .objects_errors import errors_of, is_broken_off, is_conflict, is_timeout, said
 from .objects_settings import (
     PREFIXES,
     Traffic,
@@ -33,6 +33,7 @@ _BUCKET = re.compile(r"(?:[A-Za-z0-9_-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 PAGE_OBJECTS = 1000  # that one request lists
 REPEATED_S = 10.0  # after which a request whose answer breaks off is not sent again
 _PAUSES_S = (0.1, 0.4, 1.6)
+_REFUSED = re.compile("status code: 4(?!08|29)")  # and not to be sent again
 Answer = TypeVar("Answer")
 
 _clients: dict[tuple[str, str, StoreSettings | None, float], Any] = {}
@@ -172,7 +173,7 @@ def _is_done(client: Any, key: str, mode: Any) -> bool:
 
 
 def repeated(request: Callable[[], Answer]) -> Answer:
-    """Make a request; make it again where the connection breaks in the middle of its answer.
+    """Make a request; make it again where its answer breaks off, or it met another request.
 
     obstore sends again what had no answer, but not this. Whoever calls it knows what comes of a
     request that is done twice.
@@ -182,15 +183,27 @@ def repeated(request: Callable[[], Answer]) -> Answer:
         try:
             return request()
         except Exception as error:
-            if not is_broken_off(error) or time.monotonic() > until:
+            if not (is_broken_off(error) or is_conflict(error)) or time.monotonic() > until:
                 raise
         time.sleep(pause_s)
     return request()
 
 
 def put(client: Any, key: str, data: bytes | list[memoryview], mode: Any = "overwrite") -> Any:
-    """Put an object, on a condition or not, in one request; return what the store says of it."""
-    return repeated(lambda: api().put(client, key, data, mode=mode, use_multipart=False))
+    """Put an object, on a condition or not, in one request; return what the store says of it.
+
+    One on a condition that had no answer in its time is sent once more: obstore does not do that.
+    """
+
+    def request() -> Any:
+        return api().put(client, key, data, mode=mode, use_multipart=False)
+
+    try:
+        return repeated(request)
+    except Exception as error:
+        if mode == "overwrite" or not is_timeout(error):
+            raise
+    return repeated(request)
 
 
 def get(client: Any, key: str, bytes_max: int) -> tuple[int, bytes]:
@@ -273,7 +286,7 @@ def head(client: Any, key: str) -> Any:
     except FileNotFoundError:
         raise
     except Exception as error:
-        if "status code: 4" in str(error):
+        if _REFUSED.search(str(error)):
             api().get_range(client, key, start=0, length=1)
         raise
 

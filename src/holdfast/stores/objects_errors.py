@@ -12,13 +12,12 @@ Answer = TypeVar("Answer")
 
 WORDS_MAX = 500
 _QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")  # of a URL in an error: it may hold a signature
-_ECHO = re.compile(  # of a request, in the answer to it
-    r"<(AWSAccessKeyId|StringToSign\w*|SignatureProvided|CanonicalRequest\w*)>[^<]*"
-)
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9_.-]{1,80})\s*</Code>")  # S3's, Azure's and GCS's
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _STATUS = re.compile(r"status code: \d{3}[^:\n]*|redirect without LOCATION|\(code: \w+\)")
-_REQUEST = re.compile(r"RequestId:\S+")  # of Azure, in its message: any digits and letters
+# What a message has of the request: names and numbers, which say nothing of what is wrong.
+_NAMES = re.compile(r"RequestId:\S+|arn:\S+|\"[^\"]*\"|'[^']*'")
+_BULK = re.compile(r"request failed for key [^\n]*: ([^:\n]*\(code: \w+\))")  # of one object of it
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 _NUMBERS = {
     "FileNotFoundError": errno.ENOENT,
@@ -29,7 +28,10 @@ _NUMBERS = {
     "NotImplementedError": errno.EOPNOTSUPP,
 }
 _DENIED = ("PermissionDeniedError", "UnauthenticatedError")
+_NO_RIGHT = ("403 Forbidden", "(code: 403)", "AccessDenied")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
+_TIMEOUT = re.compile(r"kind: Timeout")
 _BROKEN_OFF = ("request or response body error", "error decoding response body")
 _METADATA_SERVICE = "http://169.254.169.254"  # asked last, where nothing else is set
 _FULL = (
@@ -46,7 +48,13 @@ _REGION = "the bucket is elsewhere: set its region (AWS_REGION), or correct the 
 _KEYS = "check the credentials of this store"
 _RENEW = "they have expired: give new ones"
 _LOCK = "a lock of the bucket keeps it: wait until its time is over"
-_LOCKS = ("WORM protected", "object lock", "BlobImmutable", "etention", "Lease", "egalHold")
+_LOCKS = (
+    *("WORM protected", "object lock", "BlobImmutable", "is immutable", "etention", "egalHold"),
+    *("Lease", "a lease on the blob"),
+)
+_BUSY = "the store has too much to do: use fewer writers, or try again later"
+_ARCHIVED = "it is archived: restore it from the archive first"
+_CLOSED = "the account is closed or suspended: ask who provides it"
 # First what names the fault best. Each: words of the store → what to do.
 _ADVICE = (
     ("RequestTimeTooSkewed", "set the clock of this machine, such as by NTP"),
@@ -70,8 +78,24 @@ _ADVICE = (
     ("ContainerNotFound", "make the container, or correct the URL"),
     ("The specified bucket does not exist", "make the bucket, or correct the URL"),
     *((sign, _LOCK) for sign in _LOCKS),
-    ("SlowDown", "the store has too much to do: use fewer writers, or try again later"),
-    ("503 Service", "the store has too much to do: use fewer writers, or try again later"),
+    *((sign, _BUSY) for sign in ("SlowDown", "503 Service", "429 Too", "TooManyRequests")),
+    *((sign, _BUSY) for sign in ("ServerBusy", "ServiceUnavailable", "rateLimitExceeded")),
+    *((sign, _ARCHIVED) for sign in ("InvalidObjectState", "BlobArchived")),
+    *((sign, _CLOSED) for sign in ("AllAccessDisabled", "AccountProblem", "AccountIsDisabled")),
+    ("NotImplemented", "it lacks what is asked for, such as conditional writes: use another store"),
+)
+# A page of HTML is no answer of a store: what its status says of who sent it.
+_PAGES = (
+    (
+        re.compile("413 "),
+        "a proxy before the store limits the size of a request: raise that, or give a smaller "
+        "part_bytes in a StoreSettings",
+    ),
+    (
+        re.compile("429 |status code: 5"),
+        "this is a web page of a proxy before the store: try again later, or look what it says",
+    ),
+    (re.compile(""), "this is a web page, no store's answer: correct the endpoint"),
 )
 # Where nothing was answered. Each: how obstore shows it, what that means, what to do.
 _REASONS = (
@@ -81,7 +105,7 @@ _REASONS = (
         "correct the endpoint or the region",
     ),
     (
-        re.compile(r"kind: Timeout"),
+        _TIMEOUT,
         "the store did not answer in time",
         "check the server and the network; timeout_s of StoreSettings is the limit",
     ),
@@ -89,6 +113,11 @@ _REASONS = (
         re.compile(r"InvalidCertificate\(\s*(\w+)"),
         "the certificate of the server is not trusted: {}",
         "name a file with the certificate of who has signed it: ca_file of StoreSettings",
+    ),
+    (
+        re.compile(r'invalid path: Path "([^"\n]*)"'),
+        "an object there has a name that no checkpoint has: {}",
+        "delete or rename it",
     ),
     (re.compile(r"dns error"), "nobody knows this host", "correct the endpoint"),
     (
@@ -117,10 +146,11 @@ def errors_of(what: str, where: str) -> Iterator[None]:
 def failure(what: str, where: str, cause: BaseException) -> StoreError:
     """Return our error for one of obstore."""
     kind, whole, words = type(cause).__name__, str(cause), said(cause)
-    match = _CODE.search(whole) or _STATUS.search(whole)
+    code, status = _CODE.search(whole), _STATUS.search(whole)
+    bulk = None if code else _BULK.search(whole)
     # Never the rest of the text: that has names of objects, which say nothing.
-    signs = "" if match is None else _REQUEST.sub("", words) if match.re is _CODE else match[0]
-    if any(map(signs.__contains__, _FULL)):
+    signs = _NAMES.sub("", words) if code else bulk[1] if bulk else status[0] if status else ""
+    if any(map((code[1] if code else signs).__contains__, _FULL)):
         error: StoreError = NoSpaceError(f"{what} {where}: {words}")
         error.errno = errno.ENOSPC
         return error
@@ -134,13 +164,15 @@ def failure(what: str, where: str, cause: BaseException) -> StoreError:
     if _METADATA_SERVICE in whole:
         words, advice = f"no credentials were found ({words})", _CREDENTIALS
     elif _PAGE.search(whole):
-        advice = "this is a web page, no store's answer: correct the endpoint"
+        advice = next(advice for sign, advice in _PAGES if sign.search(signs))
     elif any(map(signs.__contains__, _NO_BUCKET)):
         number = errno.ENODEV  # "not there" is said of objects
-    elif kind in _DENIED or "403 Forbidden" in signs or "AccessDenied" in signs:
+    elif kind in _DENIED or any(map(signs.__contains__, _NO_RIGHT)):
         advice = advice or _RIGHT
     if advice in (_KEYS, _RENEW, _RIGHT, _CREDENTIALS):
         number = errno.EPERM
+    elif advice == _ARCHIVED:
+        number = errno.EREMOTEIO
     error = StoreError(f"{what} {where}: {words}" + (f". What to do: {advice}" if advice else ""))
     error.errno = number
     return error
@@ -151,6 +183,17 @@ def store_error(number: int, text: str) -> StoreError:
     error = StoreError(text)
     error.errno = number
     return error
+
+
+def is_conflict(error: Exception) -> bool:
+    """Return whether a request is to be sent again, as it met another one: nothing was decided."""
+    code = _CODE.search(str(error))
+    return code is not None and code[1] in _CONFLICTS
+
+
+def is_timeout(error: Exception) -> bool:
+    """Return whether a request had no answer in its time."""
+    return _TIMEOUT.search(str(error)) is not None
 
 
 def is_broken_off(error: Exception) -> bool:
@@ -178,9 +221,12 @@ def said(error: BaseException) -> str:
 
 
 def without_secrets(error: BaseException) -> BaseException:
-    """Return an error of obstore to chain, without its inner state and what may be secret."""
-    text = str(error).split(_STATE, 1)[0]
-    return type(error)(_ECHO.sub(r"<\1>...", _QUERY.sub(r"\1", text)))
+    """Return an error of obstore to chain, without its inner state and what may be secret.
+
+    Of an answer that is no more than `said` has: the rest may repeat the request.
+    """
+    text, answer, _ = str(error).split(_STATE, 1)[0].partition("<")
+    return type(error)(_QUERY.sub(r"\1", text) + (said(error) if answer else ""))
 
 
 def contended(what: str, where: str) -> StoreError:
