@@ -153,6 +153,23 @@ def test_a_lost_answer_does_not_make_a_store_one_that_replaces_nothing(
         assert client.hits == 1
 
 
+def test_a_refusal_that_passes_does_not_make_a_store_one_that_replaces_nothing(
+    use: Callable[[Client], None], url: str
+) -> None:
+    """Saves of this process would then put no bar before what they publish."""
+
+    def skewed(request: Callable[[], Any]) -> Any:
+        text = "<Error><Code>RequestTimeTooSkewed</Code><Message>Too late.</Message></Error>"
+        raise obstore.exceptions.PermissionDeniedError(text)
+
+    store = ObjectStore(url)
+    use(client := Client("put", 3, skewed))
+    with pytest.raises(holdfast.errors.StoreError, match="set the clock"):
+        objects_client.check_conditions(store._client, "here", "probe")
+    assert client.hits == 1
+    assert objects_client.check_conditions(store._client, "here", "probe")
+
+
 @pytest.mark.parametrize("after", [is_sent_again, breaks_off])
 def test_a_line_whose_answer_is_lost_is_there_once(
     use: Callable[[Client], None], url: str, after: Callable[..., Any]

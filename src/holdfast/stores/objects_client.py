@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ..errors import OptionError, StoreError, shown
 from ..store_settings import StoreSettings, forget_settings, settings_for
 from ..version import needs
-from .objects_errors import errors_of, is_broken_off, is_conflict, is_timeout, said
+from .objects_errors import errors_of, is_broken_off, is_conflict, is_passing, is_timeout, said
 from .objects_settings import (
     PREFIXES,
     Traffic,
@@ -167,7 +167,9 @@ def _is_done(client: Any, key: str, mode: Any) -> bool:
     except (refusals.AlreadyExistsError, refusals.PreconditionError):
         # Also what is sent again, when it was done and its answer lost.
         return get(client, key, len(data))[1] == data
-    except refusals.PermissionDeniedError:
+    except refusals.PermissionDeniedError as error:
+        if is_passing(error):
+            raise
         return False
     return True
 

@@ -31,6 +31,7 @@ _DENIED = ("PermissionDeniedError", "UnauthenticatedError")
 _NO_RIGHT = ("403 Forbidden", "(code: 403)", "AccessDenied")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
+_PASSING = ("RequestTimeTooSkewed", "SlowDown", "ExpiredToken", "InvalidToken", "RequestExpired")
 _TIMEOUT = re.compile(r"kind: Timeout")
 _BROKEN_OFF = ("request or response body error", "error decoding response body")
 _METADATA_SERVICE = "http://169.254.169.254"  # asked last, where nothing else is set
@@ -199,6 +200,12 @@ def is_timeout(error: Exception) -> bool:
 def is_broken_off(error: Exception) -> bool:
     """Return whether the connection broke when part of an answer had come."""
     return any(map(str(error).__contains__, _BROKEN_OFF))
+
+
+def is_passing(error: Exception) -> bool:
+    """Return whether a refusal says nothing of the object: the next request may be granted."""
+    code = _CODE.search(str(error))
+    return code is not None and code[1] in _PASSING
 
 
 def is_lock(error: Exception) -> bool:
