@@ -183,6 +183,23 @@ def test_a_line_whose_answer_is_lost_is_there_once(
     assert store.get("lines", 100) == b"one\ntwo\ntwo\n"
 
 
+def test_files_are_removed_one_by_one_where_obstore_panics(
+    use: Callable[[Client], None], url: str
+) -> None:
+    """It does where a store answers that it could not delete a key which nobody has named."""
+
+    def panic(request: Callable[[], Any]) -> Any:
+        raise type("PanicException", (BaseException,), {})("entity not found")
+
+    store = ObjectStore(url)
+    for name in ("a", "b"):
+        store.claim(name, b"1")
+    use(client := Client("delete", 1, panic))
+    store.remove_all(["a", "b"])
+    assert client.hits == 1
+    assert [store.exists(name) for name in ("a", "b")] == [False, False]
+
+
 def test_a_request_that_is_refused_is_not_sent_again(
     use: Callable[[Client], None], url: str
 ) -> None:

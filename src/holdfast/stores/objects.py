@@ -295,7 +295,7 @@ class ObjectStore:
 
     def remove_all(self, names: Sequence[str]) -> None:
         """Remove data files, which are no bars, by one request for many where a store has that."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(StoreError), errors_of("delete", self.location):
             if names:
                 api().delete(self._client, [*map(self._key, names)])
             return
