@@ -205,7 +205,7 @@ def agree(mine: Any, told: Any, ranks_rank: int) -> TinyAgreed:
     shards = shards_of(ranks_rank, world_size)
     plan = SimpleNamespace(planned=planned_of(world_size), objects=())
     cached = SimpleNamespace(plan=plan, shards=shards)
-    codec: Any = LINKED if settings["codec"]["name"] == "delta" else RAW
+    codec: Any = LINKED if settings["codec"].get("every", 1) > 1 else RAW
     return TinyAgreed(mine.store, files, shards, mine.leaves.value, cached, codec)
 
 

@@ -197,14 +197,18 @@ class Rank:
     def _save_plainly(self) -> None:
         job, process = self._job, self._process
         process.is_plain = True
-        step = max(Run(self._root, Keep.all()).found(self._group), default=0)
+        step, below = max(Run(self._root, Keep.all()).found(self._group), default=0), 0
         for act in job.acts:
             if act == "replace":
                 self._replace(step)
                 continue
-            step += job.stride
-            process.saving = step, job.number * 1000 + step
-            if self._try(lambda step=step: self._save_at(step)):  # type: ignore[misc]
+            if act == "below":  # no other job comes there
+                below, saved = below + 1, step - 1 - below
+                self._oracle.counts["saved below"] += 1
+            else:
+                step, saved, below = step + job.stride, step + job.stride, 0
+            process.saving = saved, job.number * 1000 + saved
+            if self._try(lambda saved=saved: self._save_at(saved)):  # type: ignore[misc]
                 self._oracle.acknowledge(*process.saving)
 
     def _replace(self, step: int) -> None:

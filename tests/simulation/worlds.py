@@ -59,6 +59,7 @@ class World:
         if rng.random() < 0.1:
             self.jobs = self._jobs_beside_a_link()
         self._let_some_replace(random.Random(f"replace {seed}"))
+        self._let_some_save_below(random.Random(f"below {seed}"))
         self._meetings: dict[int, Meeting] = {}
         self._upset = False
 
@@ -123,6 +124,19 @@ class World:
             added = sum(rng.random() < share for _ in job.acts)
             for _ in range(added):
                 job.acts.insert(rng.randrange(1, len(job.acts) + 1), "replace")
+
+    def _let_some_save_below(self, rng: random.Random) -> None:
+        """Let a plain save go below the last one, so that a delta has a base of a higher number.
+
+        Then another job lets go of both.
+        """
+        if self._stops or len(self.jobs) < 2 or self.jobs[0].codec == "raw" or rng.random() > 0.4:
+            return
+        first, second = self.jobs[:2]
+        first.kind, first.codec, first.stride, first.size = "plain", Delta(every=3), 7, 1
+        first.acts = rng.choice((["save", "below"], ["save", "below", "below", "save"]))
+        second.kind, second.stride, second.keep = "run", 1, 1
+        second.acts = ["save"] * rng.choice((1, 2))
 
     def play(self) -> list[str]:
         """Play it; return the promises broken."""
