@@ -222,11 +222,20 @@ def environment(settings: dict[str, str]) -> Iterator[None]:
         forget_clients()
 
 
+_taken: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """Return the first of ten ports that are free, as those 10,000 above are."""
+    """Return the first of ten ports that are free, as those 10,000 above are.
+
+    No other process that asks gets these, as long as this one lives: servers take a while to begin.
+    """
     for _ in range(100):
-        port = random.randrange(20000, 30000, 10)
+        port = random.SystemRandom().randrange(20000, 30000, 10)
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            mine = socket.socket(socket.AF_UNIX)
+            mine.bind(f"\0holdfast-tests-port-{port}")
+            _taken.append(mine)
             for other in (*range(port, port + 10), *range(port + 10000, port + 10010)):
                 free = held.enter_context(socket.socket())
                 free.bind(("127.0.0.1", other))
