@@ -82,7 +82,7 @@ TEST(no_file_takes_the_place_of_a_closed_stderr) {
   CHECK(Vfs::posix()->close(opened.value()).ok());
 }
 
-// A file that got its place for a moment had bytes of another thread in it, once in many saves.
+// Another thread wrote into a new file that had this place for a moment.
 TEST(no_file_has_the_place_of_a_closed_stderr_for_a_moment) {
   constexpr int kFiles = 2000;
   const TemporaryDirectory directory;

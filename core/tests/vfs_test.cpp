@@ -272,7 +272,7 @@ TEST(room_is_not_needed_where_a_file_system_cannot_promise_any) {
   CHECK(vfs->close(fd).ok());
 }
 
-// Else they all wait in memory, and a copy for its last sync.
+// Else the data stays in memory, and a copy waits for its last sync.
 TEST(large_writes_go_to_the_disk_at_once) {
   constexpr unsigned kCachestat = 451;  // of Linux 6.5, newer than the headers that may be here
   struct {

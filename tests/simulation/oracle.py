@@ -145,9 +145,10 @@ class Oracle:
         step, node = step_of(second.split("/")[-2]), self._disk.node(path)
         if step is not None and isinstance(node, SimFile):
             try:
-                value = self._value(payload.decode_manifest(node.now, path))
+                value = self._value(manifest := payload.decode_manifest(node.now, path))
             except CorruptError:
                 return  # judged when it is visible
+            self.counts["higher bases"] += (step_of(_base(manifest)) or 0) > step
             if value is not None:
                 self._published_values.setdefault(step, []).append(value)
 

@@ -18,7 +18,7 @@ HAPPENINGS = (
     "cut off",
 )
 AND_ON = {
-    "disk": ("rebased", "replaced"),
+    "disk": ("rebased", "replaced", "higher bases"),
     "objects": ("calls late", "calls again", "calls lost", "replaced"),
     "tiers": ("calls late", "calls again", "lost disks", "the store does not answer"),
     "tiers-disk": ("lost disks", "the store does not answer"),

@@ -21,8 +21,8 @@ from stores import servers
 JARS = servers.BIN.parent / "hadoop"
 UP_S = 90.0
 BLOCK_BYTES = 4 << 20  # small, so that files have many
-# Of a request. The DataNode then reports the end of a file before the client asks the NameNode for
-# it. Else the client asks too early, and again after half a second.
+# Delay of a request. Without it the client asks for the end of a file before the DataNode has
+# reported that, and asks again after half a second.
 DELAY_S = 0.004
 CLASSES = "org.apache.hadoop.hdfs"
 JAVA = [  # Hadoop 2.7 is older than Java's modules

@@ -220,7 +220,7 @@ def test_a_page_of_a_proxy_that_takes_no_large_request() -> None:
     page = doubles.Reply(413, b"<html><h1>413 Request Entity Too Large</h1></html>")
     with doubles.answering(lambda _: page) as url:
         at(url).use()
-        with pytest.raises(StoreError, match=r"a proxy before the store limits.*part_bytes"):
+        with pytest.raises(StoreError, match=r"a proxy in front of the store limits.*part_bytes"):
             open_store("s3://bucket/run").claim("x", b"9")
 
 
@@ -243,7 +243,7 @@ def test_an_object_whose_name_is_no_path_is_named(serve: Serve) -> None:
     holdfast.save(STATE, f"{path}/step-00000001", options=Options(store=settings))
     put = {"Bucket": "bucket", "Key": "odd//x", "Body": "x"}
     servers.boto(serve("moto").port, "s3", ("put_object", put))
-    with pytest.raises(StoreError, match=r"has a name that no checkpoint has: .*odd//x.*delete or"):
+    with pytest.raises(StoreError, match=r"name is an invalid path: .*odd//x.*delete or"):
         holdfast.load(path, into={"w": torch.zeros(300_000, dtype=torch.int64)})
 
 
@@ -263,7 +263,7 @@ def test_a_run_that_is_listed_as_empty_and_is_not(serve: Serve) -> None:
         lies = True
         with (
             holdfast.Checkpointer(path, every=1) as checkpointer,
-            pytest.raises(StoreError, match="LATEST names step-00000001, which is there"),
+            pytest.raises(StoreError, match="LATEST names step-00000001, which exists"),
         ):
             checkpointer.restore(dict(STATE))
 
@@ -285,7 +285,7 @@ def test_an_endpoint_that_answers_with_pages(status: int) -> None:
                 call()
             assert "Welcome" not in str(caught.value)
         of_whom = (
-            "a proxy before" if status == 502 else r"no store's answer(:|\.) [Cc]orrect the end"
+            "a proxy in front" if status == 502 else r"no store's answer(:|\.) [Cc]orrect the end"
         )
         with pytest.raises(StoreError, match=of_whom):
             open_store("s3://bucket/run").list()

@@ -106,8 +106,8 @@ class Vfs {
   Result<int> open_beneath(const std::string& root, const std::string& name, bool direct);
   // The descriptor is gone whatever the result.
   Status close(int fd);
-  // A large one goes to the disk from here on, so that a later sync() has less to wait for: a hint
-  // to the system, no Operation.
+  // The kernel starts to write large data to the disk at once, so a later sync() waits less. That
+  // hint is no Operation.
   Status write(int fd, const void* data, std::size_t size, std::uint64_t offset);
   // Bytes read: fewer than `size` only at the end of the file.
   Result<std::size_t> read(int fd, void* data, std::size_t size, std::uint64_t offset);

@@ -1,6 +1,7 @@
 """Which steps a run has, and whether another fits: looks, and changes nothing.
 
-Knows names and sizes; no ranks' tensors. Used by one thread at a time, but for `steps` and `path`.
+Knows names, sizes and the group; no tensors. Used by one thread at a time, but for `steps` and
+`path`.
 """
 
 import json
@@ -67,16 +68,16 @@ class RunSteps:
         """List the committed steps, ascending.
 
         Raises:
-            StoreError: what is listed cannot be; or it cannot be listed.
+            StoreError: the run cannot be listed, or the listing lacks the step of LATEST.
         """
         steps = steps_in(self._store, self.step_names)
         if steps or not self._names_a_step():
             return steps
         if (steps := steps_in(self._store, self.step_names)) or not self._names_a_step():
-            return steps  # it was saved, or deleted, meanwhile
+            return steps  # another process saved or deleted it meanwhile
         raise StoreError(
-            f"{self.root} is listed without any step, but its LATEST names {self._latest()}, which "
-            "is there. Try again; if this error comes back, the store's listings are wrong"
+            f"the store lists no step in {self.root}, but LATEST names {self._latest()}, which "
+            "exists. Try again. If this error comes back, the store's listings are wrong"
         )
 
     def _names_a_step(self) -> bool:

@@ -234,7 +234,7 @@ class SaveHandle(Future):
         self._told = True
         text = f"the save of {self.path} did not end by its deadline"
         if self.ledger.state == "committing":
-            cause = "rank 0, or the place it is saved to, does not answer"
+            cause = "rank 0 or the store does not answer"
             raise PeerError(f"{text}: {cause}; check both, and the network", rank=-1, cause=cause)
         raise StoreError(
             f"{text}: the disk does not answer or is too slow; check it, or raise deadline_s"

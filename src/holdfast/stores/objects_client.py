@@ -175,7 +175,7 @@ def _is_done(client: Any, key: str, mode: Any) -> bool:
 
 
 def repeated(request: Callable[[], Answer]) -> Answer:
-    """Make a request; make it again where its answer breaks off, or it met another request.
+    """Send a request; send it again if its answer breaks off, or if it collided with another.
 
     obstore sends again what had no answer, but not this. Whoever calls it knows what comes of a
     request that is done twice.
@@ -194,7 +194,7 @@ def repeated(request: Callable[[], Answer]) -> Answer:
 def put(client: Any, key: str, data: bytes | list[memoryview], mode: Any = "overwrite") -> Any:
     """Put an object, on a condition or not, in one request; return what the store says of it.
 
-    One on a condition that had no answer in its time is sent once more: obstore does not do that.
+    A conditional request without an answer is sent once more, which obstore does not do.
     """
 
     def request() -> Any:

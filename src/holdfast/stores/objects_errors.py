@@ -15,7 +15,7 @@ _QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")  # of a URL in an error: it may 
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9_.-]{1,80})\s*</Code>")  # S3's, Azure's and GCS's
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _STATUS = re.compile(r"status code: \d{3}[^:\n]*|redirect without LOCATION|\(code: \w+\)")
-# What a message has of the request: names and numbers, which say nothing of what is wrong.
+# Parts of a message that repeat the request: names and numbers, which say nothing of the fault.
 _NAMES = re.compile(r"RequestId:\S+|arn:\S+|\"[^\"]*\"|'[^']*'")
 _BULK = re.compile(r"request failed for key [^\n]*: ([^:\n]*\(code: \w+\))")  # of one object of it
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
@@ -54,8 +54,8 @@ _LOCKS = (
     *("Lease", "a lease on the blob"),
 )
 _BUSY = "the store has too much to do: use fewer writers, or try again later"
-_ARCHIVED = "it is archived: restore it from the archive first"
-_CLOSED = "the account is closed or suspended: ask who provides it"
+_ARCHIVED = "the object is archived: restore it from the archive first"
+_CLOSED = "the account is closed or suspended: ask its provider"
 # First what names the fault best. Each: words of the store → what to do.
 _ADVICE = (
     ("RequestTimeTooSkewed", "set the clock of this machine, such as by NTP"),
@@ -83,18 +83,21 @@ _ADVICE = (
     *((sign, _BUSY) for sign in ("ServerBusy", "ServiceUnavailable", "rateLimitExceeded")),
     *((sign, _ARCHIVED) for sign in ("InvalidObjectState", "BlobArchived")),
     *((sign, _CLOSED) for sign in ("AllAccessDisabled", "AccountProblem", "AccountIsDisabled")),
-    ("NotImplemented", "it lacks what is asked for, such as conditional writes: use another store"),
+    (
+        "NotImplemented",
+        "the store lacks a feature of this request, such as conditions: use another store",
+    ),
 )
-# A page of HTML is no answer of a store: what its status says of who sent it.
+# A web page is no answer of a store. The status says who sent it: first match.
 _PAGES = (
     (
         re.compile("413 "),
-        "a proxy before the store limits the size of a request: raise that, or give a smaller "
-        "part_bytes in a StoreSettings",
+        "a proxy in front of the store limits the size of requests: raise its limit, or set a "
+        "smaller part_bytes in StoreSettings",
     ),
     (
         re.compile("429 |status code: 5"),
-        "this is a web page of a proxy before the store: try again later, or look what it says",
+        "a proxy in front of the store sent a web page: try again later",
     ),
     (re.compile(""), "this is a web page, no store's answer: correct the endpoint"),
 )
@@ -117,7 +120,7 @@ _REASONS = (
     ),
     (
         re.compile(r'invalid path: Path "([^"\n]*)"'),
-        "an object there has a name that no checkpoint has: {}",
+        "another tool made an object whose name is an invalid path: {}",
         "delete or rename it",
     ),
     (re.compile(r"dns error"), "nobody knows this host", "correct the endpoint"),
@@ -187,13 +190,13 @@ def store_error(number: int, text: str) -> StoreError:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Return whether a request is to be sent again, as it met another one: nothing was decided."""
+    """Return whether the request collided with another one, and is to be sent again."""
     code = _CODE.search(str(error))
     return code is not None and code[1] in _CONFLICTS
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return whether a request had no answer in its time."""
+    """Return whether the store did not answer in time."""
     return _TIMEOUT.search(str(error)) is not None
 
 
@@ -203,7 +206,7 @@ def is_broken_off(error: Exception) -> bool:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether a refusal says nothing of the object: the next request may be granted."""
+    """Return whether a refusal is temporary: it says nothing about the object."""
     code = _CODE.search(str(error))
     return code is not None and code[1] in _PASSING
 
@@ -230,10 +233,11 @@ def said(error: BaseException) -> str:
 def without_secrets(error: BaseException) -> BaseException:
     """Return an error of obstore to chain, without its inner state and what may be secret.
 
-    Of an answer that is no more than `said` has: the rest may repeat the request.
+    Of an answer it has the code and the message alone: the rest may repeat the request.
     """
-    text, answer, _ = str(error).split(_STATE, 1)[0].partition("<")
-    return type(error)(_QUERY.sub(r"\1", text) + (said(error) if answer else ""))
+    text = str(error).split(_STATE, 1)[0]
+    answer = said(error) if _CODE.search(text) else ""
+    return type(error)(_QUERY.sub(r"\1", text.partition("<")[0]) + answer)
 
 
 def contended(what: str, where: str) -> StoreError:
