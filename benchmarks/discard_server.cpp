@@ -2,8 +2,9 @@
 //
 //   g++ -std=c++20 -O2 -pthread -o discard_server benchmarks/discard_server.cpp && ./discard_server 9000
 //
-// Bodies of more than 1 MiB are thrown away in the kernel (MSG_TRUNC), unless their key is below
-// "kept/": then they stay in memory, and a GET gives the same bytes. It keeps to conditions
+// Bodies of more than 1 MiB are thrown away in the kernel (MSG_TRUNC), but for the first and last
+// 64 KiB, which a copy reads back. Those with a key below "kept/" stay in memory as they are, and a
+// GET gives the same bytes. It keeps to conditions
 // (If-None-Match, If-Match), lists, counts requests, and checks no signature and no checksum.
 // GET /?counts gives what it counted since the last one, as JSON. A thread for each connection.
 // A second argument is the bytes a second that all bodies together may take in each direction, as
@@ -38,6 +39,7 @@ namespace {
 using namespace discard;
 
 constexpr std::size_t kKeptBytesMax = 1 << 20;  // of a body that is kept anyway: MANIFEST, LATEST
+constexpr std::size_t kEndBytes = 1 << 16;  // of one that is thrown away
 constexpr std::size_t kHeadBytesMax = 1 << 16;
 constexpr std::size_t kScratchBytes = 1 << 20;
 
@@ -89,22 +91,33 @@ class Connection {
     const auto& path = request.path;
     const bool keeps = size <= kKeptBytesMax || path.find("/kept/") != std::string::npos;
     request.body->size = size;
-    auto left = size;
+    if (keeps) return read_into(request.body->data, size);
+    if (!read_into(request.body->data, kEndBytes)) return false;
+    auto left = size - 2 * kEndBytes;
     const auto had = std::min<std::size_t>(left, buffer_.size());
-    if (keeps) {
-      request.body->data.resize(size);
-      std::memcpy(request.body->data.data(), buffer_.data(), had);
-    }
     buffer_.erase(0, had);
     left -= had;
-    while (left > 0) {
-      // With MSG_TRUNC the bytes are counted and forgotten: nothing is copied.
-      auto* target = keeps ? request.body->data.data() + (size - left) : scratch_.data();
-      const auto most = up.most(keeps ? left : std::min<std::size_t>(left, 64 << 20));
-      const auto got = recv(fd_, target, most, keeps ? 0 : MSG_TRUNC);
+    while (left > 0) {  // counted and forgotten: nothing is copied
+      const auto most = up.most(std::min<std::size_t>(left, 64 << 20));
+      const auto got = recv(fd_, scratch_.data(), most, MSG_TRUNC);
       if (got <= 0) return false;
       up.pass(static_cast<std::size_t>(got));
       left -= static_cast<std::size_t>(got);
+    }
+    return read_into(request.body->tail, kEndBytes);
+  }
+
+  // Reads the next bytes of a body.
+  bool read_into(std::string& target, std::size_t size) {
+    target.resize(size);
+    const auto had = std::min(size, buffer_.size());
+    std::memcpy(target.data(), buffer_.data(), had);
+    buffer_.erase(0, had);
+    for (auto at = had; at < size;) {
+      const auto got = recv(fd_, target.data() + at, up.most(size - at), 0);
+      if (got <= 0) return false;
+      up.pass(static_cast<std::size_t>(got));
+      at += static_cast<std::size_t>(got);
     }
     return true;
   }
@@ -249,11 +262,20 @@ class Connection {
 
   void send_part(const Blob& part, std::size_t from, std::size_t size) {
     static const std::string zeros(kScratchBytes, '\0');
-    const bool is_kept = !part.data.empty();
+    const auto tail_at = part.size - part.tail.size();
     while (size > 0) {
-      const auto most = down.most(is_kept ? size : std::min(size, zeros.size()));
+      auto most = down.most(size);
+      const char* bytes = zeros.data();
+      if (from < part.data.size()) {
+        most = std::min(most, part.data.size() - from);
+        bytes = part.data.data() + from;
+      } else if (from >= tail_at) {
+        bytes = part.tail.data() + (from - tail_at);
+      } else {
+        most = std::min({most, zeros.size(), tail_at - from});
+      }
       down.pass(most);
-      say({is_kept ? part.data.data() + from : zeros.data(), most});
+      say({bytes, most});
       from += most;
       size -= most;
     }

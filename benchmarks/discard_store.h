@@ -54,7 +54,7 @@ inline Wire up, down;
 
 struct Blob {
   std::size_t size = 0;
-  std::string data;  // empty where it was thrown away
+  std::string data, tail;  // all of it, or both ends; between them it was thrown away
 };
 
 struct Object {

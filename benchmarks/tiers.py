@@ -2,9 +2,12 @@
 
 `loops`: two ranks (gloo) train, and save every few steps in the background: to the local disk
 alone, and to the local disk with a store behind it. Rounds are shuffled pairs; the time is that of
-the whole loop, without its end. The store is the double of an S3 server that keeps all in memory.
-Signatures do not cover the bodies of requests, as docs/howto/stores-speed.md advises, but for
-`--signed`.
+the whole loop, from the first save to just before the one that would come next, so that it has as
+many uploads as saves. Beside it stands the processor time of all threads but those that train: what
+an upload adds to it is taken from training where no core is to spare, and is the same on a machine
+whose speed wanders. The store is the double of an S3 server, which throws data away: a store is
+another machine, and takes none of the cores that train. Signatures do not cover the bodies of
+requests, as docs/howto/stores-speed.md advises, but for `--signed`.
 
 `lag`: one process saves a step of so many bytes every few seconds, and uploads it at a limited
 rate, after one step that warms its memory. It says how old the newest step of the store was at
@@ -83,12 +86,13 @@ def _loops(given: argparse.Namespace, root: str) -> None:
                 | {
                     "RANK": str(rank),
                     "WORLD_SIZE": "2",
-                    "STORE": f"s3://{store_servers.BUCKET}/{server.kept}tiers",
+                    "STORE": f"s3://{store_servers.BUCKET}/tiers",
                 },
             )
             for rank in range(2)
         ]
         codes = [rank.wait() for rank in ranks]
+        print(f"processor time of the double: {server.cpu_s():.2f} s")
         if any(codes):
             raise SystemExit(f"ranks ended with {codes}")
 
@@ -99,14 +103,17 @@ def _rank(given: argparse.Namespace) -> None:
     rank, store = dist.get_rank(), os.environ["STORE"]
     state = {f"w{rank}.{n}": torch.randn(1 << 20) for n in range(given.mib // 4)}
     times: dict[str, list[float]] = {"local": [], "tiers": []}
+    busy: dict[str, list[float]] = {"local": [], "tiers": []}
     chance = random.Random(1)
     for number in range(given.rounds + STEPS_WARM):
         names = list(times)
         chance.shuffle(names)
         for name in names:
-            took_s = _loop(given, state, name, f"{given.root}/{name}-{number}", f"{store}/{number}")
+            where = f"{given.root}/{name}-{number}"
+            took_s, busy_s = _loop(given, state, name, where, f"{store}/{number}")
             if number >= STEPS_WARM:
                 times[name].append(took_s)
+                busy[name].append(busy_s)
         dist.barrier()
     if rank == 0:
         ratios = [b / a for a, b in zip(times["local"], times["tiers"], strict=True)]
@@ -116,17 +123,26 @@ def _rank(given: argparse.Namespace) -> None:
             f"2 ranks x {given.mib} MiB"
         )
         for name, values in times.items():
-            print(f"{name}: median {median(values):.3f} s")
+            print(
+                f"{name}: median {median(values):.3f} s, other threads {median(busy[name]):.3f} s"
+            )
         print(
             f"tiers / local: median {median(ratios):.4f}, 95 % of medians {low:.4f} to {high:.4f}"
+        )
+        more_s = [b - a for a, b in zip(busy["local"], busy["tiers"], strict=True)]
+        saves = given.steps // given.every
+        low, high = (each / saves for each in _interval(more_s))
+        print(
+            f"processor time of an upload: median {median(more_s) / saves:.3f} s, "
+            f"95 % of medians {low:.3f} to {high:.3f}"
         )
     dist.destroy_process_group()
 
 
 def _loop(
     given: argparse.Namespace, state: dict[str, torch.Tensor], name: str, local: str, store: str
-) -> float:
-    """Train once; return how long the loop took, without its end."""
+) -> tuple[float, float]:
+    """Train once; return how long the loop took, and the processor time of other threads."""
     matrix = torch.randn(700, 700)
     keep = Keep.latest(1) | Keep.local(1) if name == "tiers" else Keep.latest(1)
     where = {"root": store, "local": local} if name == "tiers" else {"root": local}
@@ -138,16 +154,18 @@ def _loop(
         **where, every=given.every, keep=keep, signals=(), options=options
     )
     dist.barrier()
-    started = time.perf_counter()
-    for step in range(1, given.steps + 1):
+    started, busy = time.perf_counter(), _others_s()
+    for step in range(given.every, given.every + given.steps):
         for _ in range(8):
             matrix = torch.nn.functional.normalize(matrix @ matrix)
         loss = matrix.sum()
         dist.all_reduce(loss)
         checkpointer.step(step, state)
     took_s = time.perf_counter() - started
+    busy_s = torch.tensor(_others_s() - busy)
+    dist.all_reduce(busy_s)
     checkpointer.close()
-    return took_s
+    return took_s, busy_s.item()
 
 
 def _halves(given: argparse.Namespace, root: str) -> None:
@@ -204,6 +222,11 @@ def _restore_all(
         print(f"{name}: median {median(values):.3f} s")
     low, high = _interval(ratios)
     print(f"both / the slower half: median {median(ratios):.3f}, 95 % {low:.3f} to {high:.3f}")
+
+
+def _others_s() -> float:
+    """Return the processor time of all threads but this one."""
+    return time.process_time() - time.thread_time()
 
 
 def _interval(ratios: list[float]) -> tuple[float, float]:

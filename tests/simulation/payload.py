@@ -377,7 +377,7 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (copied_files, "decode_manifest", decode_manifest),
     (copied_files, "check_files", check_files),
     (copied_files, "lease", lambda *place: nullcontext(LEASE)),
-    (copied_files, "_runs_of", lambda manifest, files: []),
+    (copied_files, "_runs_of", lambda manifest, files, run_bytes: []),
     (copied_files, "DataFileReader", NoPayloads),
     (tier_steps, "decode_manifest", decode_manifest),
     (commit, "content_digest", content_digest),

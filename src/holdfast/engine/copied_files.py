@@ -21,6 +21,7 @@ from ..stores.base import Store
 from .check import check_files
 from .pool import Lease, lease
 from .read import DataFileReader, open_data_file
+from .slot_writes import SlotWrites, slots_for
 
 Report = Callable[[int], None]
 PIECE_BYTES = 1 << 20  # of headers and footers
@@ -45,7 +46,7 @@ def is_whole(store: Store, manifest: Manifest, file: int, options: Options, use:
             lease(store, options, use) as leased,
             DataFileReader(store, leased, manifest) as reader,
         ):
-            for run, slot in reader.stream(_runs_of(manifest, [file])):
+            for run, slot in reader.stream(_runs_of(manifest, [file], store.run_bytes)):
                 _check(reader, run, slot)
     except CorruptError:
         return False
@@ -65,12 +66,13 @@ def _made_durable(store: Store, name: str) -> bool:
     return True
 
 
-def _runs_of(manifest: Manifest, files: Sequence[int]) -> list[ReadRun]:
+def _runs_of(manifest: Manifest, files: Sequence[int], run_bytes: int) -> list[ReadRun]:
     """Return what is to be read of some files, each from its beginning to its end."""
     tensors = manifest.table.header.tensors
     wanted = {t.path: (i, [whole(t.shape)]) for i, t in enumerate(tensors)}
     some = set(files)
-    runs = [run for run in plan_load(manifest, wanted, SLOT_BYTES) if run.extent.file in some]
+    planned = plan_load(manifest, wanted, SLOT_BYTES, run_bytes)
+    runs = [run for run in planned if run.extent.file in some]
     return sorted(runs, key=lambda run: (run.extent.file, run.extent.offset))
 
 
@@ -121,17 +123,20 @@ def _copy_some(
     below: str,
 ) -> Iterator[int]:
     """Yield each file when it is there."""
-    runs = _runs_of(manifest, files)
-    with DataFileReader(here, leased, manifest) as reader:
-        stream = reader.stream(runs, in_order=True)
+    # A slot that is sent from where it is should be full.
+    runs = _runs_of(manifest, files, SLOT_BYTES if slots_for(there) else here.run_bytes)
+    with (
+        DataFileReader(here, leased, manifest) as reader,
+        SlotWrites(there, leased.pool) as writes,
+    ):
+        stream = reader.stream(runs, in_order=True, clear=writes.clear, is_clear=writes.is_clear)
         at = 0
         for file in files:
-            with _NewFile(here, there, manifest, file, below) as new:
+            with _NewFile(here, there, manifest, file, below, writes) as new:
                 while at < len(runs) and runs[at].extent.file == file:
                     run, slot = next(stream)
                     _check(reader, run, slot)
-                    view = leased.pool.view(slot)[: run.extent.size_bytes]
-                    report(new.add(run.extent.offset, view))
+                    report(new.add(run.extent.offset, run.extent.size_bytes, slot))
                     at += 1
                 report(new.finish())
             yield file
@@ -154,7 +159,13 @@ class _NewFile:
     """
 
     def __init__(
-        self, here: Store, there: Store, manifest: Manifest, file: int, below: str
+        self,
+        here: Store,
+        there: Store,
+        manifest: Manifest,
+        file: int,
+        below: str,
+        writes: SlotWrites,
     ) -> None:
         self._here, self._there = here, there
         self._name = self._pending = manifest.file_names[file]
@@ -162,7 +173,7 @@ class _NewFile:
             self._pending = f"{below}/{PENDING_PREFIX}{self._name.rpartition('/')[2]}"
         self._size = int(manifest.table.file_bytes[file])
         self._end = int(manifest.payload_end[file])
-        self._manifest, self._file = manifest, file
+        self._manifest, self._file, self._writes = manifest, file, writes
         self._at = 0  # written so far
 
     def __enter__(self) -> "_NewFile":
@@ -188,13 +199,15 @@ class _NewFile:
             with contextlib.suppress(StoreError):  # what has failed says more
                 self._there.remove(self._pending)
 
-    def add(self, offset: int, view: memoryview) -> int:
+    def add(self, offset: int, size: int, slot: int) -> int:
         """Write what was read at an offset, up to the end of the payloads; return its size."""
         before = self._at
         self._fill(offset)
-        size = min(self._end, offset + len(view)) - self._at
+        size = min(self._end, offset + size) - self._at
         if size > 0:
-            self._write(view[self._at - offset : self._at - offset + size])
+            start, where = self._at - offset, f"{self._there.location}/{self._pending}"
+            self._writes.write(self._to, slot, start, size, self._at, where)
+            self._at += size
         return self._at - before
 
     def finish(self) -> int:

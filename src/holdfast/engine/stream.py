@@ -202,14 +202,22 @@ class FileStream:
                 offset, size = self._in_flight.pop(start)
             self._writes.done_bytes += done
             if code or done != size:
-                failures.append(self._error(offset, size, done, code))
+                failures.append(write_error(self._where, offset, size, done, code))
         if failures:
             raise failures[0]
 
-    def _error(self, offset: int, size: int, done: int, code: int) -> StoreError:
-        why = words_of(code) if code else "the disk took no more"
-        kind = NoSpaceError if code in _FULL or not code else StoreError
-        error = kind(f"write {self._where}[{offset}:+{size}]: {why} after {done} bytes")
-        error.errno = code or errno.ENOSPC
-        error.__cause__ = OSError(error.errno, why, self._where)
-        return error
+
+def write_error(where: str, offset: int, size: int, done: int, code: int) -> StoreError:
+    """Return the error for a write that a queue hands back.
+
+    Args:
+        where: the file, for people.
+        done: bytes written.
+        code: as `Queue.wait` gives it.
+    """
+    why = words_of(code) if code else "the disk took no more"
+    kind = NoSpaceError if code in _FULL or not code else StoreError
+    error = kind(f"write {where}[{offset}:+{size}]: {why} after {done} bytes")
+    error.errno = code or errno.ENOSPC
+    error.__cause__ = OSError(error.errno, why, where)
+    return error

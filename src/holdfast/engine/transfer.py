@@ -8,6 +8,7 @@ import contextlib
 import errno
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace as with_fields
 from typing import Protocol
 
 from ..errors import (
@@ -20,7 +21,7 @@ from ..errors import (
 from ..format import spec
 from ..format.manifest import Manifest, decode_manifest
 from ..format.table import content_digest
-from ..options import Options
+from ..options import SLOT_BYTES, STREAM_BYTES, Options
 from ..stores.base import Store
 from .check import check_names, read_manifest
 from .commit import check_absent, check_base, check_present
@@ -29,6 +30,7 @@ from .marker import is_marker, put_marker
 from .pool import lease
 from .read import still_there
 from .removal import announced, lift, pending_of_copy, revoke_copies
+from .slot_writes import slots_for
 from .trust import check_of
 
 
@@ -78,6 +80,9 @@ def transfer(
         _check_not_announced(there, manifest.table.header.save_id)
     if elsewhere is not None and absent:
         elsewhere.ask(manifest, data)
+    if options.pool_bytes is None:
+        slots_bytes = slots_for(there) * SLOT_BYTES
+        options = with_fields(options, pool_bytes=max(STREAM_BYTES, slots_bytes))
     files = sorted(set(range(len(sizes))) - set(absent))
     missing = [n for n in files if not is_whole(there, manifest, n, options, use)]
     kept = sum(sizes[n] for n in files) - sum(sizes[n] for n in missing)

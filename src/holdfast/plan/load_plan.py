@@ -10,7 +10,7 @@ from ..boxes import I64, Bools, Boxes, reach_into, strides_of, unflatten
 from ..errors import MismatchError, OptionError, shown
 from ..format.manifest import Manifest
 from ..layout import Box, Path, Shape, whole
-from .reads import ReadRun, Reads, coalesce, spread_out
+from .reads import RUN_BYTES_MIN, ReadRun, Reads, coalesce, spread_out
 
 Targets = Mapping[Path, tuple[int, Sequence[Box]]]
 
@@ -40,16 +40,20 @@ def wants_of(wanted: Targets) -> Wants:
     return Wants(np.array([index for index, _ in pairs], np.int64), boxes)
 
 
-def plan_load(manifest: Manifest, wanted: Targets, run_bytes_max: int) -> tuple[ReadRun, ...]:
+def plan_load(
+    manifest: Manifest, wanted: Targets, run_bytes_max: int, run_bytes_min: int = RUN_BYTES_MIN
+) -> tuple[ReadRun, ...]:
     """Plan to read what is wanted: every chunk needed, once, in file order.
 
     Args:
         run_bytes_max: longest run (a pool slot).
+        run_bytes_min: nothing is added to a run of so many.
 
     Returns:
         Runs ordered by file and offset; no chunk is in two.
     """
-    return coalesce(manifest, find_chunks(manifest, wants_of(wanted)), run_bytes_max)
+    chunks = find_chunks(manifest, wants_of(wanted))
+    return coalesce(manifest, chunks, run_bytes_max, run_bytes_min)
 
 
 def find_chunks(manifest: Manifest, wants: Wants) -> Reads:

@@ -24,6 +24,7 @@ from ..format.names import is_save_id, step_name
 from ..options import Options
 from ..stores.base import Store, list_if_there
 from ..stores.url import open_store
+from .throttle import upload_options
 from .upload_thread import UploadThread
 
 logger = logging.getLogger("holdfast")
@@ -145,7 +146,7 @@ class HostUploads(UploadThread):
     def __init__(self, local: str, run: str, options: Options, rate: float | None) -> None:
         self._local, self._run = local, open_store(run)
         super().__init__(rate)
-        self._root, self._options = run, options
+        self._root, self._options = run, upload_options(options, self._run)
         self._rank, self._job = -1, ""
         self._answered = ""  # what was asked last, if it is done
         self._said = ""

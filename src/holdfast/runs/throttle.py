@@ -2,16 +2,19 @@
 
 import time
 
+from ..engine.slot_writes import slots_for
 from ..options import SLOT_BYTES, Options
+from ..stores.base import Store
 
-POOL_SLOTS = 4  # of memory that an upload passes through
+POOL_SLOTS = 4  # of memory that an upload passes through, if its target copies what it is given
 BURST_S = 1.0  # of the rate: what was not used so long may be made up for
 
 
-def upload_options(options: Options) -> Options:
-    """Return how the local disk is read for an upload."""
+def upload_options(options: Options, target: Store) -> Options:
+    """Return how the local disk is read for an upload to a store."""
     chosen = {name: getattr(options, name) for name in ("block_bytes", "queue_depth", "io")}
-    return Options(pool_bytes=POOL_SLOTS * SLOT_BYTES, **chosen)
+    slots = max(POOL_SLOTS, slots_for(target, options.pool_bytes))
+    return Options(pool_bytes=slots * SLOT_BYTES, **chosen)
 
 
 class Throttle:

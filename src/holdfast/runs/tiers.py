@@ -30,7 +30,6 @@ from .hosts import Hosts
 from .local_mark import write_mark
 from .place import Place
 from .retention import Keep, Metrics
-from .throttle import upload_options
 from .tier_waits import TierWaits
 from .upload_thread import Told
 from .uploader import Uploader
@@ -80,7 +79,7 @@ class TieredRun(TierWaits):
         self.store, self._ranks, self.durable = store, ranks, durable
         self.uploader: Uploader | None = None
         self._chains = chains
-        self.beside = HostUploads(local, store.root, upload_options(options), rate)
+        self.beside = HostUploads(local, store.root, options, rate)
         self.local = Run(local, self._local_keep(store.keep))
         inner, outer = sorted((f"{self.local.root}/", f"{store.root}/"), key=len, reverse=True)
         if inner.startswith(outer):

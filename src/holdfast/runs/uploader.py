@@ -74,8 +74,8 @@ class Uploader(UploadWaits):
         self._saved = local  # knows which steps could not be restored
         self._store, self._keep, self._told = store, keep, told
         super().__init__(rate)
-        self._options = upload_options(options)
         self._root = open_store(store.root)
+        self._options = upload_options(options, self._root)
         self._looking = threading.Lock()  # guards `described` of both
         self._lock = threading.Lock()  # guards what follows
         self._known: list[int] = []  # steps of the store, but for others of a local one's number

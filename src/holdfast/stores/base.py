@@ -6,6 +6,7 @@ the bytes of files that are open, and a `Queue` moves many of them at a time.
 
 import errno
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,6 +32,17 @@ class Code(int):
         made = super().__new__(cls, number)
         made.text = text
         return made
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop what the frames of an error refer to: memory that somebody waits for, in the end."""
+    causes, seen = [error], set[int]()
+    while causes:
+        cause = causes.pop()
+        seen.add(id(cause))
+        traceback.clear_frames(cause.__traceback__)
+        more = cause.__cause__, cause.__context__
+        causes += [each for each in more if each is not None and id(each) not in seen]
 
 
 def words_of(code: int) -> str:
@@ -108,7 +120,16 @@ class Queue(Protocol):
 
 
 class QueueKind(Protocol):
-    """How a queue is to be: equal ones make queues that do the same."""
+    """How a queue is to be: equal ones make queues that do the same.
+
+    Attributes:
+        lent_slots: slots of a pool that keep the store busy while more is read into others, where
+            it sends memory from where it is. 0: it copies what it is given, so `DataFiles.write`
+            does as well.
+    """
+
+    @property
+    def lent_slots(self) -> int: ...
 
     def make(self, pool: Pool) -> Queue:
         """Make a queue that moves bytes from and to the memory of a pool."""

@@ -155,6 +155,11 @@ class _Kind(NamedTuple):
     first: QueueKind
     second: QueueKind
 
+    @property
+    def lent_slots(self) -> int:
+        """None: nothing is written."""
+        return 0
+
     def make(self, pool: Pool) -> Queue:
         """Make a queue of each."""
         return _Queues(self.first.make(pool), self.second.make(pool))

@@ -13,6 +13,11 @@ class LocalQueue(NamedTuple):
     depth: int
     block_bytes: int
 
+    @property
+    def lent_slots(self) -> int:
+        """None: the page cache copies what it is given."""
+        return 0
+
     def make(self, pool: Pool) -> Queue:
         """Make the queue."""
         return Queue(self.vfs, self.backend, pool, self.depth, self.block_bytes)

@@ -67,7 +67,7 @@ class ObjectStore:
 
     def queue_kind(self, io: str, depth: int, block_bytes: int) -> ThreadedQueueKind:
         """Return how objects are written and read; there is one way."""
-        return ThreadedQueueKind(self._traffic.parts_in_flight, self._traffic.part_bytes)
+        return ThreadedQueueKind(self._traffic.parts_in_flight, self._traffic.part_bytes, True)
 
     def sibling(self, name: str) -> "ObjectStore":
         """Return the store of another prefix beside this one."""

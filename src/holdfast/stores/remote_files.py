@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import errno
 import itertools
-import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ import numpy as np
 from .._core import Pool, copy
 from ..errors import StoreError
 from ..options import SLOT_BYTES
-from .base import Code
+from .base import Code, forget_frames
 
 HELD_BYTES = 4096  # of a new file's end, until it is known where that is
 RUN_BYTES = 8 << 20  # of a read: below, waiting for the answer to begin takes too much of it
@@ -200,10 +199,7 @@ class ThreadedQueue:
             file.write(memoryview(memory).cast("B"), offset)
         except BaseException as error:
             self._codes[tag] = _code_of(error)
-            cause: BaseException | None = error
-            while cause is not None:  # its frames refer to the memory
-                traceback.clear_frames(cause.__traceback__)
-                cause = cause.__cause__ or cause.__context__
+            forget_frames(error)
 
     def _given_back(self, tag: int, size: int) -> None:
         """Take note that nothing refers to memory any more; called by any thread."""
@@ -281,6 +277,12 @@ class ThreadedQueueKind(NamedTuple):
 
     depth: int
     part_bytes: int = SLOT_BYTES
+    lends: bool = False
+
+    @property
+    def lent_slots(self) -> int:
+        """Count the slots of all parts that are sent at once, and of two that are read."""
+        return -(-self.part_bytes * self.depth // SLOT_BYTES) + 2 if self.lends else 0
 
     def make(self, pool: Pool) -> ThreadedQueue:
         """Make a queue."""
