@@ -127,6 +127,27 @@ def test_memory_is_read_into_again_only_when_it_was_sent(
     assert late.longest_kept >= 1 + (options is None)
 
 
+def test_a_small_file_that_fails_does_not_hold_its_memory_for_ever(
+    tmp_path: Path, target: str, late: type[LateWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is put by one request, whose error refers to the call, and the call to the memory."""
+    source, real = str(tmp_path / "small"), obstore.put
+    holdfast.save({"t": torch.ones(1000)}, source)
+
+    def put(client: Any, key: str, *given: Any, **more: Any) -> Any:
+        if "/data/" in key:
+            raise OSError("so says the double")
+        return real(client, key, *given, **more)
+
+    monkeypatch.setattr(obstore, "put", put)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="so says the double"):
+            holdfast.copy_checkpoint(source, target)
+    monkeypatch.setattr(obstore, "put", real)
+    holdfast.copy_checkpoint(source, target)
+    assert files(source) == files(target)
+
+
 @pytest.mark.parametrize("part_bytes", [5 << 20, 3 * SLOT_BYTES, 1 << 30])
 def test_a_part_may_be_larger_than_all_memory(
     source: str, target: str, late: type[LateWriter], part_bytes: int

@@ -75,7 +75,11 @@ class Upload(Written):
         """Make it an object; return when it is durable."""
         with errors_of("write", self._where):
             if self._writer is None:
-                put(self._client, self._key, [*self._rest] or b"")  # pieces are not joined
+                pieces = [*self._rest]  # not joined
+                try:
+                    put(self._client, self._key, pieces or b"")
+                finally:
+                    pieces.clear()  # what refers to an error refers to the call, and to its memory
             else:
                 self._hand_over(self._rest_bytes)
                 self._writer.close()
