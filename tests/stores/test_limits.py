@@ -13,7 +13,7 @@ import torch
 import holdfast
 from holdfast import Options, StoreSettings
 from holdfast.errors import HoldfastError, StoreError
-from holdfast.stores.objects_settings import arguments_of
+from holdfast.stores.objects_settings import ENDPOINTS, arguments_of
 from holdfast.stores.url import open_store
 from stores import doubles, servers
 
@@ -181,6 +181,9 @@ def test_hosts_that_the_environment_names_are_asked(
 def test_only_hosts_of_the_store_and_of_its_credentials_are_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in (*ENDPOINTS["s3"], *ENDPOINTS["az"]):  # of a server of another test
+        monkeypatch.delenv(name, raising=False)
+
     def hosts(settings: StoreSettings) -> list[str]:
         made = arguments_of(settings.url[:2], settings, 10)["client_options"]
         assert made["proxy_url"] == "http://127.0.0.1:0"

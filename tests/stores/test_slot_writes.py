@@ -4,13 +4,14 @@ The client is a double: it keeps the memory that it is given for a while, as rea
 requests are under way, and puts the object together when it is closed.
 """
 
+import errno
 import itertools
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import obstore
@@ -19,9 +20,11 @@ import torch
 
 import holdfast
 from holdfast.engine.slot_writes import SLOTS_MAX, slots_for
-from holdfast.errors import NotCommittedError, StoreError
+from holdfast.engine.stream import write_error
+from holdfast.errors import NoSpaceError, NotCommittedError, StoreError
 from holdfast.options import SLOT_BYTES
 from holdfast.stores import objects_files, remote_files
+from holdfast.stores.base import Code
 from holdfast.stores.objects_settings import PART_BYTES
 from stores.test_copy import files
 
@@ -35,14 +38,17 @@ class LateWriter:
 
     late_s = 0.05
     part_bytes = PART_BYTES
+    settings: ClassVar[dict[str, Any]] = {}
     fail_at = -1  # at this call
     longest_kept = 0  # calls whose memory was kept at once
     kept = 0
 
     def __init__(self, client: Any, key: str, **settings: Any) -> None:
         self._client, self._key = client, key
+        LateWriter.settings = settings
         self._threads: list[threading.Thread] = []
         self._pieces: dict[int, bytes] = {}
+        self._has_failed = False
 
     def __enter__(self) -> "LateWriter":
         return self
@@ -52,7 +58,10 @@ class LateWriter:
 
     def write(self, data: memoryview) -> None:
         """Take memory, which stays as it is until nothing refers to it."""
+        if self._has_failed:  # as obstore's: the cause is not told again
+            raise OSError("this writer has failed")
         if len(self._threads) == LateWriter.fail_at:
+            self._has_failed = True
             raise OSError("so says the double")
         LateWriter.kept += 1
         LateWriter.longest_kept = max(LateWriter.longest_kept, LateWriter.kept)
@@ -69,6 +78,8 @@ class LateWriter:
     def close(self) -> None:
         """Make the object."""
         self._join()
+        if self._has_failed:
+            raise OSError("this writer has failed")
         data = b"".join(self._pieces[n] for n in range(len(self._threads)))
         obstore.put(self._client, self._key, data)
 
@@ -202,3 +213,20 @@ def test_a_write_that_fails_says_so_and_the_next_copy_is_whole(
     late.fail_at = -1
     holdfast.copy_checkpoint(source, target)
     assert files(source) == files(target)
+
+
+def test_a_full_store_is_told_once_and_in_its_own_words() -> None:
+    told = remote_files._code_of(write_error("there/file", 0, 9, 0, Code(errno.ENOSPC, "x: full")))
+    error = write_error("there/file", 4096, 9, 0, told)
+    assert isinstance(error, NoSpaceError) and error.errno == errno.ENOSPC
+    assert str(error) == "x: full; free space or choose another directory"
+
+
+@pytest.mark.parametrize(("slots", "parts"), [(2, 2), (3, 3), (8, 8), (40, 8)])
+def test_a_writer_has_no_more_parts_in_flight_than_there_is_memory_for(
+    source: str, target: str, late: type[LateWriter], slots: int, parts: int
+) -> None:
+    """It tells of a part that failed only when it has so many."""
+    options = holdfast.Options(pool_bytes=slots * SLOT_BYTES)
+    holdfast.copy_checkpoint(source, target, options=options)
+    assert late.settings["max_concurrency"] == parts

@@ -44,9 +44,14 @@ class SlotWrites(AbstractContextManager["SlotWrites"]):
         trace: TracebackType | None,
     ) -> None:
         """Wait until nobody reads the slots; the files are closed by now."""
-        if error is not None:
+        if self._queue is None:
+            return
+        if error is not None and self._queue.pending:
             forget_frames(error)  # they may refer to the slots' memory
-        if self._queue is not None:
+        try:
+            while error is None and self._flying:
+                self._reap()
+        finally:
             while self._queue.pending:
                 self._queue.wait()
             self._queue.close()
@@ -66,7 +71,13 @@ class SlotWrites(AbstractContextManager["SlotWrites"]):
         self._queue.submit_write(fd, self._pool.address(slot) + start, size, offset, slot)
 
     def is_clear(self, slot: int) -> bool:
-        """Return whether a slot may be used again at once."""
+        """Return whether a slot may be used again at once.
+
+        Raises:
+            StoreError: a write has failed.
+        """
+        while slot in self._flying and getattr(self._queue, "has_landed", False):
+            self._reap()  # without a wait
         return slot not in self._flying
 
     def clear(self, slot: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import NoSpaceError, StoreError
 from ..format.spec import LARGE_ALIGN_BYTES
 from ..options import SLOT_BYTES
-from ..stores.base import words_of
+from ..stores.base import Code, words_of
 from .file_plan import Window
 from .pool import Lease
 
@@ -217,7 +217,8 @@ def write_error(where: str, offset: int, size: int, done: int, code: int) -> Sto
     """
     why = words_of(code) if code else "the disk took no more"
     kind = NoSpaceError if code in _FULL or not code else StoreError
-    error = kind(f"write {where}[{offset}:+{size}]: {why} after {done} bytes")
+    text = f"write {where}[{offset}:+{size}]: {why} after {done} bytes"
+    error = kind(why if isinstance(code, Code) else text)  # a store names the file itself
     error.errno = code or errno.ENOSPC
     error.__cause__ = OSError(error.errno, why, where)
     return error

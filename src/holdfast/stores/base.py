@@ -35,12 +35,16 @@ class Code(int):
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop what the frames of an error refer to: memory that somebody waits for, in the end."""
+    """Drop the frames of an error, which refer to memory that somebody waits for.
+
+    To clear them is not enough: a frame refers to its function, and that to what it encloses.
+    """
     causes, seen = [error], set[int]()
     while causes:
         cause = causes.pop()
         seen.add(id(cause))
         traceback.clear_frames(cause.__traceback__)
+        cause.__traceback__ = None
         more = cause.__cause__, cause.__context__
         causes += [each for each in more if each is not None and id(each) not in seen]
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, NamedTuple
 
 from ..errors import StoreError
@@ -35,6 +36,7 @@ class Upload(Written):
         self._rest_bytes = self._sent = 0
         self._writer: Any = None
         self._is_over = False
+        self._failure: StoreError | None = None  # of the first call that failed
 
     def expect(self, size: int) -> None:
         """Choose parts for so many bytes."""
@@ -58,7 +60,10 @@ class Upload(Written):
 
     def settle(self) -> None:
         """Copy that, so that its memory is free."""
-        self._rest = deque([memoryview(b"".join(self._rest))])
+        self._rest = deque(
+            piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece))
+            for piece in self._rest
+        )
 
     def truncate(self, size: int) -> None:
         """Say where the end is."""
@@ -73,7 +78,7 @@ class Upload(Written):
 
     def finish(self) -> None:
         """Make it an object; return when it is durable."""
-        with errors_of("write", self._where):
+        with self._first_failure(), errors_of("write", self._where):
             if self._writer is None:
                 pieces = [*self._rest]  # not joined
                 try:
@@ -107,16 +112,38 @@ class Upload(Written):
                 self._send(piece)
 
     def _send(self, data: memoryview) -> None:
-        with errors_of("write", self._where):
+        with self._first_failure(), errors_of("write", self._where):
             if self._writer is None:
                 self._writer = api().open_writer(
                     self._client,
                     self._key,
                     buffer_size=self._part_bytes,
-                    max_concurrency=self._traffic.parts_in_flight,
+                    max_concurrency=self._parts_in_flight(),
                 )
                 self._writer.__enter__()
             self._writer.write(data)
+
+    def _parts_in_flight(self) -> int:
+        """Return how many parts there is memory for: of a failure, a client tells with the last."""
+        return max(1, min(self._traffic.parts_in_flight, self.memory_bytes // self._part_bytes))
+
+    @contextlib.contextmanager
+    def _first_failure(self) -> Iterator[None]:
+        """Raise what has failed first, again: what a client says after that is of no use."""
+        if self._failure is not None:
+            raise _again(self._failure)
+        try:
+            yield
+        except StoreError as error:
+            self._failure = _again(error)
+            raise
+
+
+def _again(error: StoreError) -> StoreError:
+    """Return the same error, without its own frames: they refer to memory."""
+    made = copy(error)
+    made.__cause__ = error.__cause__
+    return made
 
 
 class Opened(NamedTuple):

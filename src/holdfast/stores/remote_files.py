@@ -34,9 +34,11 @@ class Written(ABC):
     Attributes:
         keeps_memory: `write` keeps what it is given.
         gives_back: it does so until that is sent; else until the file ends.
+        memory_bytes: how much it may keep at once.
     """
 
     keeps_memory = gives_back = False
+    memory_bytes = 1 << 62
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -170,8 +172,9 @@ class ThreadedQueue:
 
     direct = False
 
-    def __init__(self, depth: int, part_bytes: int) -> None:
+    def __init__(self, depth: int, part_bytes: int, memory_bytes: int) -> None:
         self._depth, self._part_bytes = depth, part_bytes
+        self._memory_bytes = memory_bytes
         self._threads: ThreadPoolExecutor | None = None
         self._over: SimpleQueue[tuple[int, int, int]] = SimpleQueue()
         self._lent: dict[int, weakref.ref[Any]] = {}  # by tag, memory that a file keeps
@@ -193,6 +196,7 @@ class ThreadedQueue:
         if not file.gives_back:
             self._call(lambda: FILES.write(fd, _memory(address, size), offset), tag, size)
             return
+        file.memory_bytes = self._memory_bytes
         memory = (ctypes.c_char * size).from_address(address)
         self._lent[tag] = weakref.ref(memory, lambda _: self._given_back(tag, size))
         try:
@@ -286,7 +290,7 @@ class ThreadedQueueKind(NamedTuple):
 
     def make(self, pool: Pool) -> ThreadedQueue:
         """Make a queue."""
-        return ThreadedQueue(self.depth, self.part_bytes)
+        return ThreadedQueue(self.depth, self.part_bytes, pool.slots * SLOT_BYTES)
 
 
 def short_read(where: str, size: int, offset: int, count: int) -> StoreError:
@@ -297,7 +301,8 @@ def short_read(where: str, size: int, offset: int, count: int) -> StoreError:
 
 
 def _code_of(error: BaseException) -> Code:
-    return Code(getattr(error, "errno", None) or errno.EIO, str(error))
+    # Without the advice, which whoever raises an error of this number gives.
+    return Code(getattr(error, "errno", None) or errno.EIO, BaseException.__str__(error))
 
 
 def _memory(address: int, size: int) -> memoryview:
