@@ -302,7 +302,8 @@ def short_read(where: str, size: int, offset: int, count: int) -> StoreError:
 
 def _code_of(error: BaseException) -> Code:
     # Without the advice, which whoever raises an error of this number gives.
-    return Code(getattr(error, "errno", None) or errno.EIO, BaseException.__str__(error))
+    text = BaseException.__str__(error) if isinstance(error, StoreError) else str(error)
+    return Code(getattr(error, "errno", None) or errno.EIO, text)
 
 
 def _memory(address: int, size: int) -> memoryview:
