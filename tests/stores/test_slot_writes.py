@@ -23,9 +23,10 @@ from holdfast.engine.slot_writes import SLOTS_MAX, slots_for
 from holdfast.engine.stream import write_error
 from holdfast.errors import NoSpaceError, NotCommittedError, StoreError
 from holdfast.options import SLOT_BYTES
-from holdfast.stores import objects_files, remote_files
+from holdfast.stores import local, objects_files, remote_files
 from holdfast.stores.base import Code
 from holdfast.stores.objects_settings import PART_BYTES
+from holdfast.stores.url import open_store
 from stores.test_copy import files
 
 TENSORS, TENSOR_BYTES = 5, SLOT_BYTES  # in one file, in more parts than the small pool has slots
@@ -183,6 +184,11 @@ def test_a_pool_is_larger_only_if_that_is_allowed() -> None:
     assert slots(8, SLOT_BYTES) == 10 and slots(1, 5 << 20) == 3
     assert slots(16, 32 << 20) == SLOTS_MAX  # 34 would be touched for the smallest checkpoint
     assert slots(16, 32 << 20, 544 << 20) == 34 and slots(16, 32 << 20, 320 << 20) == 20
+
+
+def test_a_disk_is_asked_without_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "probe", lambda *place: pytest.fail("it has written a file"))
+    assert slots_for(open_store(tmp_path)) == 0
 
 
 def test_what_was_read_is_not_copied_on_its_way(

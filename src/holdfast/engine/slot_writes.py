@@ -13,8 +13,8 @@ from ..stores.base import Queue, Store, forget_frames
 from .stream import write_error
 
 SLOTS_MAX = 16  # where nobody has said how much memory there may be: 256 MiB
-# Of the queue of a disk. A store that sends slots has settings of its own.
-_IO, _DEPTH = "auto", 1
+# Of the queue of a disk, which lends no slots: "auto" would write a file to find out how.
+_IO, _DEPTH = "buffered", 1
 
 
 def slots_for(store: Store, pool_bytes: int | None = None) -> int:
