@@ -29,10 +29,13 @@ ENOUGH = 8000  # worlds; most are noticed within some hundred
 FROM = {
     ("disk", "retention leaves no mark"): 149_301,
     ("disk", "retention leaves pending links"): 8_001,
-    ("objects", "a save puts no bar before its last look"): 31_001,
+    ("objects", "a save puts no bar before its last look"): 38_301,
+    ("objects", "no look at the deadline"): 5_301,
     ("objects", "a new job bars nothing"): 2_001,
-    ("tiers", "the store is taken with the first upload"): 2_001,
-    ("tiers", "local steps of another past count"): 2_301,
+    ("tiers", "the store is taken with the first upload"): 3_901,
+    ("tiers", "local steps of another past count"): 2_701,
+    ("tiers-disk", "the store is taken with the first upload"): 4_001,
+    ("tiers-disk", "local steps of another past count"): 3_501,
 }
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = (

@@ -392,7 +392,7 @@ def test_an_old_bar_goes_after_what_is_removed_behind_it(source: str, tmp_path: 
     begin(source, target)
 
     def meanwhile() -> None:
-        retire.sweep_pending(open_store(target), ".manifest-", math.inf)
+        retire.sweep_pending(open_store(target), math.inf, ".manifest-")
         copied(source, target)
 
     sweep_frozen_at("move", target, meanwhile)

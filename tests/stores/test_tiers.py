@@ -140,6 +140,23 @@ def test_step_does_not_wait_for_uploads_and_wait_does(store: str, local: str) ->
         assert open_store(store).exists(step_name(1) + "/MANIFEST")
 
 
+def test_an_upload_stands_back_behind_training(
+    store: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priorities: list[int] = []
+    priority = partial(os.getpriority, os.PRIO_PROCESS)
+    transfer = uploader.transfer
+
+    def transferred(*given: Any) -> Any:
+        priorities.append(priority(threading.get_native_id()))
+        return transfer(*given)
+
+    monkeypatch.setattr(uploader, "transfer", transferred)
+    with opened(store, local, durable="store") as checkpointer:
+        checkpointer.save(1, state(1))
+    assert priorities and priorities[0] > priority(threading.get_native_id())
+
+
 @pytest.mark.parametrize("durable", ["store", "local"])
 def test_on_commit_is_told_of_the_tier_that_was_asked_for(
     store: str, local: str, durable: str

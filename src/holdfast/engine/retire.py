@@ -218,7 +218,7 @@ def sweep(
     found = [_sweep_save(store, save, before_s, spares) for save in saves if save != keep]
     is_clean = is_pure and not any(found) and not store.shows_pending
     if not is_clean:
-        sweep_pending(store, spec.PENDING_MANIFEST_PREFIX, before_s)
+        sweep_pending(store, before_s, spec.PENDING_MANIFEST_PREFIX)
         settle(store)
     if young_s < before_s:
         store.unbar(spec.MANIFEST_NAME)
@@ -245,7 +245,7 @@ def _sweep_save(store: Store, save: str, before_s: float, spares: Callable[[], b
     return True
 
 
-def sweep_pending(store: Store, prefix: str, before_s: float) -> None:
+def sweep_pending(store: Store, before_s: float, *prefixes: str) -> None:
     """Remove files that were to get another name, but whose writer died.
 
     A mark stays as long as there is a MANIFEST: who made it may be frozen, and go on.
@@ -253,7 +253,8 @@ def sweep_pending(store: Store, prefix: str, before_s: float) -> None:
     for entry in store.list():
         if entry.name.startswith(LEAVING_PREFIX) and store.exists(spec.MANIFEST_NAME):
             continue  # those of who replaces a checkpoint are settled
-        if not is_pending(entry.name, prefix) or _is_lock_of_data(store, entry.name):
+        is_wanted = any(is_pending(entry.name, prefix) for prefix in prefixes)
+        if not is_wanted or _is_lock_of_data(store, entry.name):
             continue
         if _is_older(store, [entry.name], before_s):
             _remove_pending(store, entry)

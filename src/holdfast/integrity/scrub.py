@@ -137,7 +137,7 @@ def scrub(
         if not _names(store):
             Checkpoint(store.location)  # says why it is none
         raise NotCommittedError(f"{store.location} has no committed step; give a run with steps")
-    sweep_pending(store, PENDING_PREFIX, 0)
+    sweep_pending(store, 0, PENDING_PREFIX)
     _save(store, state)  # now, while nothing is read in vain
     pace = _Pace(bytes_per_s)
     try:

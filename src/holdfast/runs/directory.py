@@ -121,8 +121,8 @@ class Run(RunSteps):
             # The time now, by the clock of those that are looked at: the hint was just written.
             before_s = self._store.modified_s(LATEST_NAME) - GRACE_S
             self._sweep(before_s, said)
-            for prefix in (PENDING_LATEST_PREFIX, PENDING_EPOCH_PREFIX, PROGRESS_PREFIX):
-                sweep_pending(self._store, prefix, before_s)
+            prefixes = PENDING_LATEST_PREFIX, PENDING_EPOCH_PREFIX, PROGRESS_PREFIX
+            sweep_pending(self._store, before_s, *prefixes)
 
     def _sweep(self, before_s: float, said: str) -> None:
         """Remove what dead saves have left in steps.
@@ -211,7 +211,10 @@ class Run(RunSteps):
 
         Another job that published the newest may have died, or hang, before it was; and one that is
         gone may not come back when what it needs is gone too. LATEST may name none that goes.
+        Among objects what is listed is durable.
         """
+        if not self._store.shows_pending:
+            return
         steps = self.steps()
         if steps and steps[-1] != self._committed:
             self._store.sync_directory(step_name(steps[-1]))

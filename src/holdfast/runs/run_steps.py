@@ -115,8 +115,10 @@ class RunSteps:
 
     def uncommitted(self) -> list[str]:
         """List the directories of steps that are not committed, and were not: LATEST says which."""
-        steps = {step_name(step) for step in self.steps()} | {self._latest()}
-        return [name for name in self.step_names() if name not in steps]
+        names = self.step_names()
+        there = self._store.having(names, spec.MANIFEST_NAME) if names else ()
+        steps = {*there, self._latest()}
+        return [name for name in names if name not in steps]
 
     def lost(self, steps: Sequence[int] | None = None) -> str | None:
         """Say that LATEST names a newer step than all, which has lost its MANIFEST; None: no.

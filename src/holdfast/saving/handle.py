@@ -19,7 +19,7 @@ logger = logging.getLogger("holdfast")
 
 # Every rank knows the outcome so long after the deadline: the coordinator's word has arrived.
 OUTCOME_GRACE_S = 4.0
-NICENESS = 5  # of the thread that writes: training comes first where cores are short
+NICENESS = 5  # of threads that write: training comes first where cores are short
 
 Made = TypeVar("Made")
 
@@ -157,7 +157,7 @@ class SaveHandle(Future):
 
         def run(may_begin: MayBegin) -> None:
             if may_begin():
-                nice()
+                stand_back()
                 self._run(work, after)
 
         if (thread := worker.start(run, "holdfast-save")) is not None:
@@ -279,7 +279,7 @@ class SaveHandle(Future):
                 self._call_back()
 
 
-def nice() -> None:
+def stand_back() -> None:
     """Let this thread stand back behind the threads that train, where it may."""
     with suppress(OSError):  # it is niced already, or may not be: a matter of speed alone
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
