@@ -3,11 +3,12 @@
 `loops`: two ranks (gloo) train, and save every few steps in the background: to the local disk
 alone, and to the local disk with a store behind it. Rounds are shuffled pairs; the time is that of
 the whole loop, from the first save to just before the one that would come next, so that it has as
-many uploads as saves. Beside it stands the processor time of all threads but those that train: what
-an upload adds to it is taken from training where no core is to spare, and is the same on a machine
-whose speed wanders. The store is the double of an S3 server, which throws data away: a store is
-another machine, and takes none of the cores that train. Signatures do not cover the bodies of
-requests, as docs/howto/stores-speed.md advises, but for `--signed`.
+many uploads as saves. By default a loop has one save and takes about 10 s, the time between the
+saves of `lag`. Beside it stand the seconds that an upload adds to a loop, and to the processor time
+of all threads but those that train. The latter is taken from training where no core is to spare,
+and is the same on a machine whose speed wanders. The store is the double of an S3 server, which
+throws data away: a store is another machine, and takes none of the cores that train. Signatures do
+not cover the bodies of requests, as docs/howto/stores-speed.md advises, but for `--signed`.
 
 `lag`: one process saves a step of so many bytes every few seconds, and uploads it at a limited
 rate, after one step that warms its memory. It says how old the newest step of the store was at
@@ -54,8 +55,8 @@ def main() -> None:
     parser.add_argument("what", choices=("loops", "lag", "halves", "rank"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--mib", type=int, default=128, help="of each rank's state")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--every", type=int, default=160)
     parser.add_argument("--gb", type=float, default=2.0)
     parser.add_argument("--every-s", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=100e6)
@@ -129,13 +130,11 @@ def _rank(given: argparse.Namespace) -> None:
         print(
             f"tiers / local: median {median(ratios):.4f}, 95 % of medians {low:.4f} to {high:.4f}"
         )
-        more_s = [b - a for a, b in zip(busy["local"], busy["tiers"], strict=True)]
         saves = given.steps // given.every
-        low, high = (each / saves for each in _interval(more_s))
-        print(
-            f"processor time of an upload: median {median(more_s) / saves:.3f} s, "
-            f"95 % of medians {low:.3f} to {high:.3f}"
-        )
+        for what, held in {"an upload adds to a loop": times, "to processor time": busy}.items():
+            more_s = [(b - a) / saves for a, b in zip(held["local"], held["tiers"], strict=True)]
+            low, high = _interval(more_s)
+            print(f"{what}: median {median(more_s):.3f} s, 95 % of medians {low:.3f} to {high:.3f}")
     dist.destroy_process_group()
 
 
