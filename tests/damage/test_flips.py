@@ -79,8 +79,8 @@ def test_every_flipped_bit_fails_a_load(checkpoint: Path, first: int) -> None:
             found[type(error).__name__] += 1
     assert undetected == []
     assert found.total() == bits_of(checkpoint, PARTS, first) > 15_000 // PARTS
-    # Only the flips of one version number, of 32 bits, look like a newer holdfast.
-    assert found["VersionError"] <= 32 // PARTS
+    # Only the flips of one version number, of 32 bits, look like a newer holdfast; 0 is no version.
+    assert found["VersionError"] <= 32 // PARTS - (first == 0)
     holdfast.load(checkpoint, into=into, options=BUFFERED)
     assert into["w"].flatten().tolist() == list(range(12))
 
