@@ -223,3 +223,20 @@ def test_uploads_that_fail_wait_for_no_fresher_step_and_warn_once(
         waiting.thread._saved_at = waiting.now_s - 80
         until(lambda: len(tries) > 4, SOON_S)
         assert [event.kind for event in waiting.events].count("behind") == 1
+
+
+def test_a_step_is_as_old_as_its_commit_though_older_ones_go_slowly(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, tidied = waiting.thread._saved, waiting.thread._saved.tidy
+
+    def tidy_slowly(*given: Any) -> None:
+        waiting.now_s += 30
+        tidied(*given)
+
+    monkeypatch.setattr(run, "tidy", tidy_slowly)
+    waiting.now_s += 20
+    waiting.checkpointer.step(3, state(3))
+    until(lambda: waiting.now_s == 1000 + 200 + 30)
+    assert waiting.thread._saved_at == 1000 + 200
+    assert waiting.thread._interval_s == 100

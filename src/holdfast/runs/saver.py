@@ -313,6 +313,8 @@ class Saver:
         if not records:
             return 0.0
         started = time.perf_counter()
+        if self._tiers is not None and self._tiers.uploader is not None:
+            self._tiers.uploader.saved()
         self._run.tidy(step)
         taken_s = time.perf_counter() - started
         record = records[COORDINATOR]

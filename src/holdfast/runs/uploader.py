@@ -123,12 +123,16 @@ class Uploader(UploadWaits):
         self.has_entered, self.unseen = True, None
         self.forget(self._store.steps())
 
-    def committed(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Take note of a step that is durable on the local disk."""
+    def saved(self) -> None:
+        """Take note of when a step was saved, before older ones go: that may take seconds."""
         now = time.monotonic()
         with self._lock:
             self._interval_s = now - self._saved_at if self._saved_at else 0.0
             self._saved_at = now
+
+    def committed(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Take note of a step that is durable on the local disk."""
+        with self._lock:
             self._metrics[step] = metrics
             self._same.discard(step)
             self._known = [s for s in self._known if s != step]
