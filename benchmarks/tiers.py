@@ -10,9 +10,9 @@ and is the same on a machine whose speed wanders. The store is the double of an 
 throws data away: a store is another machine, and takes none of the cores that train. Signatures do
 not cover the bodies of requests, as docs/howto/stores-speed.md advises, but for `--signed`.
 
-`lag`: one process saves a step of so many bytes every few seconds, and uploads it at a limited
-rate, after one step that warms its memory. It says how old the newest step of the store was at
-most, and what the local disk held.
+`lag`: one process saves a step of so many bytes every few seconds, and uploads it to the double at
+a limited rate, after one step that warms its memory. It says how old the newest step of the store
+was at most, and what the local disk held.
 
 `halves`: restores a step of which half the files are on the local disk and half in the store alone,
 beside a run of each half alone. The store is the double, as fast as it can be, or as if behind a
@@ -32,7 +32,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -43,6 +42,7 @@ import torch.distributed as dist
 
 import holdfast
 from holdfast import Keep, Options, StoreSettings
+from holdfast.stores.url import open_store
 
 RESAMPLES = 10_000
 STEPS_WARM = 1  # rounds that are not counted
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--every-s", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=100e6)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--signed", action="store_true", help="loops: signatures cover the bodies")
+    parser.add_argument("--signed", action="store_true", help="signatures cover the bodies")
     parser.add_argument("--root", type=Path, help="on the disk to measure")
     given = parser.parse_args()
     if given.what == "rank":
@@ -145,12 +145,8 @@ def _loop(
     matrix = torch.randn(700, 700)
     keep = Keep.latest(1) | Keep.local(1) if name == "tiers" else Keep.latest(1)
     where = {"root": store, "local": local} if name == "tiers" else {"root": local}
-    light = {"unsigned_payload": True, "checksum_algorithm": "crc64nvme"}
-    options = Options(
-        store=StoreSettings(f"s3://{store_servers.BUCKET}", **({} if given.signed else light))
-    )
     checkpointer = holdfast.Checkpointer(
-        **where, every=given.every, keep=keep, signals=(), options=options
+        **where, every=given.every, keep=keep, signals=(), options=_options(given)
     )
     dist.barrier()
     started, busy = time.perf_counter(), _others_s()
@@ -165,6 +161,13 @@ def _loop(
     dist.all_reduce(busy_s)
     checkpointer.close()
     return took_s, busy_s.item()
+
+
+def _options(given: argparse.Namespace) -> Options:
+    light = {"unsigned_payload": True, "checksum_algorithm": "crc64nvme"}
+    return Options(
+        store=StoreSettings(f"s3://{store_servers.BUCKET}", **({} if given.signed else light))
+    )
 
 
 def _halves(given: argparse.Namespace, root: str) -> None:
@@ -256,9 +259,10 @@ def _lag(given: argparse.Namespace, root: str) -> None:
     threading.Thread(target=weigh, daemon=True).start()
     keep = Keep.latest(2) | Keep.local(2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with nullcontext(
-        holdfast.Checkpointer(
-            f"{root}/store",
+    with store_servers.discarding():
+        store = f"s3://{store_servers.BUCKET}/lag"
+        checkpointer = holdfast.Checkpointer(
+            store,
             local=f"{root}/local",
             every=1,
             keep=keep,
@@ -266,8 +270,8 @@ def _lag(given: argparse.Namespace, root: str) -> None:
             upload_bytes_s=given.rate,
             observe=[observe],
             durable="local",
+            options=_options(given),
         )
-    ) as checkpointer:
         checkpointer.step(1, state)  # warms the memory that saves and uploads pass through
         checkpointer.wait(tier="store")
         began, step = time.monotonic(), 1
@@ -279,12 +283,15 @@ def _lag(given: argparse.Namespace, root: str) -> None:
             time.sleep(max(0.0, began + (step - 1) * given.every_s - time.monotonic()))
         ended = time.monotonic()
         checkpointer.close()
+        run = open_store(store)
+        steps = [entry.name for entry in run.list() if entry.name.startswith("step-")]
+        begun = [name for name in steps if not run.exists(f"{name}/MANIFEST")]
+        left = [name for name in begun if run.exists(f"{name}/data")]  # else it was deleted
     done.set()
     # Just before each step appears, the one before it is the oldest that the newest ever was.
     seen = [*[moment for moment, _ in up], ended]
     ages = [later - made[s] for (_, s), later in zip(up, seen[1:], strict=False) if later <= ended]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    left = [p.name for p in Path(root, "store").glob("step-*") if not (p / "MANIFEST").exists()]
     print(f"{step - 1} saves of {given.gb} GB, {len(up)} uploaded at {given.rate / 1e6:.0f} MB/s")
     print(f"newest step of the store: at most {max(ages):.1f} s old, median {median(ages):.1f}")
     print(f"local disk: at most {disk_bytes[0] / 1e9 / given.gb:.1f} steps")

@@ -5,6 +5,8 @@ import logging
 import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -477,6 +479,18 @@ def test_where_no_thread_can_be_had_the_save_is_made_before_the_call_returns(
         assert handle.done() and handle.result() == str(tmp_path / stage)
         assert holdfast.open(tmp_path / stage).verify() == []
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == niceness
+
+
+@pytest.mark.parametrize("more", [0, 10, 18])
+def test_a_save_stands_back_behind_a_training_that_is_niced_itself(more: int) -> None:
+    training = min(os.getpriority(os.PRIO_PROCESS, 0) + more, 19)
+    script = (
+        "import os; from holdfast.saving.handle import stand_back; "
+        "stand_back(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    command = ["nice", "-n", str(more), sys.executable, "-c", script]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(printed) == min(training + 5, 19)
 
 
 def test_threads_and_descriptors_do_not_pile_up(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ logger = logging.getLogger("holdfast")
 
 # Every rank knows the outcome so long after the deadline: the coordinator's word has arrived.
 OUTCOME_GRACE_S = 4.0
-NICENESS = 5  # of threads that write: training comes first where cores are short
+NICENESS = 5  # of threads that write, above training's: that comes first where cores are short
+MOST_NICE = 19  # Linux: setpriority(2)
 
 Made = TypeVar("Made")
 
@@ -281,8 +282,10 @@ class SaveHandle(Future):
 
 def stand_back() -> None:
     """Let this thread stand back behind the threads that train, where it may."""
-    with suppress(OSError):  # it is niced already, or may not be: a matter of speed alone
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    with suppress(OSError):  # it may not: a matter of speed alone
+        training = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        niceness = min(training + NICENESS, MOST_NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 _last: SaveHandle | None = None
