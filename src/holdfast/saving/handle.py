@@ -20,7 +20,6 @@ logger = logging.getLogger("holdfast")
 # Every rank knows the outcome so long after the deadline: the coordinator's word has arrived.
 OUTCOME_GRACE_S = 4.0
 NICENESS = 5  # of threads that write, above training's: that comes first where cores are short
-MOST_NICE = 19  # Linux: setpriority(2)
 
 Made = TypeVar("Made")
 
@@ -49,8 +48,7 @@ class SaveHandle(Future):
     """
 
     def __init__(self, path: str, step: int | None, ledger: Ledger, deadline_s: float) -> None:
-        self.path = path
-        self.step = step
+        self.path, self.step = path, step
         self.skipped = False
         self.is_given = False  # to anybody: who got an exception in its place has been told
         self.ledger = ledger
@@ -282,9 +280,8 @@ class SaveHandle(Future):
 
 def stand_back() -> None:
     """Let this thread stand back behind the threads that train, where it may."""
-    with suppress(OSError):  # it may not: a matter of speed alone
-        training = os.getpriority(os.PRIO_PROCESS, os.getpid())
-        niceness = min(training + NICENESS, MOST_NICE)
+    with suppress(OSError):  # it may not: a matter of speed alone. Linux takes 20 for 19
+        niceness = os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS  # of the first thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
