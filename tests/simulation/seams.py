@@ -215,6 +215,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         scandir=_scan,
         write=_write_note,
         getpid=lambda: 1,
+        getpriority=lambda *whose: 0,
         setpriority=lambda *kind: None,
         PRIO_PROCESS=0,
         urandom=lambda size: next(SEAT.names).to_bytes(size, "big"),
