@@ -48,27 +48,26 @@ def symbols(source, count, contexts=None, kinds=1):
     check(form in (2, 3, 4), "form")
     lanes = {2: 1, 3: 8, 4: 64}[form]
     frequencies = np.array([table(source) for _ in range(kinds)])
-    starts = np.cumsum(frequencies, axis=1) - frequencies
-    owners = np.array([np.repeat(np.arange(256), row) for row in frequencies])
+    starts = (np.cumsum(frequencies, axis=1) - frequencies).tolist()
+    owners = [np.repeat(np.arange(256), row).tolist() for row in frequencies]
+    frequencies = frequencies.tolist()
     (words,) = struct.unpack("<I", source.take(4))
-    states = source.numbers("<u4", lanes).astype(np.int64)
-    check(np.all((states >= 1 << 15) & (states < 1 << 31)), "a state")
-    words, used = source.numbers("<u2", words).astype(np.int64), 0
-    contexts = np.zeros(count, np.int64) if contexts is None else contexts
-    found = np.zeros(count, np.uint8)
-    for begin in range(0, count, lanes):
-        context = contexts[begin : begin + lanes]
-        x = states[: len(context)]
+    states = source.numbers("<u4", lanes).tolist()
+    check(all(1 << 15 <= x < 1 << 31 for x in states), "a state")
+    words, used = source.numbers("<u2", words).tolist(), 0
+    contexts = [0] * count if contexts is None else contexts.tolist()
+    found = bytearray(count)
+    for place, context in enumerate(contexts):
+        x = states[place % lanes]
         r = x % 4096
-        symbol = owners[context, r]
-        x = frequencies[context, symbol] * (x // 4096) + r - starts[context, symbol]
-        small = np.flatnonzero(x < 1 << 15)
-        check(used + len(small) <= len(words), "too few words")
-        x[small] = (x[small] << 16) + words[used : used + len(small)]
-        used += len(small)
-        states[: len(context)], found[begin : begin + lanes] = x, symbol
-    check(used == len(words) and np.all(states == 1 << 15), "words or states are left")
-    return found
+        symbol = owners[context][r]
+        x = frequencies[context][symbol] * (x // 4096) + r - starts[context][symbol]
+        if x < 1 << 15:
+            check(used < len(words), "too few words")
+            x, used = (x << 16) + words[used], used + 1
+        states[place % lanes], found[place] = x, symbol
+    check(used == len(words) and states == [1 << 15] * lanes, "words or states are left")
+    return np.frombuffer(found, np.uint8)
 
 
 def means(source, count):
