@@ -29,6 +29,7 @@ import machine
 import obstore
 from obstore.store import S3Store
 from store_contenders import (
+    LIGHT,
     PEERS,
     Contender,
     best_of_obstore,
@@ -41,8 +42,6 @@ from training_state import State, empty_like, make_state, state_bytes
 
 OUT = Path(__file__).parent / "out"
 VERBS = ("save", "load")
-# Body of an upload not signed, but a checksum that the server can check: less processor time.
-LIGHT = {"unsigned_payload": True, "checksum_algorithm": "crc64nvme"}
 SETTLE_S = 0.1
 
 
