@@ -27,6 +27,7 @@ from holdfast.errors import (
     FencedError,
     HoldfastError,
     MismatchError,
+    NoSpaceError,
     OptionError,
     StoreError,
 )
@@ -1328,3 +1329,41 @@ def test_a_job_that_closes_nothing_says_what_it_leaves(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEAVES_WITHOUT_CLOSE, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     assert f"{words[0]} lacks step 1 of {words[1]}" in done.stderr
+
+
+ENDS_TOO_EARLY = """
+import sys, torch, holdfast
+store, local = sys.argv[1:]
+more = dict(durable="local", drain_s=0.1, upload_bytes_s=1000.0)
+with holdfast.Checkpointer(store, local=local, **more) as checkpointer:
+    checkpointer.save(1, {"w": torch.ones(30_000)})
+"""
+
+
+def test_a_job_that_ends_too_early_does_not_exit_with_0(tmp_path: Path) -> None:
+    words = [str(tmp_path / "store"), str(tmp_path / "local")]
+    command = [sys.executable, "-c", ENDS_TOO_EARLY, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert f"{words[0]} lacks step 1 of {words[1]} after drain_s=0.1 s" in done.stderr
+
+
+def test_a_local_disk_that_is_smaller_than_a_step_is_named_and_takes_smaller_ones(
+    store: str, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        with opened(store, str(disk / "local"), every=1) as checkpointer:
+            with pytest.raises(NoSpaceError, match=f"{disk}/local"):
+                checkpointer.save(1, state(1, 300_000))
+            assert not list(disk.rglob("*.hf")) and steps_in(store) == []
+            for step in range(2, 8):
+                checkpointer.save(step, state(step))
+        assert restored(store, str(disk / "local"))[0] == 7
+        assert steps_in(store)[-1] == 7
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
