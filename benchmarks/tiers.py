@@ -4,9 +4,11 @@
 alone, and to the local disk with a store behind it. Rounds are shuffled pairs; the time is that of
 the whole loop, from the first save to just before the one that would come next, so that it has as
 many uploads as saves. By default a loop has one save and takes about 10 s, the time between the
-saves of `lag`. Beside it stand the seconds that an upload adds to a loop, and to the processor time
-of all threads but those that train. The latter is taken from training where no core is to spare,
-and is the same on a machine whose speed wanders. The store is the double of an S3 server, which
+saves of `lag`. Beside it stand the seconds that an upload adds to a loop, to the first tenth of its
+steps and to the others, and to the processor time of all threads but those that train. The latter
+is taken from training where no core is to spare, and is the same on a machine whose speed wanders.
+An upload ends within the first tenth, and the time of its end is given: what the others differ by
+is the machine. The store is the double of an S3 server, which
 throws data away: a store is another machine, and takes none of the cores that train. Signatures do
 not cover the bodies of requests, as docs/howto/stores-speed.md advises, but for `--signed`.
 
@@ -103,18 +105,22 @@ def _rank(given: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     rank, store = dist.get_rank(), os.environ["STORE"]
     state = {f"w{rank}.{n}": torch.randn(1 << 20) for n in range(given.mib // 4)}
-    times: dict[str, list[float]] = {"local": [], "tiers": []}
-    busy: dict[str, list[float]] = {"local": [], "tiers": []}
+    measured: dict[str, dict[str, list[float]]] = {
+        part: {"local": [], "tiers": []} for part in ("loop", "begin", "rest", "busy")
+    }
+    ends: list[float] = []  # of uploads, as shares of their loops
+    times, busy = measured["loop"], measured["busy"]
     chance = random.Random(1)
     for number in range(given.rounds + STEPS_WARM):
         names = list(times)
         chance.shuffle(names)
         for name in names:
             where = f"{given.root}/{name}-{number}"
-            took_s, busy_s = _loop(given, state, name, where, f"{store}/{number}")
+            parts, end = _loop(given, state, name, where, f"{store}/{number}")
             if number >= STEPS_WARM:
-                times[name].append(took_s)
-                busy[name].append(busy_s)
+                for part, value in parts.items():
+                    measured[part][name].append(value)
+                ends += [end / parts["loop"]] if name == "tiers" else []
         dist.barrier()
     if rank == 0:
         ratios = [b / a for a, b in zip(times["local"], times["tiers"], strict=True)]
@@ -131,7 +137,14 @@ def _rank(given: argparse.Namespace) -> None:
             f"tiers / local: median {median(ratios):.4f}, 95 % of medians {low:.4f} to {high:.4f}"
         )
         saves = given.steps // given.every
-        for what, held in {"an upload adds to a loop": times, "to processor time": busy}.items():
+        print(f"the last upload ended at {median(ends):.3f} of a loop, at most {max(ends):.3f}")
+        for what, part in {
+            "an upload adds to a loop": "loop",
+            "to its first tenth": "begin",
+            "to the rest": "rest",
+            "to processor time": "busy",
+        }.items():
+            held = measured[part]
             more_s = [(b - a) / saves for a, b in zip(held["local"], held["tiers"], strict=True)]
             low, high = _interval(more_s)
             print(f"{what}: median {median(more_s):.3f} s, 95 % of medians {low:.3f} to {high:.3f}")
@@ -140,27 +153,47 @@ def _rank(given: argparse.Namespace) -> None:
 
 def _loop(
     given: argparse.Namespace, state: dict[str, torch.Tensor], name: str, local: str, store: str
-) -> tuple[float, float]:
-    """Train once; return how long the loop took, and the processor time of other threads."""
+) -> tuple[dict[str, float], float]:
+    """Train once.
+
+    Returns:
+        the seconds of the loop, of its first tenth and of the rest, and the processor time of other
+        threads of both ranks; and when the last upload ended, in seconds from the begin.
+    """
+    ends = [0.0]
+
+    def observe(event: holdfast.Event) -> None:
+        if event.kind == "uploaded":
+            ends.append(time.perf_counter())
+
     matrix = torch.randn(700, 700)
     keep = Keep.latest(1) | Keep.local(1) if name == "tiers" else Keep.latest(1)
     where = {"root": store, "local": local} if name == "tiers" else {"root": local}
     checkpointer = holdfast.Checkpointer(
-        **where, every=given.every, keep=keep, signals=(), options=_options(given)
+        **where,
+        every=given.every,
+        keep=keep,
+        signals=(),
+        observe=[observe],
+        options=_options(given),
     )
     dist.barrier()
     started, busy = time.perf_counter(), _others_s()
+    tenth_s = 0.0
     for step in range(given.every, given.every + given.steps):
         for _ in range(8):
             matrix = torch.nn.functional.normalize(matrix @ matrix)
         loss = matrix.sum()
         dist.all_reduce(loss)
         checkpointer.step(step, state)
+        if step == given.every + given.steps // 10:
+            tenth_s = time.perf_counter() - started
     took_s = time.perf_counter() - started
     busy_s = torch.tensor(_others_s() - busy)
     dist.all_reduce(busy_s)
     checkpointer.close()
-    return took_s, busy_s.item()
+    parts = {"loop": took_s, "begin": tenth_s, "rest": took_s - tenth_s, "busy": busy_s.item()}
+    return parts, max(ends) - started
 
 
 def _options(given: argparse.Namespace) -> Options:

@@ -109,7 +109,10 @@ def test_files_end_where_they_would_if_nothing_were_ahead(
     assert len(sizes) == 10
 
 
-def test_a_state_that_changes_while_it_is_saved_gives_a_whole_checkpoint(new_path: NewPath) -> None:
+@pytest.mark.parametrize("codec", ["raw", "lossless"])
+def test_a_state_that_changes_while_it_is_saved_gives_a_whole_checkpoint(
+    new_path: NewPath, codec: str
+) -> None:
     """Not the one that was meant, but every byte is what its checksums say."""
     state, ended = noisy(8), threading.Event()
 
@@ -123,7 +126,7 @@ def test_a_state_that_changes_while_it_is_saved_gives_a_whole_checkpoint(new_pat
     try:
         paths = [new_path() for _ in range(4)]
         for path in paths:
-            holdfast.save(state, path, codec="lossless")
+            holdfast.save(state, path, codec=codec)
     finally:
         ended.set()
         changing.join()
