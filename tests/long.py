@@ -6,6 +6,7 @@ found by something shorter as well, or by its kind only rarely. A fault that was
 by `make test` where its own test is short: `test_errata.py` says which are not.
 """
 
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent
@@ -61,6 +62,9 @@ LONG = {
     "crash/test_block_states.py": "real file systems on block devices; make crash-blocks",
     "crash/test_nfs.py": "boots User-Mode Linux for each version of NFS; make nfs",
     "crash/test_race.py": "sixteen processes; unit/test_commit.py has two that race",
+    "simulation/test_simulation.py::test_every_promise_holds_in_more_worlds": (
+        "worlds of other seeds; make simulate has more still"
+    ),
     "simulation/test_simulation.py::test_a_planted_fault_is_noticed": (
         "thousands of worlds for some; crash/test_planted_faults.py plants faults in crash states"
     ),
@@ -132,6 +136,9 @@ LONG = {
     "unit/test_lossy.py::test_a_run_of_links[1:]": "runs of links, a codec each",
     "unit/test_threads.py::test_a_daemon_thread_that_is_cut_off_by_the_end_of_python_does_not_abort"
     "_it[1:]": "many processes that import torch",
+    "unit/test_fork.py::test_a_child_forked_during_lazy_saves_saves_and_loads[1:]": "more forks",
+    "unit/test_fork.py::test_a_child_forked_during_lazy_saves_saves_lazily[1:]": "more forks",
+    "unit/test_fork.py::test_a_child_forked_while_links_are_kept_saves_links[1:]": "more forks",
     "unit/test_threads.py::test_what_is_saved_when_python_ends_is_durable[1:]": (
         "a process that imports torch for each case"
     ),
@@ -153,13 +160,21 @@ def reason_of(node: str, is_first_case: bool = False) -> str | None:
 
     ``is_first_case``: of a test with cases, it is the first, which `make test` may keep.
     """
-    path = node.split("[")[0].removeprefix("tests/")
+    return _reason(node.split("[")[0].removeprefix("tests/"), is_first_case)
+
+
+@cache
+def _reason(path: str, is_first_case: bool) -> str | None:
     return next((why for name, why in LONG.items() if _covers(name, path, is_first_case)), None)
 
 
 def is_slow(node: str) -> bool:
     """Return whether a test is of those that begin first, by its node id."""
-    path = node.split("[")[0].removeprefix("tests/")
+    return _is_slow(node.split("[")[0].removeprefix("tests/"))
+
+
+@cache
+def _is_slow(path: str) -> bool:
     return any(_covers(name, path, is_first_case=False) for name in SLOW)
 
 

@@ -99,9 +99,13 @@ def test_what_is_public_says_that_it_is_of_holdfast() -> None:
 
 
 def test_a_star_import_shadows_no_builtin() -> None:
-    code = "import builtins; from holdfast import *; print(sorted(set(dir()) & set(dir(builtins))))"
-    assert "open" not in run(code)
-    assert run(code) == run(code.replace("from holdfast import *", "pass"))
+    code = """
+import builtins
+before = set(dir()) & set(dir(builtins))
+from holdfast import *
+print("open" in dir(), set(dir()) & set(dir(builtins)) == before)
+"""
+    assert run(code) == "False True"
 
 
 def test_the_error_tree() -> None:

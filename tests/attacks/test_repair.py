@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def tell(truth: Path, path: Path, lie: Tell) -> None:
             os.utime(file, (1e9, 1e9))
 
 
+@lru_cache
+def contents_of_truth(truth: Path) -> dict[str, Any]:
+    return contents(truth)
+
+
 def contents(path: Path) -> dict[str, Any]:
     with holdfast.open(path) as checkpoint:
         names = [n for n in checkpoint.names() if checkpoint.info(n).size_bytes]
@@ -45,7 +51,7 @@ def test_what_is_rebuilt_from_lies_is_whole_and_true(
     """What MANIFEST lied is not there any more; what footers and files lie is found."""
     path, other = new_path(), new_path()
     tell(truth, path, LIES[name].tell)
-    true = contents(truth)
+    true = contents_of_truth(truth)
     for how in ({"to": other}, {"write": True}):
         place = other if "to" in how else path
         try:

@@ -26,9 +26,7 @@ class WrongContentError(Exception):
 
 def make_state(number: int) -> dict[str, Any]:
     """Return the state of a number: tensors of several dtypes and shapes, and values."""
-    torch_rng = torch.Generator().manual_seed(number)
-    bits = [torch.randint(0, 256, (size,), generator=torch_rng) for size in (12000, 8000, 6000, 6)]
-    weight, moment, bias, small = (part.to(torch.uint8) for part in bits)
+    weight, moment, bias, small = (part.clone() for part in _parts(number))
     return {
         "model": {
             "weight": weight.view(torch.float32).reshape(30, 100),
@@ -39,6 +37,13 @@ def make_state(number: int) -> dict[str, Any]:
         "optimizer": {"moment": moment.view(torch.float64), "count": torch.tensor(number)},
         "loop": {"number": number, "rates": [0.5, float(number)], "name": f"state {number}"},
     }
+
+
+@lru_cache(maxsize=64)
+def _parts(number: int) -> list[torch.Tensor]:
+    torch_rng = torch.Generator().manual_seed(number)
+    bits = [torch.randint(0, 256, (size,), generator=torch_rng) for size in (12000, 8000, 6000, 6)]
+    return [part.to(torch.uint8) for part in bits]
 
 
 def make_near_state(number: int) -> State:

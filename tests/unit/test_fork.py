@@ -28,7 +28,8 @@ from holdfast.engine.basis import keep_basis, last_link, take_basis
 
 SECONDS = 60  # for a child; it needs a tenth of one
 HANGS = 1000  # no exit code: who kills a child for want of memory leaves -SIGKILL
-FORKS = 30
+# Some in `make test`, all in `make test-all`.
+many_forks = pytest.mark.parametrize("forks", [12, 30])
 SMALL = holdfast.Options(pool_bytes=32 << 20)
 
 
@@ -131,17 +132,19 @@ def saving_all_the_time(directory: Path) -> Iterator[None]:
     assert failures == []
 
 
-def test_a_child_forked_during_lazy_saves_saves_and_loads(tmp_path: Path) -> None:
+@many_forks
+def test_a_child_forked_during_lazy_saves_saves_and_loads(tmp_path: Path, forks: int) -> None:
     state, other = state_of(3), state_of(4)  # in a child torch's own locks may be held
     with saving_all_the_time(tmp_path):
-        for number in range(FORKS):
+        for number in range(forks):
             assert forked(partial(saves_and_loads, state, other, tmp_path / f"child-{number}")) == 0
 
 
-def test_a_child_forked_during_lazy_saves_saves_lazily(tmp_path: Path) -> None:
+@many_forks
+def test_a_child_forked_during_lazy_saves_saves_lazily(tmp_path: Path, forks: int) -> None:
     state = state_of(5)
     with saving_all_the_time(tmp_path):
-        for number in range(FORKS):
+        for number in range(forks):
             assert forked(partial(saves_lazily, state, tmp_path / f"child-{number}")) == 0
 
 
@@ -159,7 +162,8 @@ def test_a_child_saves_beside_the_queue_of_its_parent(tmp_path: Path, io: Any) -
         assert holdfast.open(tmp_path / name).verify() == []
 
 
-def test_a_child_forked_while_links_are_kept_saves_links(tmp_path: Path) -> None:
+@many_forks
+def test_a_child_forked_while_links_are_kept_saves_links(tmp_path: Path, forks: int) -> None:
     state, other, ended = state_of(3), state_of(4), threading.Event()
 
     def keeps() -> None:
@@ -171,7 +175,7 @@ def test_a_child_forked_while_links_are_kept_saves_links(tmp_path: Path) -> None
     thread = threading.Thread(target=keeps)
     thread.start()
     try:
-        for number in range(FORKS):
+        for number in range(forks):
             saves = partial(saves_and_loads, state, other, tmp_path / f"{number}", codec="delta")
             assert forked(saves) == 0
     finally:
@@ -276,7 +280,7 @@ class Saved(Dataset[int]):
 
 def test_workers_of_a_data_loader_start_at_any_moment_of_a_save(tmp_path: Path) -> None:
     state = state_of(1)
-    for number in range(FORKS // 3):
+    for number in range(10):
         handle = holdfast.save_async(state, tmp_path / f"{number}", stage="lazy")
         for _ in range(number * 500):  # later and later in it
             pass

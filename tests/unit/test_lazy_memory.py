@@ -74,7 +74,7 @@ def looks_at_handlers(directory: str) -> None:
     faulthandler.enable()
     before = handlers()
     for number in range(3):
-        handle = holdfast.save_async(large(128), f"{directory}/{number}", stage="lazy")
+        handle = holdfast.save_async(large(64), f"{directory}/{number}", stage="lazy")
         while not handle._staged.is_set():
             assert handlers() == before
         handle.result()
@@ -84,7 +84,7 @@ def looks_at_handlers(directory: str) -> None:
 def installs_handlers_meanwhile(directory: str) -> None:
     default = handlers()
     for number in range(4):
-        state = large(128)
+        state = large(64)
         handle = holdfast.save_async(state, f"{directory}/{number}", stage="lazy")
         faulthandler.enable()
         enabled = handlers()
@@ -116,7 +116,7 @@ def saves_without(names: list[str], error: int, directory: str) -> None:
         assert checkpoint.tensor("w").equal(state["w"].detach())
     failed = 0
     for number in range(12):
-        state = large(128)
+        state = large(64)
         handle = holdfast.save_async(state, f"{directory}/{number}", stage="lazy")
         for _ in range(number * 200):
             pass

@@ -95,15 +95,17 @@ def test_a_step_that_lasts_goes_up_however_fast_newer_ones_come(took_s: int, cou
     keep = Keep.latest(2) | Keep.every(10) | Keep.local(count)
     local, store, going, ends, oldest = list[int](), set[int](), None, 0, 0
     for now in range(10, 20_000):
-        if going is not None and now >= ends:
+        has_ended, has_saved = going is not None and now >= ends, now % 10 == 0
+        if going is not None and has_ended:
             store.add(going)
             store &= keep.kept(sorted(store), {}) | spared(tiers(local, sorted(store)), keep)
             going = None
-        if now % 10 == 0:
+        if has_saved:
             local.append(now // 10)
-        if going is None:
-            going, ends = next_up(tiers(local, sorted(store)), keep), now + took_s
-        local = sorted(stays(tiers(local, sorted(store)), keep, going, is_full=False))
+        if has_ended or has_saved:  # else nothing has changed
+            if going is None:
+                going, ends = next_up(tiers(local, sorted(store)), keep), now + took_s
+            local = sorted(stays(tiers(local, sorted(store)), keep, going, is_full=False))
         if now > 1000:
             oldest = max(oldest, now - 10 * max(store))
     assert {step for step in range(10, 1990, 10)} <= store
