@@ -294,14 +294,16 @@ class HostRank(TierRank):
     def _restored(self, checkpointer: Checkpointer) -> int:
         oracle, job = self._hosts, self._job
         before, past = oracle.promised(job.number), {*oracle.past}
-        there = [oracle.store.value_at(s) for s, _ in past]  # who may let go of it meanwhile
+        # Others may let go of it meanwhile, and save another one of its number.
+        steps = {s for s, _ in past} | {*oracle.store.visible()}
+        there = {s: oracle.store.value_at(s) for s in steps}
         step = self._restored_as_promised(checkpointer, before)
         value = self._into["value"]
-        is_past = (step, value) in past and value not in (*there, oracle.store.value_at(step))
+        is_past = (step, value) in past and value not in (there[step], oracle.store.value_at(step))
         if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":
             oracle.fault(f"{self._process.name} restores step {step}, of another past")
         found = oracle.values_at(step)
-        if step and found and value not in found:
+        if step and found and value not in found | {there.get(step)}:
             oracle.fault(f"{self._process.name} restores {self._into} of step {step}, not {found}")
         oracle.begun(self._process, step)
         return step

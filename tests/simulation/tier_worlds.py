@@ -250,13 +250,14 @@ class TierRank(Rank):
     def _restored(self, checkpointer: Checkpointer) -> int:
         oracle, job = self._tiers, self._job
         before, past = oracle.promised(job.number), {*oracle.of(job.number).past}
-        there = {s: oracle.store.value_at(s) for s in past}  # who may let go of it meanwhile
+        # Others may let go of it meanwhile, and save another one of its number.
+        there = {s: oracle.store.value_at(s) for s in past | {*oracle.store.visible()}}
         step = self._restored_as_promised(checkpointer, before)
         disk, value = oracle.of(job.number), self._into["value"]
         is_past = step in past and value not in (there[step], oracle.store.value_at(step))
         if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":
             oracle.fault(f"{self._process.name} restores step {step}, of another past")
-        found = {one.value_at(step) for one in (oracle.store, disk)}
+        found = {oracle.store.value_at(step), disk.value_at(step), there.get(step)}
         if step and self._into["value"] not in found and found != {None}:
             oracle.fault(f"{self._process.name} restores {self._into} of step {step}, not {found}")
         return step
