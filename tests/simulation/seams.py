@@ -203,6 +203,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         basename=os.path.basename,
         split=os.path.split,
         abspath=os.path.normpath,
+        realpath=os.path.normpath,  # there are no links
         isdir=_is_directory,
     )
     lstat = lambda path: SEAT.disk.lstat(path)  # noqa: E731
@@ -252,7 +253,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
             )
         ),
         (host_uploads, "time", SimpleNamespace(**{**vars(clock), "sleep": _sleep_longer})),
-        *((module, "threading", threads) for module in (handle_module, uploader)),
+        *((module, "threading", threads) for module in (handle_module, uploader, fence_module)),
         (uploader, "SimpleQueue", threads.SimpleQueue),
         (upload_thread, "running", set()),
         *(

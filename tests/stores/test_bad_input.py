@@ -19,6 +19,7 @@ from holdfast import Options, StoreSettings
 from holdfast.errors import CorruptError, HoldfastError, NoSpaceError, OptionError, StoreError
 from holdfast.stores.objects_client import forget_clients
 from holdfast.stores.objects_errors import failure
+from holdfast.stores.objects_settings import ENDPOINTS
 from holdfast.stores.url import open_store
 from stores import doubles, gcs_double, servers
 
@@ -448,3 +449,22 @@ def test_a_credential_that_may_not_delete_still_saves(
         assert holdfast.open("s3://bucket/run")["w"].tolist() == [3] * 9
         forget_clients()
         both(of("moto", up.port, access_key_id="AKIAWRONG"), "InvalidAccessKeyId|403")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("minio", "no URL of a server; expected https://HOST"),
+        ("localhost:9000", "no URL of a server"),
+        ("http://127.0.0.1:9", "begins with http:.*set AWS_ALLOW_HTTP=true"),
+    ],
+)
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_server_of_the_environment_that_cannot_be_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, url: str, said: str
+) -> None:
+    for known in (*ENDPOINTS["s3"], "AWS_ALLOW_HTTP"):
+        monkeypatch.delenv(known, raising=False)
+    monkeypatch.setenv(name, url)
+    with pytest.raises(OptionError, match=f"{name} .*{said}"):
+        holdfast.open("s3://bucket/run")

@@ -238,7 +238,9 @@ class Checkpointer(Leaving):
             if self._uploading is not None:
                 self._uploading.say_left()
             raise
-        except Exception:
+        except Exception as error:
+            if self._signals.asked:  # which may end the process before anyone sees the error
+                logger.error("%s", error)
             self._end()
             self._deliver()
             raise
@@ -307,7 +309,7 @@ class Checkpointer(Leaving):
         self._meet("save", step)
         if not self._progress.has_begun:
             worker.run(self._progress.begin)
-        self._then_up(lambda: self._saver.save(step, state, metrics))
+        self._then_up(lambda: self._saver.save(step, state, metrics), step=step)
 
     def wait(self, tier: Literal["store", "local"] | None = None) -> None:
         """Wait until the last save is durable, and the retention policy has been applied.
@@ -325,8 +327,14 @@ class Checkpointer(Leaving):
         check_tier(tier)
         self._then_up(self._saver.wait, tier)
 
-    def _then_up(self, verb: Callable[[], object], tier: str | None = None) -> None:
-        """Call a verb; wait until what was saved last is in the store, where that is asked for."""
+    def _then_up(
+        self, verb: Callable[[], object], tier: str | None = None, step: int | None = None
+    ) -> None:
+        """Call a verb; wait until a step is in the store, where that is asked for.
+
+        Args:
+            step: which another thread may save after; None: the one that was saved last.
+        """
         tiers = self._tiers
         if tiers is None or (tier or tiers.durable) != "store":
             worker.run(verb)
@@ -336,9 +344,10 @@ class Checkpointer(Leaving):
             if not tiers.is_ready and self._saver.saved_step is not None:
                 tiers.begin()  # a step that was restored may be on the local disk alone
             name = tiers.name_wait()
-            verb()
-            limit_s = min(self._deadline_s, self._schedule.left_s)
-            tiers.wait(self._saver.saved_step, limit_s, name)
+            with tiers.awaiting(step):
+                verb()
+                limit_s = min(self._deadline_s, self._schedule.left_s)
+                tiers.wait(step, lambda: self._saver.saved_step, limit_s, name)
 
         worker.run(both)
 

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import socket
+import threading
 from collections.abc import Collection
 from datetime import UTC, datetime
 
@@ -34,7 +35,7 @@ PENDING_EPOCH_PREFIX = ".taking-"
 
 
 class Fence:
-    """What a job knows of the epochs of one run. For one thread, until an epoch is held.
+    """What a job knows of the epochs of one run. Threads may share it for `hold`.
 
     Attributes:
         has_entered: whether `enter` has been called since the last `look`.
@@ -46,6 +47,7 @@ class Fence:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._turn = threading.Lock()  # of threads: one takes an epoch for all
         self._seen: int | None = None  # the newest when this job looked
         self.has_entered = self.inherits = self.is_whole = False
 
@@ -97,14 +99,15 @@ class Fence:
             FencedError: another job has taken a newer epoch than this one has seen.
             StoreError: that cannot be found out.
         """
-        newest = self._newest()
-        if newest and newest == epochs.held.get(self._store.location):
-            return
-        if self._seen is None:
-            self._seen = newest
-        if newest and newest != self._seen:
-            raise self._refusal(newest)
-        self._take(newest + 1)
+        with self._turn:
+            newest = self._newest()
+            if newest and newest == epochs.held.get(self._store.location):
+                return
+            if self._seen is None:
+                self._seen = newest
+            if newest and newest != self._seen:
+                raise self._refusal(newest)
+            self._take(newest + 1)
 
     def _take(self, epoch: int) -> None:
         job = epochs.job_of(self._store, epoch - 1) if self.inherits else epochs.this_job()

@@ -38,6 +38,40 @@ def read_mark(local: Store) -> LocalMark:
     return LocalMark(store, jobs_in(entry.name for entry in list_if_there(local) or ()))
 
 
+def check_apart(local: str, store: str, found: str, behind: str) -> None:
+    """Check that neither of two places is within the other.
+
+    Args:
+        local, store: as they were given.
+        found, behind: the same, to be compared; any links in them followed, or not.
+
+    Raises:
+        OptionError: one is, or both are the same.
+    """
+    outer, inner = sorted((f"{place.rstrip('/')}/" for place in (found, behind)), key=len)
+    if inner.startswith(outer):
+        raise OptionError(
+            f"local is {local}, and the run is {store}: one is within the other, or both are the "
+            "same; expected another directory"
+        )
+
+
+def check_order(local: str, store: Store) -> None:
+    """Check that a directory that is given as the store is one, and the local disk another.
+
+    Raises:
+        OptionError: it is a local disk, so the two may have been swapped; or a link leads from one
+            to the other.
+        StoreError: that cannot be found out.
+    """
+    check_apart(local, store.location, *map(os.path.realpath, (local, store.location)))
+    if behind := read_mark(store).store:
+        raise OptionError(
+            f"the run is {store.location}, which is the local disk of {behind}; expected the store "
+            f"first: Checkpointer({behind!r}, local={store.location!r})"
+        )
+
+
 def write_mark(local: Store, store: str, jobs: Iterable[str], *, forgets: bool = False) -> None:
     """Add jobs, durably, and the store, if none is named yet.
 

@@ -143,12 +143,22 @@ class RunSteps:
         Raises:
             StoreError: it cannot, or the run that was here is gone.
         """
-        if self._seen and not self._store.exists(""):
+        self.check_there()
+        return self._store.free_bytes()
+
+    def check_there(self) -> None:
+        """Check that the run that was here still is: its disk may have been unmounted.
+
+        Objects are on no disk, and what lists the names of those that are gone has nothing there.
+
+        Raises:
+            StoreError: it is gone.
+        """
+        if self._seen and self._store.shows_pending and not self._store.exists(""):
             raise StoreError(
                 f"cannot save to {self.root}: the directory is gone. Check that its disk is "
                 "mounted; the next save then works. To start again there, create the directory"
             )
-        return self._store.free_bytes()
 
     def advice(self) -> str:
         """Say what a full disk has to do with the policy."""

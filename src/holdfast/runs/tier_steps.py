@@ -24,10 +24,10 @@ from ..loading.reach import Reach
 from ..plan.share_plan import holders_of
 from ..stores.base import Store
 from ..stores.layered import layered
-from ..stores.url import open_store
+from ..stores.url import is_remote, open_store
 from .directory import Run
 from .hosts import Hosts, find_hosts
-from .local_mark import read_mark
+from .local_mark import check_order, read_mark
 from .metrics_file import MetricsFile
 from .place import Lack, Place
 from .retention import Keep
@@ -262,6 +262,9 @@ class TierSteps(ABC):
                 f"local is {self.local.root}, which holds steps of {mark.store}; expected a "
                 f"directory of {self.store.root}, or a new one"
             )
+        if not is_remote(self.store.root):
+            with contextlib.suppress(StoreError):  # `found` says it, or goes on without
+                check_order(self.local.root, self._there)
         return mark
 
     def _store_steps(self) -> list[int] | None:

@@ -3,11 +3,12 @@
 On all ranks, as each host uploads its own files; after an error in training, on one alone.
 """
 
+import contextlib
 import itertools
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import worker
@@ -71,23 +72,35 @@ class TierWaits(TierSteps):
             ranks = ranks.background(name, time.monotonic() + limit_s)
         return Phase(ranks)
 
-    def wait(self, step: int | None, limit_s: float, name: str) -> None:
+    @contextlib.contextmanager
+    def awaiting(self, step: int | None) -> Iterator[None]:
+        """Keep a step on the local disk meanwhile, however many newer ones come."""
+        with contextlib.nullcontext() if self.uploader is None else self.uploader.awaited(step):
+            yield
+
+    def wait(
+        self, step: int | None, newest: Callable[[], int | None], limit_s: float, name: str
+    ) -> None:
         """Wait until a step is in the store; on all ranks.
 
         Args:
+            step: None: the newest.
+            newest: returns the step that this job has saved last. If the policy lets go of the
+                other one for it, it is waited for in its place.
             name: see `name_wait`.
 
         Raises:
             StoreError: it is not there in time, or never will be.
             FencedError: a newer job has the store.
         """
+        step = newest() if step is None else step
         if step is None:
             return
         until = time.monotonic() + limit_s
         for turn in itertools.count():
             with self._meet(f"{name}/{turn}" if turn else name, limit_s + LATE_S) as asked:
                 if self.uploader is not None:
-                    asked.answer = b"1" if self._is_up(step, until) else b""
+                    asked.answer = b"1" if self._is_up(step, newest, until) else b""
             if asked.answers[COORDINATOR]:
                 return
 
@@ -183,10 +196,13 @@ class TierWaits(TierSteps):
                 f"holdfast copy {self.local.path(left[-1])} {self.store.path(left[-1])}"
             )
 
-    def _is_up(self, step: int, until: float) -> bool:
+    def _is_up(self, step: int, newest: Callable[[], int | None], until: float) -> bool:
         """Wait for a turn; return whether a step is in the store."""
         assert self.uploader is not None
-        if not self.uploader.is_up(step) and self.uploader.lets_go(step):
+        is_let_go = not self.uploader.is_up(step) and self.uploader.lets_go(step)
+        if is_let_go and (newer := newest() or step) > step:
+            step = newer
+        elif is_let_go:
             raise StoreError(
                 f"step {step} is durable in {self.local.root}, but does not go to "
                 f"{self.store.root}: with the later steps there, the policy does not keep it. To "

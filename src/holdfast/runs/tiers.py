@@ -27,7 +27,7 @@ from ..stores.url import absolute, is_remote, open_store
 from .directory import Run
 from .host_uploads import HostUploads
 from .hosts import Hosts
-from .local_mark import write_mark
+from .local_mark import check_apart, write_mark
 from .place import Place
 from .retention import Keep, Metrics
 from .tier_waits import TierWaits
@@ -81,12 +81,7 @@ class TieredRun(TierWaits):
         self._chains = chains
         self.beside = HostUploads(local, store.root, options, rate)
         self.local = Run(local, self._local_keep(store.keep))
-        inner, outer = sorted((f"{self.local.root}/", f"{store.root}/"), key=len, reverse=True)
-        if inner.startswith(outer):
-            raise OptionError(
-                f"local is {local}, and the run is {store.root}: one is within the other, or both "
-                "are the same; expected another directory"
-            )
+        check_apart(local, store.root, local, store.root)
         self._here, self._there = open_store(local), open_store(store.root)
         store.fence.is_whole = True
         if ranks.rank == COORDINATOR:

@@ -3,6 +3,7 @@
 import threading
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -32,6 +33,7 @@ class UploadWaits(UploadThread):
     _done_bytes: int
     _metrics: dict[int, Mapping[str, float] | None]
     _hurries: int  # callers of `hurried`
+    _awaited: Counter[int]  # steps, and how many callers of `awaited` each has
     _fresher_in_s: float
 
     @abstractmethod
@@ -111,6 +113,20 @@ class UploadWaits(UploadThread):
         finally:
             with self._lock:
                 self._hurries -= 1
+
+    @contextmanager
+    def awaited(self, step: int | None) -> Iterator[None]:
+        """Keep a step on the local disk meanwhile: somebody waits for its upload."""
+        if step is None:
+            yield
+            return
+        with self._lock:
+            self._awaited[step] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._awaited -= Counter((step,))
 
     def wait_all(self, until: float) -> list[int]:
         """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""

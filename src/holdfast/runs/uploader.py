@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -87,6 +88,7 @@ class Uploader(UploadWaits):
         self._metrics: dict[int, Mapping[str, float] | None] = {}  # of steps that were saved here
         self._seen_metrics: Metrics = {}  # of both places, when they were last looked at
         self._holds = self._hurries = 0  # callers of `paused`, of `hurried`
+        self._awaited = Counter()
         self._saved_at = self._interval_s = 0.0  # the newest step that was saved here
         self._took_s = 0.0  # the last upload
         self._fresher_in_s = 0.0  # what goes up next is to be saved within this time
@@ -162,6 +164,7 @@ class Uploader(UploadWaits):
             known = [s for s in self._known if s not in self._store.damaged]
             tiers = Tiers(usable, known, {**self._seen_metrics, **metrics}, {})
             kept = stays(tiers, self._keep, self._at, is_full=is_full)
+            kept |= self._awaited.keys() & set(usable)
             waiting = [s for s in wanted(tiers, self._keep) if s not in kept | set(self._bad)]
         for step in waiting:
             text = f"step {step} is not uploaded: newer ones have taken its place"
@@ -309,6 +312,7 @@ class Uploader(UploadWaits):
     def _upload(self, step: int) -> Mapping[str, float] | None:
         """Bring up a step; return its metrics."""
         started = time.perf_counter()
+        self._store.check_there()
         self._store.fence.hold()
         if step in self._store.damaged:
             self._store.retire(step)

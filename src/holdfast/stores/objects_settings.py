@@ -86,6 +86,22 @@ def default_server(scheme: str) -> tuple[str | None, str | None]:
     return (endpoints[0] if endpoints else None), account
 
 
+def _check_server(given: dict[str, Any], options: dict[str, Any]) -> None:
+    """Check the server of S3 that the environment names: the client says nothing of use."""
+    name = next((name for name in ENDPOINTS["s3"] if os.environ.get(name)), None)
+    if name is None or "endpoint" in given:
+        return
+    if not (url := os.environ[name]).startswith(("http://", "https://")):
+        raise OptionError(
+            f"{name} is no URL of a server; expected https://HOST or https://HOST:PORT"
+        )
+    if url.startswith("http:") and not options.get("allow_http"):
+        raise OptionError(
+            f"{name} begins with http:, where others can read and change requests; use https, or "
+            "set AWS_ALLOW_HTTP=true"
+        )
+
+
 def limit_of(settings: StoreSettings | None, limit_s: float | None) -> float:
     """Return how long one request may take, with its retries.
 
@@ -100,7 +116,8 @@ def arguments_of(scheme: str, settings: StoreSettings | None, limit_s: float) ->
     """Return the keyword arguments for obstore's ``from_url``.
 
     Raises:
-        OptionError: a file that settings name cannot be read.
+        OptionError: a file that settings name cannot be read; or the server that the environment
+            names cannot be.
     """
     given = values_of(settings)
     renamed = _KEYS.get(scheme, {})
@@ -110,9 +127,12 @@ def arguments_of(scheme: str, settings: StoreSettings | None, limit_s: float) ->
         for name, value in given.items()
         if name not in _OURS and not (credentials and name in _GIVEN_BY_US)
     }
+    options = _client_options(scheme, given, limit_s)
+    if scheme == "s3":
+        _check_server(given, options)
     made: dict[str, Any] = {
         "config": config,
-        "client_options": _client_options(scheme, given, limit_s),
+        "client_options": options,
         "retry_config": {
             "max_retries": 1000,  # time is what ends them
             "retry_timeout": timedelta(seconds=limit_s * 2 / 3),

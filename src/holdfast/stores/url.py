@@ -15,7 +15,7 @@ SCHEME = "holdfast://"  # of a checkpoint's directory, where DCP's calls name on
 HDFS = f"{hdfs_client.SCHEME}://"
 REMOTE = (HDFS, *(f"{scheme}://" for scheme in SCHEMES))
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_ONE_SLASH = tuple(beginning[:-1] for beginning in REMOTE)  # what pathlib makes of a URL
+_NO_URL = tuple(beginning[:-2] for beginning in REMOTE)  # pathlib.Path drops one of two slashes
 
 
 def open_store(
@@ -81,7 +81,7 @@ def absolute(
         scheme = f"There is no store for {match[1]:.20}://"
         why = "This call takes no URL" if is_remote(name) else scheme
         raise OptionError(f"{named} {shown(name)} is a URL; expected {expected}. {why}")
-    if name.startswith(_ONE_SLASH):
+    if name.startswith(_NO_URL):
         raise OptionError(
             f"{named} is {shown(name)}; expected two slashes, of which pathlib.Path drops one. "
             "Give the URL as a string. For a directory of this name, begin with './'"

@@ -1,0 +1,143 @@
+"""A local disk before a store, used otherwise than by one loop in one thread on disks that stay."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import Checkpointer, Keep
+from holdfast.errors import OptionError, StoreError
+from holdfast.runs.directory import Run
+
+from .test_tiers import next_job, opened, restored, state, steps_in, until
+
+
+@pytest.fixture(autouse=True)
+def _other_job() -> None:
+    next_job()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[str, str]:
+    """Give a store and a local disk."""
+    return str(tmp_path / "store"), str(tmp_path / "local")
+
+
+def test_each_step_that_a_thread_has_saved_is_in_the_store(places: tuple[str, str]) -> None:
+    store, local = places
+    with opened(store, local, keep=Keep.all() | Keep.local(1)) as checkpointer:
+        checkpointer.save(1, state(1))
+
+        def save(step: int) -> bool:
+            checkpointer.save(step, state(step))
+            return step in steps_in(store)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(save, range(2, 10)))
+    assert steps_in(store) == [*range(1, 10)]
+
+
+def test_a_step_that_the_policy_lets_go_of_for_a_newer_one_is_no_error(
+    places: tuple[str, str],
+) -> None:
+    store, local = places
+    keep = Keep.latest(1) | Keep.local(1)
+    with opened(store, local, keep=keep, upload_bytes_s=2e6) as checkpointer:
+        checkpointer.save(1, state(1))
+        with ThreadPoolExecutor(1) as pool:
+            older = pool.submit(checkpointer.save, 2, state(2, 1_000_000))
+            until((Path(local) / "step-00000002" / "MANIFEST").exists)
+            checkpointer.save(3, state(3))
+            older.result()
+    assert steps_in(store) == [3]
+
+
+def test_the_first_saves_of_several_threads_are_of_one_job(places: tuple[str, str]) -> None:
+    for turn, local in enumerate([None, places[1]]):
+        next_job()
+        given = {} if local is None else {"local": local}
+        start, failures = threading.Barrier(4), list[BaseException]()
+        with Checkpointer(f"{places[0]}-{turn}", **given, signals=()) as checkpointer:
+
+            def save(
+                step: int,
+                checkpointer: Checkpointer = checkpointer,
+                start: threading.Barrier = start,
+                failures: list[BaseException] = failures,
+            ) -> None:
+                start.wait()
+                try:
+                    checkpointer.save(step, state(step))
+                except BaseException as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=save, args=(step,)) for step in range(1, 5)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert failures == []
+
+
+def test_two_places_that_are_swapped_are_refused(places: tuple[str, str]) -> None:
+    store, local = places
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    before = sorted(Path(local).rglob("*")), sorted(Path(store).rglob("*"))
+    next_job()
+    with opened(local, store) as checkpointer:
+        with pytest.raises(OptionError, match=f"is the local disk of {store}; expected the store"):
+            checkpointer.restore(state(0))
+        with pytest.raises(OptionError, match=f"Checkpointer\\('{store}', local='{local}'\\)"):
+            checkpointer.save(2, state(2))
+    assert before == (sorted(Path(local).rglob("*")), sorted(Path(store).rglob("*")))
+    assert restored(store, local)[0] == 1
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_link_to_the_store_is_no_local_disk(places: tuple[str, str], below: str) -> None:
+    store, local = places
+    os.makedirs(store + below)
+    os.symlink(store + below, local)
+    checkpointer = opened(store, local)
+    with pytest.raises(OptionError, match="one is within the other"):
+        checkpointer.save(1, state(1))
+    assert os.listdir(store + below) == []
+    with pytest.raises(OptionError, match="one is within the other"):
+        Checkpointer(store, local="/")
+
+
+def test_a_store_whose_disk_goes_away_has_acknowledged_nothing_since(
+    places: tuple[str, str],
+) -> None:
+    store, local = places
+    options = holdfast.Options(deadline_s=1.5)
+    with opened(store, local, options=options) as checkpointer:
+        checkpointer.save(1, state(1))
+        os.rename(store, away := f"{store}-away")
+        with pytest.raises(StoreError, match=f"not yet in {store}.*the directory is gone"):
+            checkpointer.save(2, state(2))
+        assert not os.path.exists(store)
+        os.rename(away, store)
+        checkpointer.wait()
+    assert steps_in(store) == [1, 2]
+
+
+def test_objects_have_no_disk_that_could_be_unmounted() -> None:
+    """Some servers go on listing the names of directories in which no object is left."""
+    run = Run("memory://gone/run", Keep.all())
+    run._seen = True
+    assert run.free_bytes() is None
+
+
+def test_a_url_without_its_slashes_is_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3:bucket/run", "memory:x", "hdfs:x", "s3:/bucket"):
+        with pytest.raises(OptionError, match="two slashes"):
+            holdfast.save(state(1), url)
+    assert list(tmp_path.iterdir()) == []
