@@ -37,6 +37,7 @@ FROM = {
     ("tiers", "local steps of another past count"): 2_701,
     ("tiers-disk", "the store is taken with the first upload"): 4_001,
     ("tiers-disk", "local steps of another past count"): 3_501,
+    ("tiers-disk", "what another copy published is not synced"): 13_501,
 }
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = (
