@@ -114,7 +114,7 @@ def test_a_store_whose_disk_goes_away_has_acknowledged_nothing_since(
     places: tuple[str, str],
 ) -> None:
     store, local = places
-    options = holdfast.Options(deadline_s=1.5)
+    options = holdfast.Options(deadline_s=6)
     with opened(store, local, options=options) as checkpointer:
         checkpointer.save(1, state(1))
         os.rename(store, away := f"{store}-away")
