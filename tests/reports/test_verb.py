@@ -242,8 +242,9 @@ def test_of_very_many_steps_the_newest_are_opened(
     found = read_run(run)
     assert [step.step for step in found.steps] == [6, 7, 8, 9]
     assert found.earlier_steps == 5
-    kinds = {finding.kind for finding in found.findings} - {"stall"}  # where other programs work
-    assert kinds in ({"many", "well"}, {"many"})
+    kinds = {finding.kind for finding in found.findings}
+    # Where other programs work, a save may have taken long.
+    assert kinds == ({"many", "stall"} if "stall" in kinds else {"many", "well"})
 
 
 def test_a_delta_without_its_base_is_damaged(new_path: NewPath) -> None:

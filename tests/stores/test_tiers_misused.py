@@ -1,6 +1,9 @@
 """A local disk before a store, used otherwise than by one loop in one thread on disks that stay."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,3 +143,23 @@ def test_a_url_without_its_slashes_is_no_directory(
         with pytest.raises(OptionError, match="two slashes"):
             holdfast.save(state(1), url)
     assert list(tmp_path.iterdir()) == []
+
+
+ENDED_IN_CLOSE = """
+import os, signal, sys, threading, torch, holdfast
+store, local = sys.argv[1:]
+more = dict(durable="local", drain_s=3, upload_bytes_s=100.0, every=1)
+checkpointer = holdfast.Checkpointer(store, local=local, **more)
+checkpointer.step(1, {"w": torch.ones(30_000)})
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+checkpointer.close()
+"""
+
+
+def test_a_job_that_a_signal_ends_in_close_says_what_the_store_lacks(
+    places: tuple[str, str],
+) -> None:
+    command = [sys.executable, "-c", ENDED_IN_CLOSE, *places]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == -signal.SIGTERM
+    assert f"{places[0]} lacks step 1 of {places[1]} after drain_s=3 s" in done.stderr

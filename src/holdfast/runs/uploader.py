@@ -158,7 +158,7 @@ class Uploader(UploadWaits):
             raise AlreadyCommittedError(f"{self._store.path(step)} holds a committed checkpoint")
 
     def kept_here(self, steps: list[int], metrics: Metrics, *, is_full: bool) -> set[int]:
-        """Return which steps stay on the local disk; tell of those that will not go up."""
+        """Return which steps stay here, with those waited for; tell of the others."""
         with self._lock:
             usable = [s for s in steps if s not in self.ignored]
             known = [s for s in self._known if s not in self._store.damaged]
