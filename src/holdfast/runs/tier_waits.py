@@ -200,7 +200,8 @@ class TierWaits(TierSteps):
         """Wait for a turn; return whether a step is in the store."""
         assert self.uploader is not None
         is_let_go = not self.uploader.is_up(step) and self.uploader.lets_go(step)
-        if is_let_go and (newer := newest() or step) > step:
+        # A newer one may be on the disk before its own thread has been told.
+        if is_let_go and (newer := max(newest() or step, self.uploader.last_awaited())) > step:
             step = newer
         elif is_let_go:
             raise StoreError(

@@ -128,6 +128,11 @@ class UploadWaits(UploadThread):
             with self._lock:
                 self._awaited -= Counter((step,))
 
+    def last_awaited(self) -> int:
+        """Return the newest step that somebody waits for; -1: none."""
+        with self._lock:
+            return max(self._awaited, default=-1)
+
     def wait_all(self, until: float) -> list[int]:
         """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""
         self.begin()
