@@ -9,6 +9,8 @@ import random
 import threading
 from collections.abc import Callable
 
+from holdfast.engine.epochs import Epoch
+
 NEVER = float("inf")
 
 
@@ -26,7 +28,7 @@ class Process:
         self.frozen_s = 0.0  # in all
         self.clock_off_s = 0.0
         self.sent_s: float | None = None  # when a request was sent that stands for it
-        self.epochs: dict[str, int] = {}
+        self.epochs: dict[str, Epoch] = {}
         self.names: list[str] = []  # see `holdfast.engine.epochs`
         self.synced: dict[str, float] = {}  # directories, and when they were last changed
         self.saving = (0, 0)  # the step and the value that it saves

@@ -31,16 +31,16 @@ def _nothing_kept(store: object, *, revoke: bool) -> None:
     pass
 
 
-def _sync_directories_alone(writer: Any, call: Callable[[], None]) -> None:
+def _sync_directories_alone(writer: Any, call: Callable[..., None], *given: Any) -> None:
     if writer._descriptor < 0:
-        call()
+        call(*given)
 
 
-def _sync_again(writer: Any, call: Callable[[], None]) -> None:
+def _sync_again(writer: Any, call: Callable[..., None], *given: Any) -> None:
     try:
-        call()
+        call(*given)
     except StoreError:
-        call()
+        call(*given)
 
 
 def _write_carelessly(store: Any, path: str, data: bytes) -> None:
@@ -119,7 +119,7 @@ class _CommitWithoutOne(commits.Commit):
 
 
 def _retire_data_first(store: Any) -> None:
-    for save in retire._saves(store):
+    for save in retire._saves(store, store.list()):
         for file in store.list(f"data/{save}"):
             store.remove(f"data/{save}/{file.name}")
     retire.retire(store)

@@ -75,14 +75,14 @@ class Seat:
 SEAT = Seat()
 
 
-class Epochs(dict[str, int]):
+class Epochs(dict[str, epochs.Epoch]):
     """The epochs that a process holds; ``taken`` is told of each, and of which run it is."""
 
     taken: Callable[[str, int], None] = staticmethod(lambda place, epoch: None)
 
-    def __setitem__(self, place: str, epoch: int) -> None:
+    def __setitem__(self, place: str, epoch: epochs.Epoch) -> None:
         super().__setitem__(place, epoch)
-        self.taken(place, epoch)
+        self.taken(place, epoch[0])
 
 
 def switch(before: Process, after: Process) -> None:

@@ -37,11 +37,14 @@ def _commit_first(here: Any, there: Any, manifest: Any, data: bytes, look: Any) 
     there.publish(pending, "MANIFEST")
 
 
-def _transfer_manifest_first(here: Any, there: Any, *given: Any) -> Any:
+def _transfer_manifest_first(
+    here: Any, there: Any, options: Any, report: Any, look: Any, use: str, *more: Any
+) -> Any:
     manifest = transfer.read_manifest(here)
     _commit_first(here, there, manifest, here.get("MANIFEST", 1 << 20), None)
     files = range(len(manifest.file_names))
-    copied_files.copy_files(here, there, None, manifest, files, nothing)  # type: ignore[arg-type]
+    with transfer.lease(here, options, use) as leased:
+        copied_files.copy_files(here, there, leased, manifest, files, nothing)
     return 0, 0
 
 

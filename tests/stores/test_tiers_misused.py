@@ -1,6 +1,9 @@
 """A local disk before a store, used otherwise than by one loop in one thread on disks that stay."""
 
+import contextlib
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +15,10 @@ import pytest
 
 import holdfast
 from holdfast import Checkpointer, Keep
-from holdfast.errors import OptionError, StoreError
+from holdfast.engine import epochs
+from holdfast.errors import FencedError, OptionError, StoreError
 from holdfast.runs.directory import Run
+from namespaces import mounted, unmount
 
 from .test_tiers import next_job, opened, restored, state, steps_in, until
 
@@ -126,6 +131,93 @@ def test_a_store_whose_disk_goes_away_has_acknowledged_nothing_since(
         assert not os.path.exists(store)
         os.rename(away, store)
         until(lambda: steps_in(store) == [1, 2], limit_s=60)  # after pauses between the tries
+
+
+@pytest.mark.parametrize("gone", ["store", "local"])
+def test_nothing_is_written_beneath_a_disk_that_is_not_mounted(tmp_path: Path, gone: str) -> None:
+    """The place of the run is the mount point itself, so a directory stays there."""
+    with mounted(tmp_path / gone, "8m") as disk:
+        places = str(tmp_path / "store"), str(tmp_path / "local")
+        options = holdfast.Options(deadline_s=6)
+        checkpointer = opened(*places, options=options, drain_s=1)
+        checkpointer.save(1, state(1))
+        unmount(disk)
+        with pytest.raises(StoreError, match=f"{disk}: its disk is not mounted"):
+            checkpointer.save(2, state(2))
+        with pytest.raises(StoreError) if gone == "store" else contextlib.nullcontext():
+            checkpointer.close()
+        assert list(disk.rglob("*.hf")) == []
+
+
+@pytest.mark.parametrize("lost", ["*", ".store", ".job-*", ".epoch-*"])
+def test_a_local_disk_that_was_emptied_stays_the_one_of_its_job(
+    places: tuple[str, str], lost: str
+) -> None:
+    """By people, or by what cleans scratch disks of old files."""
+    store, local = places
+    old = opened(store, local, durable="local", drain_s=0.1)
+    old.save(1, state(1))
+    old.wait("store")
+    os.rename(store, f"{store}-away")
+    Path(store).touch()  # it cannot be read
+    if lost == "*":
+        shutil.rmtree(local)
+        os.mkdir(local)
+    for path in Path(local).glob(lost):
+        path.unlink()
+    old.save(2, state(2))
+    with pytest.raises(StoreError, match="lacks step 2"):
+        old.close()
+    os.unlink(store)
+    os.rename(f"{store}-away", store)
+    next_job()
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0)) == 2
+        checkpointer.save(3, state(3))
+    assert steps_in(store) == [1, 2, 3]
+
+
+def test_a_restore_waits_for_saves_that_wait_for_their_upload(places: tuple[str, str]) -> None:
+    options = holdfast.Options(deadline_s=20)
+    given = {"options": options, "upload_bytes_s": float(1 << 20)}
+    with opened(*places, **given) as checkpointer, ThreadPoolExecutor(1) as pool:
+        checkpointer.save(1, state(1))
+        saved = pool.submit(checkpointer.save, 2, state(2, 500_000))
+        until((Path(places[1]) / "step-00000002" / "MANIFEST").exists)
+        assert checkpointer.restore(state(0, 500_000), step=2) == 2
+        saved.result()
+        assert steps_in(places[0]) == [1, 2]
+
+
+def test_a_step_that_another_host_has_saved_names_its_job(
+    places: tuple[str, str], tmp_path: Path
+) -> None:
+    """Not the step alone: to go back with `retire_after` would delete what that job has."""
+    store, local = places
+    checkpointer = opened(store, local, durable="local")
+    checkpointer.save(1, state(1))
+    checkpointer.wait("store")
+    mine = epochs.held, epochs._names
+    epochs.held, epochs._names = {}, []
+    with opened(store, str(tmp_path / "other")) as other:
+        other.restore(state(0))
+        other.save(2, state(2))
+    epochs.held, epochs._names = mine
+    assert checkpointer._tiers is not None and checkpointer._tiers.uploader is not None
+    checkpointer._tiers.uploader.forget([1, 2])
+    with pytest.raises(FencedError, match="belongs to a newer job"):
+        checkpointer.save(2, state(2))
+    checkpointer.close()
+
+
+def test_a_checkpointer_that_is_dropped_says_what_the_store_lacks(
+    places: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = opened(*places, durable="local", upload_bytes_s=100.0)
+    checkpointer.save(1, state(1, 30_000))
+    del checkpointer
+    gc.collect()
+    until(lambda: f"{places[0]} lacks step 1 of {places[1]}" in caplog.text)
 
 
 def test_objects_have_no_disk_that_could_be_unmounted() -> None:

@@ -171,6 +171,7 @@ def other_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def __enter__(self) -> None:
             monkeypatch.setattr(objects, "_bars", {})
             monkeypatch.setattr(fence.epochs, "held", {})
+            monkeypatch.setattr(fence.epochs, "_names", [])
 
         def __exit__(self, *_: object) -> None:
             monkeypatch.undo()
@@ -198,6 +199,46 @@ def test_a_job_that_comes_back_late_publishes_nothing(path: str, other_job: Any)
     late.__exit__(None, None, None)
     with holdfast.Checkpointer(path, every=1) as last:
         assert last.steps() == [1, 2, 3, 4]
+
+
+def delete(store: Store, name: str = "") -> None:
+    """Remove all that is below a name, as `rm -r` does."""
+    for entry in store.list(name):
+        child = f"{name}/{entry.name}" if name else entry.name
+        if entry.kind == "directory":
+            delete(store, child)
+        else:
+            store.remove(child)
+    if name:
+        store.remove_directory(name)
+
+
+def test_a_run_deleted_and_begun_again_by_another_job_is_that_jobs(
+    path: str, other_job: Any
+) -> None:
+    """Though its epochs count from 1 again."""
+    target = {"n": 0, "w": torch.zeros(1000)}
+    late = holdfast.Checkpointer(path, every=1)
+    late.save(1, target)
+    delete(open_store(path))
+    with other_job:
+        holdfast.Checkpointer(path).save(1, target)
+    for refused in (lambda: late.save(2, target), lambda: late.retire_after(0)):
+        with pytest.raises(FencedError, match=r"belongs to a newer job: epoch 1, .* epoch 1, and"):
+            refused()
+    assert holdfast.Checkpointer(path).steps() == [1]
+
+
+def test_a_job_whose_run_is_deleted_goes_on_and_says_so(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = {"n": 0, "w": torch.zeros(1000)}
+    with holdfast.Checkpointer(path) as job:
+        job.save(1, target)
+        delete(open_store(path))
+        job.save(2, target)
+        assert job.steps() == [2]
+    assert [r.levelname for r in caplog.records if "was deleted" in r.message] == ["WARNING"]
 
 
 @pytest.mark.parametrize("steps", [(4,), (3, 4, 5)], ids=["another", "the same, let go again"])
@@ -239,18 +280,18 @@ def test_an_older_job_that_is_refused_stops_no_save_of_the_newer_one(
         pytest.skip("tests/crash has it for disks")
     trained(path, range(1, 3))
     kind: Any = type(open_store(path))
-    publish, held = kind.publish, dict(fence.epochs.held)
+    publish, held = kind.publish, (dict(fence.epochs.held), list(fence.epochs._names))
     target = {"n": 0, "w": torch.zeros(1000)}
     late = holdfast.Checkpointer(path, every=1)
     assert late.restore(target) == 2
 
     def in_between(store: Store, pending: str, name: str) -> Any:
         kind.publish = publish
-        ours = objects._bars, fence.epochs.held
-        objects._bars, fence.epochs.held = {}, held
+        ours = objects._bars, fence.epochs.held, fence.epochs._names
+        objects._bars, (fence.epochs.held, fence.epochs._names) = {}, held
         with pytest.raises(FencedError, match="belongs to a newer job"):
             late.save(3, target)
-        objects._bars, fence.epochs.held = ours
+        objects._bars, fence.epochs.held, fence.epochs._names = ours
         return publish(store, pending, name)
 
     with other_job, holdfast.Checkpointer(path, every=1) as newer:

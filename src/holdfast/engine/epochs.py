@@ -12,11 +12,15 @@ from ..errors import FencedError, OptionError, StoreError
 from ..format.names import step_of
 from ..stores.base import Store, list_if_there
 
-_EPOCH = re.compile(r"\.epoch-(\d{8,15})")
+_PREFIX = ".epoch-"
+_EPOCH = re.compile(re.escape(_PREFIX) + r"\d{8,15}")
 _BYTES_MAX = 4096
 _LOOKS = 5  # while other jobs take epochs
 
-held: dict[str, int] = {}  # by this process, in each run
+Epoch = tuple[int, str]  # number, and what tells its file from another job's of that number
+NO_EPOCH: Epoch = (0, "")
+
+held: dict[str, Epoch] = {}  # by this process, in each run
 _names: list[str] = []  # of this process, once it has one
 os.register_at_fork(after_in_child=held.clear)
 os.register_at_fork(after_in_child=_names.clear)
@@ -24,7 +28,7 @@ os.register_at_fork(after_in_child=_names.clear)
 
 def epoch_name(epoch: int) -> str:
     """Name the file of an epoch."""
-    return f".epoch-{epoch:08d}"
+    return f"{_PREFIX}{epoch:08d}"
 
 
 def is_epoch(name: str) -> bool:
@@ -75,8 +79,33 @@ def newest_job(run: Store) -> str | None:
 
 def epochs_of(run: Store) -> list[int]:
     """List the epochs of a run."""
-    found = [_EPOCH.fullmatch(entry.name) for entry in list_if_there(run) or []]
-    return [int(match[1]) for match in found if match]
+    return [_number(e.name) for e in list_if_there(run) or [] if is_epoch(e.name)]
+
+
+def newest_epoch(run: Store) -> Epoch:
+    """Return the newest epoch of a run; `NO_EPOCH`: it has none.
+
+    The number alone does not do: a run may be deleted and begun again while a job writes to it.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    for last in (False,) * (_LOOKS - 1) + (True,):
+        entries = {entry.name: entry for entry in list_if_there(run) or []}
+        name = max(filter(is_epoch, entries), key=_number, default="")
+        if not name:
+            return NO_EPOCH
+        try:
+            tag = entries[name].tag or run.get(name, _BYTES_MAX).decode(errors="replace")
+            return _number(name), tag
+        except StoreError as error:
+            if last or error.errno != errno.ENOENT:  # else a newer job has just taken its place
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix(_PREFIX))
 
 
 def check_epoch(store: Store) -> None:
@@ -89,13 +118,13 @@ def check_epoch(store: Store) -> None:
         FencedError: another job has the run.
     """
     run, name = store.above(), os.path.basename(store.location)
-    newest, mine = max(epochs_of(run), default=0), held.get(run.location)
-    if newest == (mine or 0) or (mine is None and step_of(name) is None):
+    newest, mine = newest_epoch(run), held.get(run.location)
+    if newest == (mine or NO_EPOCH) or (mine is None and step_of(name) is None):
         return
-    who = f"this process has epoch {mine}" if mine else "this process has no epoch of it"
+    who = f"this process has epoch {mine[0]}" if mine else "this process has no epoch of it"
     raise FencedError(
-        f"{run.location} belongs to another job, with {describe(run, newest)}; {who}, and may not "
-        f"replace or delete {name}. Do that in that job, or save under another step or path"
+        f"{run.location} belongs to another job, with {describe(run, newest[0])}; {who}, and may "
+        f"not replace or delete {name}. Do that in that job, or save under another step or path"
     )
 
 

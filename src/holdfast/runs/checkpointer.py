@@ -20,9 +20,9 @@ from ..options import Options, options_of
 from ..saving.request import SaveRequest
 from .commit_hook import CommitHook, OnCommit
 from .directory import Run
-from .emergency import LastState, release
+from .emergency import LastState
 from .events import Observer
-from .leaving import Leaving
+from .leaving import Leaving, drop
 from .observers import Observers
 from .places import LocalDisk, places_of
 from .progress_file import ProgressFile
@@ -175,7 +175,7 @@ class Checkpointer(Leaving):
         self._stopping = self._closed = False
         self._process = os.getpid()
         # One that is dropped without `close` must not go on catching signals and holding a state.
-        self._release = weakref.finalize(self, release, self._signals, self._last, *self._beside)
+        self._release = weakref.finalize(self, drop, self._signals, self._last, *self._beside)
         self._release.atexit = False
 
     def _connect(

@@ -22,12 +22,13 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 
 from ..engine import epochs
-from ..engine.epochs import epoch_name, epochs_of
+from ..engine.epochs import NO_EPOCH, Epoch, epoch_name, epochs_of, newest_epoch
 from ..engine.retire import LEAVING_PREFIX, is_pending
 from ..errors import FencedError, NoSpaceError, StoreError
 from ..format.names import step_of
 from ..format.spec import MANIFEST_NAME
 from ..stores.base import Store, list_if_there
+from ..stores.local_paths import device_of
 
 logger = logging.getLogger("holdfast")
 
@@ -48,12 +49,17 @@ class Fence:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._turn = threading.Lock()  # of threads: one takes an epoch for all
-        self._seen: int | None = None  # the newest when this job looked
+        self._seen: Epoch | None = None  # the newest when this job looked
+        self._disk: int | None = None  # where that was
         self.has_entered = self.inherits = self.is_whole = False
 
     def look(self) -> None:
         """Take note of the newest epoch: whoever takes a later one from here on comes after us."""
-        self._seen, self.has_entered = self._newest(), False
+        self._note(newest_epoch(self._store))
+        self.has_entered = False
+
+    def _note(self, newest: Epoch) -> None:
+        self._seen, self._disk = newest, device_of(self._store.location)
 
     @property
     def has_looked(self) -> bool:
@@ -97,32 +103,56 @@ class Fence:
 
         Raises:
             FencedError: another job has taken a newer epoch than this one has seen.
-            StoreError: that cannot be found out.
+            StoreError: that cannot be found out, or the disk of the run is not mounted.
         """
         with self._turn:
-            newest = self._newest()
-            if newest and newest == epochs.held.get(self._store.location):
+            newest = newest_epoch(self._store)
+            if newest != NO_EPOCH and newest == epochs.held.get(self._store.location):
+                self._note(newest)
                 return
             if self._seen is None:
-                self._seen = newest
-            if newest and newest != self._seen:
+                self._note(newest)
+            if newest not in (NO_EPOCH, self._seen) and not self._is_ours(newest):
                 raise self._refusal(newest)
-            self._take(newest + 1)
+            if newest == NO_EPOCH:
+                self._check_gone()
+            self._take(newest[0] + 1)
+
+    def _check_gone(self) -> None:
+        """Where there is no epoch, look whether there was one, and whether its disk still is."""
+        where, (seen, _) = self._store.location, self._seen or NO_EPOCH
+        if not seen:
+            return
+        if self._disk not in (None, device_of(where)):
+            raise StoreError(
+                f"cannot write to {where}: its disk is not mounted: another disk is there, without "
+                f"{epoch_name(seen)}. Mount it; the next save then works. To go on without the "
+                "steps there, start this job again"
+            )
+        logger.warning(
+            "%s was deleted, or its file %s, since this job began. This job goes on",
+            where,
+            epoch_name(seen),
+        )
 
     def _take(self, epoch: int) -> None:
         job = epochs.job_of(self._store, epoch - 1) if self.inherits else epochs.this_job()
         note = f"{json.dumps(_description(epoch) | {'job': job})}\n".encode()
         if not self._make(epoch, note):
-            raise self._refusal(epoch)
-        self._seen = epoch  # should what follows fail, it is done again with the next one
-        newest = self._newest()
-        if newest != epoch:  # we came so late that the next one is there, and this one was free
+            raise self._refusal((epoch, ""))
+        newest = newest_epoch(self._store)
+        if newest[0] != epoch:  # we came so late that the next one is there, and this one was free
             self._store.remove(epoch_name(epoch))
             raise self._refusal(newest)
+        self._note(newest)
         self._revoke()
         self._remove_older(epoch)
-        epochs.held[self._store.location] = epoch
+        epochs.held[self._store.location] = newest
         logger.debug("this job may write to %s, in epoch %d", self._store.location, epoch)
+
+    def _is_ours(self, epoch: Epoch) -> bool:
+        """Whether this job has made the file of an epoch, if not all that is done after it."""
+        return epochs.job_of(self._store, epoch[0]) == epochs.this_job()
 
     def _make(self, epoch: int, note: bytes) -> bool:
         """Make the file of an epoch in one exclusive step; return False when it is there already.
@@ -172,16 +202,13 @@ class Fence:
         entries = list_if_there(self._store) or []
         return [e.name for e in entries if e.kind == "directory" and step_of(e.name) is not None]
 
-    def _newest(self) -> int:
-        return max(epochs_of(self._store), default=0)
-
-    def _refusal(self, newest: int) -> FencedError:
-        held = epochs.held.get(self._store.location)
-        mine = f"this one has epoch {held}" if held else f"this one saw epoch {self._seen or 0}"
+    def _refusal(self, newest: Epoch) -> FencedError:
+        held, (seen, _) = epochs.held.get(self._store.location), self._seen or NO_EPOCH
+        mine = f"this one has epoch {held[0]}" if held else f"this one saw epoch {seen}"
         return FencedError(
             f"{self._store.location} belongs to a newer job: "
-            f"{epochs.describe(self._store, newest)}; {mine}, and may no longer write there. End "
-            "this job. To continue with this one instead, end the newer job and call restore() "
+            f"{epochs.describe(self._store, newest[0])}; {mine}, and may no longer write there. "
+            "End this job. To continue with this one instead, end the newer job and call restore() "
             "again"
         )
 

@@ -11,15 +11,27 @@ from typing import TYPE_CHECKING, Any
 from .. import worker
 from ..errors import PeerError, writable
 from ..group.phase import Poll
-from .emergency import Beside, meet, release
+from .emergency import Beside, LastState, meet, release
 from .rewind import Rewind
 from .schedule import Schedule
 from .signals import SignalWatch
+from .upload_thread import UploadThread
 
 if TYPE_CHECKING:
     from .tiers import TieredRun
 
 logger = logging.getLogger("holdfast")
+
+
+def drop(watch: SignalWatch, last: LastState | None, *ended: Beside) -> None:
+    """Do as `release` for a Checkpointer that was never closed.
+
+    The garbage collector may call it anywhere, so it takes no lock.
+    """
+    for one in ended:
+        if isinstance(one, UploadThread):
+            one.is_dropped = True
+    release(watch, last, *ended)
 
 
 class Leaving(Rewind, ABC):
@@ -92,8 +104,9 @@ class Leaving(Rewind, ABC):
         self._closed = True
         self._poll = None
         self._saver.end()
+        self._release.detach()
         try:
-            self._release()
+            release(self._signals, self._last, *self._beside)
         finally:
             # If an interrupt came before the end of it.
             release(self._signals, self._last, *self._beside)

@@ -98,6 +98,12 @@ def write_mark(local: Store, store: str, jobs: Iterable[str], *, forgets: bool =
             local.remove(name)
 
 
+def lost_marks(local: Store, jobs: Iterable[str]) -> list[str]:
+    """Return which files that `write_mark` writes for these jobs are not there."""
+    names = [MARK_NAME, *map(job_name, sorted(jobs_in(map(job_name, jobs))))]
+    return [name for name in names if not local.exists(name)]
+
+
 def _time_of(local: Store, name: str) -> float:
     try:
         return local.modified_s(name)

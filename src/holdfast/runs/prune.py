@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..brief import brief
-from ..engine.epochs import epoch_name, epochs_of, held
+from ..engine.epochs import NO_EPOCH, epoch_name, held, newest_epoch
 from ..errors import BusyError, NotCommittedError, OptionError, StoreError, shown
 from ..format.names import some
 from ..format.progress import RankProgress
@@ -126,18 +126,18 @@ def _running(store: Store, names: Sequence[str]) -> str | None:
         is_fresh = abs(time.time() - said.time_s) < LIVE_S
         if is_fresh and not _is_dead(said):
             return f"process {said.pid} on {said.host}, which said so at step {said.step}"
-    newest = max(epochs_of(store), default=0)
-    if not newest or held.get(store.location) == newest:
+    newest = newest_epoch(store)
+    if newest in (NO_EPOCH, held.get(store.location)):
         return None
     try:
-        found = json.loads(read_head(store, epoch_name(newest), _EPOCH_BYTES_MAX))
+        found = json.loads(read_head(store, epoch_name(newest[0]), _EPOCH_BYTES_MAX))
         host, pid, started = str(found["host"]), int(found["pid"]), str(found["started"])
         began_s = datetime.fromisoformat(started).timestamp()
     except (StoreError, ValueError, KeyError, TypeError, RecursionError):
         return None  # it says nothing of a job
     if host != os.uname().nodename or not 0 < _started_s(pid) <= began_s + 1:
         return None
-    return f"process {pid} on this machine, which has taken its epoch {newest}"
+    return f"process {pid} on this machine, which has taken its epoch {newest[0]}"
 
 
 def _is_dead(said: RankProgress) -> bool:

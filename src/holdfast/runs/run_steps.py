@@ -157,7 +157,7 @@ class RunSteps:
         if self._seen and self._store.shows_pending and not self._store.exists(""):
             raise StoreError(
                 f"cannot save to {self.root}: the directory is gone. Check that its disk is "
-                "mounted; the next save then works. To start again there, create the directory"
+                "mounted; the next save then works. To go on without its steps, create it"
             )
 
     def advice(self) -> str:

@@ -346,6 +346,8 @@ class Saver:
             yield
         except AlreadyCommittedError as error:
             self._run.fence.hold()  # when it was another job's save, that says more
+            if self._tiers is not None:
+                self._tiers.check_ours()
             raise AlreadyCommittedError(
                 f"{error}. To train on from an earlier step, call retire_after(step) first. If "
                 "another job has saved it since this one restored, end one of them"

@@ -172,8 +172,8 @@ class TierWaits(TierSteps):
             if self._ranks.world_size == 1:
                 self.begin()
             elif self.uploader is not None:
-                newest = max(epochs.epochs_of(self._there), default=0)
-                if newest != epochs.held.get(self._there.location, 0):
+                newest = epochs.newest_epoch(self._there)
+                if newest != epochs.held.get(self._there.location, epochs.NO_EPOCH):
                     raise StoreError(f"{self.store.root} is not this job's any more")
                 self._enter(self.uploader)
         except HoldfastError:

@@ -27,7 +27,7 @@ from ..stores.url import absolute, is_remote, open_store
 from .directory import Run
 from .host_uploads import HostUploads
 from .hosts import Hosts
-from .local_mark import check_apart, write_mark
+from .local_mark import check_apart, lost_marks, write_mark
 from .place import Place
 from .retention import Keep, Metrics
 from .tier_waits import TierWaits
@@ -91,11 +91,13 @@ class TieredRun(TierWaits):
         self._word, self._waits = "", 0  # of the meetings of waits, and how many there were
         self._hosts: Hosts | None = None
         self._past, self._lacking = set(), set()
+        self._marked: list[str] = []  # the jobs that the disk of this rank is to name
 
     def look(self) -> None:
         """Take note of which jobs have both places now; on the coordinator."""
         assert self.uploader is not None, "the coordinator alone looks"
         self._away_until = 0.0
+        self.uploader.until_unawaited()  # from here on it uploads nothing until `begin`
         with self.uploader.paused():
             self.uploader.renew()
             self.local.look()
@@ -163,8 +165,8 @@ class TieredRun(TierWaits):
                 self._drop_past()
                 self.checked_mark()
                 # Until this job has an epoch, the newest is of the job whose past it shares.
-                jobs = [self._before, job] if self._before else [job]
-                write_mark(self._here, self.store.root, jobs, forgets=bool(self._before))
+                self._marked = [self._before, job] if self._before else [job]
+                write_mark(self._here, self.store.root, self._marked, forgets=bool(self._before))
             if self._chains and hosts.is_spread:
                 raise OptionError(
                     f"local is {self.local.root}, which each host has for itself, and the codec "
@@ -258,6 +260,7 @@ class TieredRun(TierWaits):
         if not data or not self.found_hosts().is_lead:
             return
         try:
+            self._mark()
             kept = {int(step): save_id for step, save_id in json.loads(data).items()}
             for name in self.local.step_names():
                 if (step := step_of(name)) is not None:
@@ -279,7 +282,24 @@ class TieredRun(TierWaits):
             AlreadyCommittedError: the store has this step already.
         """
         assert self.uploader is not None
+        self._mark()
         self.uploader.check(step)
+
+    def check_ours(self) -> None:
+        """Check, on the coordinator, that no newer job has the store, as far as that can be told.
+
+        Raises:
+            FencedError: one has.
+        """
+        if self.uploader is not None and self.uploader.has_entered:
+            with contextlib.suppress(StoreError):
+                self.store.fence.hold()
+
+    def _mark(self) -> None:
+        """Write again what the local disk says of itself, if that was deleted."""
+        if lost := lost_marks(self._here, self._marked):
+            logger.warning("%s lacks %s; writing it again", self.local.root, ", ".join(lost))
+            write_mark(self._here, self.store.root, self._marked)
 
     def _local_keep(self, keep: Keep) -> Keep:
         """Return the policy of the local disk."""

@@ -41,12 +41,13 @@ class UploadThread(ABC):
 
     Attributes:
         is_stopped: whether it is to end.
+        is_dropped: whether it is, and who has it has said nothing of what is left.
     """
 
     def __init__(self, rate: float | None) -> None:
         """Prepare; ``rate`` is in bytes a second, None: as fast as it goes."""
         self._throttle = Throttle(rate)
-        self.is_stopped = self._has_begun = False
+        self.is_stopped = self.is_dropped = self._has_begun = False
         self._ended, self._process = worker.Latch(), os.getpid()
 
     def end(self) -> None:
@@ -89,6 +90,8 @@ class UploadThread(ABC):
         try:
             self._serve()
         finally:
+            if self.is_dropped:
+                self.say_left()
             running.discard(self)
             self._ended.set()
 

@@ -133,6 +133,12 @@ class UploadWaits(UploadThread):
         with self._lock:
             return max(self._awaited, default=-1)
 
+    def until_unawaited(self) -> None:
+        """Wait until nobody waits for an upload: each does so for a bounded time."""
+        while self._awaited:
+            worker.check()
+            time.sleep(LOOK_S)
+
     def wait_all(self, until: float) -> list[int]:
         """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""
         self.begin()

@@ -56,11 +56,16 @@ def words_of(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing below the root; ``kind`` is "file", "directory" or "other" (links, pipes)."""
+    """One thing below the root; ``kind`` is "file", "directory" or "other" (links, pipes).
+
+    Attributes:
+        tag: changes with what is in a file; empty: the list of this store does not say.
+    """
 
     name: str
     kind: str
     size_bytes: int
+    tag: str = ""
 
 
 class DataFiles(Protocol):

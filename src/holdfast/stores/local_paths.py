@@ -1,4 +1,7 @@
-"""What a disk has: room below a place, and files in the kernel's cache. Changes no file."""
+"""What a disk has: its number, room below a place, and what the kernel holds of its files.
+
+Changes no file.
+"""
 
 import contextlib
 import errno
@@ -20,6 +23,14 @@ def forget_below(location: str) -> None:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(descriptor)
+
+
+def device_of(directory: str) -> int | None:
+    """Return the number of the disk that a directory is on; None: it is not there."""
+    try:
+        return os.stat(directory).st_dev
+    except OSError:
+        return None
 
 
 def free_below(place: str) -> int | None:

@@ -236,7 +236,7 @@ class ObjectStore:
             if not child or self._is_bar(f"{name}/{child}" if name else child, item):
                 hidden += 1
             else:
-                entries.append(Entry(child, "file", item["size"]))
+                entries.append(Entry(child, "file", item["size"], item["e_tag"] or ""))
         if not entries and not hidden:
             check_answers(self._client, self._base)
         if not entries and not hidden and key:
