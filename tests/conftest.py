@@ -6,6 +6,7 @@ setting of torch that the program might have: `ambients`.
 
 import gc
 import itertools
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -61,6 +62,10 @@ def _one_thread() -> None:
     # The tensors of tests are small; a second thread only waits for the first.
     torch.set_num_threads(1)
     gc.freeze()  # torch's modules, which each collection would look through
+    # Each test goes through all that do not, several times.
+    for logger in logging.getLogger().manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(autouse=True)

@@ -239,49 +239,53 @@ def many(part: Callable[[int], bytes], count: int) -> bytes:
 
 
 WIDE = ("a" * 50_000 + "\U0001f600").encode()
-BOMBS: dict[str, bytes] = {
-    "lists": many(lambda _: b"]", 200_000),
-    "lists of one": many(lambda _: b"]K\x01a", 100_000),
-    "dicts": many(lambda _: b"}", 200_000),
-    "dicts of one": many(lambda _: b"}K\x01K\x01s", 100_000),
-    "sets": many(lambda _: b"\x8f", 100_000),
-    "frozen sets": many(lambda _: b"(K\x01\x91", 100_000),
-    "tuples of one": many(lambda _: b"N\x85", 200_000),
-    "marks": whole(b"(" * 200_000, b"t" * 200_000),
-    "marks that are dropped": whole(b"(" * 200_000, b"1" * 200_000, b"N"),
-    "copies of the top": whole(b"(N", b"2" * 1_000_000, b"t"),
-    "numbers": many(lambda i: b"J" + struct.pack("<i", 1000 + i), 200_000),
-    "fractions": many(lambda i: b"G" + struct.pack(">d", i), 200_000),
-    "long integers": many(lambda _: b"\x8a\xff" + b"\x01" * 255, 20_000),
-    "wide text": many(lambda _: b"X" + struct.pack("<I", len(WIDE)) + WIDE, 40),
-    "names": many(lambda i: b"cm%d\nx\n" % i, 50_000),
-    "long names": many(lambda i: b"c%s%d\nx\n" % (b"m" * 900, i), 5_000),
-    "unknown objects": many(lambda _: b"cm\nx\n)R", 50_000),
-    "unknown objects of one kind": whole(b"cm\nx\nq\x000(", b"h\x00)R" * 100_000, b"t"),
-    "unknown objects that call each other": whole(b"cm\nx\n", b")R" * 200_000),
-    "items of an unknown object": whole(b"cm\nx\n)R(", b"N" * 500_000, b"e"),
-    "pairs of an unknown object": whole(b"cm\nx\n)R(", b"NN" * 300_000, b"u"),
-    "places of the memo": whole(
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "lists": lambda: many(lambda _: b"]", 200_000),
+    "lists of one": lambda: many(lambda _: b"]K\x01a", 100_000),
+    "dicts": lambda: many(lambda _: b"}", 200_000),
+    "dicts of one": lambda: many(lambda _: b"}K\x01K\x01s", 100_000),
+    "sets": lambda: many(lambda _: b"\x8f", 100_000),
+    "frozen sets": lambda: many(lambda _: b"(K\x01\x91", 100_000),
+    "tuples of one": lambda: many(lambda _: b"N\x85", 200_000),
+    "marks": lambda: whole(b"(" * 200_000, b"t" * 200_000),
+    "marks that are dropped": lambda: whole(b"(" * 200_000, b"1" * 200_000, b"N"),
+    "copies of the top": lambda: whole(b"(N", b"2" * 1_000_000, b"t"),
+    "numbers": lambda: many(lambda i: b"J" + struct.pack("<i", 1000 + i), 200_000),
+    "fractions": lambda: many(lambda i: b"G" + struct.pack(">d", i), 200_000),
+    "long integers": lambda: many(lambda _: b"\x8a\xff" + b"\x01" * 255, 20_000),
+    "wide text": lambda: many(lambda _: b"X" + struct.pack("<I", len(WIDE)) + WIDE, 40),
+    "names": lambda: many(lambda i: b"cm%d\nx\n" % i, 50_000),
+    "long names": lambda: many(lambda i: b"c%s%d\nx\n" % (b"m" * 900, i), 5_000),
+    "unknown objects": lambda: many(lambda _: b"cm\nx\n)R", 50_000),
+    "unknown objects of one kind": lambda: whole(b"cm\nx\nq\x000(", b"h\x00)R" * 100_000, b"t"),
+    "unknown objects that call each other": lambda: whole(b"cm\nx\n", b")R" * 200_000),
+    "items of an unknown object": lambda: whole(b"cm\nx\n)R(", b"N" * 500_000, b"e"),
+    "pairs of an unknown object": lambda: whole(b"cm\nx\n)R(", b"NN" * 300_000, b"u"),
+    "places of the memo": lambda: whole(
         b"N", *(b"r" + struct.pack("<I", (i * 2_654_435_761) % (1 << 32)) for i in range(100_000))
     ),
-    "keys": whole(b"}(", *(b"J" + struct.pack("<i", i) + b"N" for i in range(100_000)), b"u"),
-    "storages": whole(STORAGE + b"0" + STORAGE * 1, *(b"0" + STORAGE for _ in range(10_000))),
-    "copies of a list as dicts": whole(
+    "keys": lambda: whole(
+        b"}(", *(b"J" + struct.pack("<i", i) + b"N" for i in range(100_000)), b"u"
+    ),
+    "storages": lambda: whole(
+        STORAGE + b"0" + STORAGE * 1, *(b"0" + STORAGE for _ in range(10_000))
+    ),
+    "copies of a list as dicts": lambda: whole(
         b"](" + b"](NNe" * 2000 + b"eq\x000(",
         (named("collections.OrderedDict") + b"h\x00\x85R") * 2000,
         b"t",
     ),
-    "copies of a list as sets": whole(
+    "copies of a list as sets": lambda: whole(
         b"](" + b"".join(b"J" + struct.pack("<i", i) for i in range(20_000)) + b"eq\x000(",
         (named("builtins.set") + b"h\x00\x85R") * 2000,
         b"t",
     ),
-    "copies of a text as bytes": whole(
+    "copies of a text as bytes": lambda: whole(
         text("a" * 100_000) + b"q\x00" + text("latin1") + b"q\x0100(",
         (named("_codecs.encode") + b"h\x00h\x01\x86R") * 2000,
         b"t",
     ),
-    "attributes of a namespace": whole(
+    "attributes of a namespace": lambda: whole(
         call("argparse.Namespace"),
         b"}(" + b"".join(text(str(i)) + b"N" for i in range(100_000)) + b"ub",
     ),
@@ -290,7 +294,7 @@ BOMBS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_memory_is_bounded(name: str) -> None:
-    data = BOMBS[name]
+    data = BOMBS[name]()
     tracemalloc.start()
     begin = time.process_time()
     with contextlib.suppress(CorruptError):
@@ -304,25 +308,25 @@ def test_memory_is_bounded(name: str) -> None:
 
 def test_a_bomb_is_refused_with_its_place() -> None:
     with pytest.raises(CorruptError, match=r"more than 4 MiB of memory at byte [\d,]+ of"):
-        read_pickle(BOMBS["lists"], TENSORS, memory_max_bytes=MEMORY_BYTES)
+        read_pickle(BOMBS["lists"](), TENSORS, memory_max_bytes=MEMORY_BYTES)
 
 
 MODULUS = (1 << 61) - 1  # integers that differ by it hash alike
 SLOW = {
-    "integers that hash alike": whole(
+    "integers that hash alike": lambda: whole(
         b"}(", *(number(i * MODULUS) + b"N" for i in range(50_000)), b"u"
     ),
-    "tuples as keys": whole(
+    "tuples as keys": lambda: whole(
         b"}(", *(b"J" + struct.pack("<i", i) + b"\x85N" for i in range(50_000)), b"u"
     ),
-    "a long tuple as a key": whole(b"}(", b"N" * 100_000, b"tNs"),
+    "a long tuple as a key": lambda: whole(b"}(", b"N" * 100_000, b"tNs"),
 }
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_keys_that_may_hash_alike_are_refused(name: str) -> None:
     with pytest.raises(CorruptError, match="a key is"):
-        read_pickle(SLOW[name], TENSORS)
+        read_pickle(SLOW[name](), TENSORS)
 
 
 def honest() -> bytes:

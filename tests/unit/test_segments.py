@@ -41,12 +41,12 @@ def is_whole(path: Path, state: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "state", [noisy(4), noisy(300, 8000), trained()], ids=lambda s: str(len(s))
+    "make", [lambda: noisy(4), lambda: noisy(300, 8000), trained], ids=["large", "small", "trained"]
 )
 def test_one_call_for_a_task_makes_the_bytes_that_many_calls_do(
-    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, state: Any
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch, make: Callable[[], dict[str, Any]]
 ) -> None:
-    options = Options(chunk_elements=50_000)
+    state, options = make(), Options(chunk_elements=50_000)
     holdfast.save(state, one := new_path(), codec="lossless", options=options)
     monkeypatch.setattr(Delta, "by_segment", False)
     holdfast.save(state, many := new_path(), codec="lossless", options=options)
