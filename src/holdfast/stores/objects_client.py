@@ -14,11 +14,11 @@ from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 from ..errors import OptionError, StoreError, shown
-from ..store_settings import StoreSettings, forget_settings, settings_for
+from ..store_settings import StoreSettings, forget_settings, settings_for, values_of
 from ..version import needs
+from .objects_credentials import PREFIXES, check_credentials, unusable
 from .objects_errors import errors_of, is_broken_off, is_conflict, is_passing, is_timeout, said
 from .objects_settings import (
-    PREFIXES,
     Traffic,
     arguments_of,
     default_server,
@@ -99,11 +99,13 @@ def client(scheme: str, bucket: str, limit_s: float | None = None) -> Any:
         raise OptionError(needs("obstore", SCHEMES[scheme], url)) from error
     if is_memory:
         return _clients.setdefault(key, stores.MemoryStore())
+    given = values_of(settings)
+    check_credentials(url, scheme, given)
     arguments = arguments_of(scheme, settings, limit_s)
     try:
         made = stores.from_url(f"{scheme}://{bucket.rpartition('@')[2]}", **arguments)
     except Exception as error:
-        raise OptionError(f"{url}: {said(error)}") from None  # it may hold a secret
+        raise unusable(url, scheme, given, said(error)) from None  # it may hold a secret
     return _clients.setdefault(key, made)
 
 

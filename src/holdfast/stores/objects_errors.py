@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ..errors import HoldfastError, NoSpaceError, StoreError
+from .objects_credentials import TO_SET
 
 Answer = TypeVar("Answer")
 
 WORDS_MAX = 500
 _QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")  # of a URL in an error: it may hold a signature
+# obstore's own: of no use to who reads it, and other numbers each time.
+_NOISE = re.compile(
+    r"Generic \w+ error: | in [\d.]+[nµm]?s(?=,? )|, after \d+ retries, [^-]*(?= - )"
+)
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9_.-]{1,80})\s*</Code>")  # S3's, Azure's and GCS's
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _STATUS = re.compile(r"status code: \d{3}[^:\n]*|redirect without LOCATION|\(code: \w+\)")
@@ -34,16 +39,15 @@ _CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
 _PASSING = ("RequestTimeTooSkewed", "SlowDown", "ExpiredToken", "InvalidToken", "RequestExpired")
 _TIMEOUT = re.compile(r"kind: Timeout")
 _BROKEN_OFF = ("request or response body error", "error decoding response body")
-_METADATA_SERVICE = "http://169.254.169.254"  # asked last, where nothing else is set
+# The service of a machine's role, which is asked last: where nothing else is set.
+_ROLE = re.compile(r"http://169\.254\.169\.254|/latest/(api/token|meta-data)|/computeMetadata/")
+_TOKEN = "Error performing token request"
 _FULL = (
     "QuotaExceeded",
     "InsufficientStorage",
     "StorageFull",
     "EntityTooLarge",
     "status code: 507",
-)
-_CREDENTIALS = (
-    "set those of the store in the environment, such as AWS_ACCESS_KEY_ID, or give a StoreSettings"
 )
 _REGION = "the bucket is elsewhere: set its region (AWS_REGION), or correct the endpoint"
 _KEYS = "check the credentials of this store"
@@ -165,15 +169,17 @@ def failure(what: str, where: str, cause: BaseException) -> StoreError:
             words = f"{reason.format(*match.groups())} ({words})"
             advice = advice or remedy
             break
-    if _METADATA_SERVICE in whole:
-        words, advice = f"no credentials were found ({words})", _CREDENTIALS
+    if _ROLE.search(whole):
+        words, advice = f"no credentials were found ({words})", TO_SET[where[:2]]
+    elif _TOKEN in whole:
+        words, advice = f"the credentials gave no token ({words})", advice or _KEYS
     elif _PAGE.search(whole):
         advice = next(advice for sign, advice in _PAGES if sign.search(signs))
     elif any(map(signs.__contains__, _NO_BUCKET)):
         number = errno.ENODEV  # "not there" is said of objects
     elif kind in _DENIED or any(map(signs.__contains__, _NO_RIGHT)):
         advice = advice or _RIGHT
-    if advice in (_KEYS, _RENEW, _RIGHT, _CREDENTIALS):
+    if advice in (_KEYS, _RENEW, _RIGHT, *TO_SET.values()):
         number = errno.EPERM
     elif advice == _ARCHIVED:
         number = errno.EREMOTEIO
@@ -219,7 +225,7 @@ def is_lock(error: Exception) -> bool:
 
 def said(error: BaseException) -> str:
     """What an error says, without what may be secret: the store's own words, where it has some."""
-    text = str(error).split(_STATE, 1)[0].strip()
+    text = _NOISE.sub("", str(error).split(_STATE, 1)[0].strip())
     if code := _CODE.search(text):
         message = _MESSAGE.search(text)
         return f"{code[1]}: {' '.join(message[1].split())}"[:WORDS_MAX] if message else code[1]

@@ -16,14 +16,13 @@ from urllib.request import getproxies
 
 from ..errors import OptionError
 from ..store_settings import TIMEOUT_S, StoreSettings, values_of
+from .objects_credentials import ACCOUNT, PREFIXES
 
-PREFIXES = {"s3": "AWS_", "az": "AZURE_", "gs": "GOOGLE_"}  # of the environment
 ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
     "gs": ("GOOGLE_BASE_URL",),
 }
-ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 NO_PROXY = "http://127.0.0.1:0"  # a port that nothing can have
 # Hosts of the stores themselves, where no other endpoint is named; and of what gives credentials.
 # No more than these: below others of the same domain anybody can have a host.
