@@ -4,9 +4,11 @@ They hold for a URL in the whole process. So calls that take no options find the
 one server: a run never moves to another one half-way.
 """
 
+import base64
 import re
 import threading
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from .errors import OptionError, shown
 
@@ -43,6 +45,11 @@ _KNOWN: dict[str, dict[str, type]] = {  # by scheme; named as obstore has them
 }
 _PLACE = re.compile(r"(s3|az|gs)://(?:[A-Za-z0-9_-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse", "sse-c")
+_KMS = _ENCRYPTIONS[1:3]
+_CHECKSUMS = ("sha256", "crc64nvme")
+_TIMEOUT_S = (0.01, 86400.0)  # least and most
+_KEY_BYTES = 32  # of AES-256
+_FREE_TEXTS = ("ca_file", "service_account", "service_account_key")  # paths, and JSON
 
 
 class StoreSettings:
@@ -195,17 +202,55 @@ def _check(name: str, value: object, kind: type) -> None:
         fits = type(value) is int and low <= value <= high
         expected = f"an integer from {low} to {high}"
     elif kind is float:
-        fits = isinstance(value, (int, float)) and type(value) is not bool and value > 0
-        expected = "a number of seconds above 0"
+        low_s, high_s = _TIMEOUT_S
+        is_number = isinstance(value, (int, float)) and type(value) is not bool
+        fits = is_number and low_s <= value <= high_s  # type: ignore[operator]
+        expected = f"a number of seconds above 0, from {low_s:g} to {high_s:g}"
+    elif kind is bool:
+        fits, expected = type(value) is bool, "True or False"
     else:
-        fits = type(value) is kind and (kind is bool or str(value).strip() == value != "")
-        expected = "True or False" if kind is bool else "a text without space around it"
+        fits = type(value) is str and value.strip() == value != ""
+        expected = "a text without space around it"
+        if name not in _FREE_TEXTS:
+            fits = fits and re.fullmatch("[!-~]+", str(value)) is not None
+            expected += " or in it, of ASCII characters"
+    if name == "checksum_algorithm" and str(value).lower() not in _CHECKSUMS:
+        fits, expected = False, f"one of {', '.join(_CHECKSUMS)}"
+    if name in ("sse_customer_key_base64", "encryption_key") and not _is_key(value):
+        fits, expected = False, f"a key of {_KEY_BYTES} bytes in base64"
     if name == "server_side_encryption" and value not in _ENCRYPTIONS:
         fits, expected = False, f"one of {', '.join(_ENCRYPTIONS)}"
     if not fits:
         found = f"a {type(value).__name__}" if name in SECRETS else shown(value)
         found = "empty" if value == "" else found
         raise OptionError(f"{name} is {found}; expected {expected}")
+
+
+def _is_key(value: object) -> bool:
+    try:
+        return len(base64.b64decode(str(value), validate=True)) == _KEY_BYTES
+    except ValueError:
+        return False
+
+
+def _check_encryption(place: str, settings: dict[str, Any]) -> None:
+    """Check that settings of encryption go together: a store ignores those that do not."""
+    found = settings.get("server_side_encryption")
+    for name, fitting in (
+        ("sse_customer_key_base64", ("sse-c",)),
+        ("sse_kms_key_id", _KMS),
+        ("sse_bucket_key_enabled", _KMS[:1]),
+    ):
+        if name in settings and found not in fitting:
+            raise OptionError(
+                f"{place} has {name}, and server_side_encryption is {found!r}; expected "
+                f"{' or '.join(map(repr, fitting))}, or no {name}"
+            )
+    if found == "sse-c" and "sse_customer_key_base64" not in settings:
+        raise OptionError(
+            f"{place} has server_side_encryption 'sse-c', but no sse_customer_key_base64; give "
+            f"both. The key has {_KEY_BYTES} bytes"
+        )
 
 
 def _check_together(place: str, settings: dict[str, Any]) -> None:
@@ -221,10 +266,22 @@ def _check_together(place: str, settings: dict[str, Any]) -> None:
     given = [name for name in (*ways, "bearer_token") if name in settings]
     if len(given) > 1:
         raise OptionError(f"{place} has {' and '.join(given)}; expected one of them")
+    given += [name for name in ("access_key_id",) if name in settings]
+    if settings.get("skip_signature") and given:
+        raise OptionError(
+            f"{place} has {given[0]} and skip_signature=True, with which no request is signed; "
+            "expected one of them"
+        )
+    if "{" in settings.get("service_account", ""):
+        raise OptionError(
+            f"service_account of {place} is the text of a key; expected the path of its file. Give "
+            "the text as service_account_key"
+        )
+    _check_encryption(place, settings)
     endpoint = settings.get("endpoint")
     if endpoint is None:
         return
-    if not re.match(r"https?://[^\s/@?#]+(/[^\s@?#]*)?\Z", endpoint):
+    if not is_server(endpoint):
         raise OptionError(
             f"endpoint of {place} is no URL of a server; expected https://HOST or "
             "https://HOST:PORT, without user, password and query"
@@ -234,6 +291,15 @@ def _check_together(place: str, settings: dict[str, Any]) -> None:
             f"endpoint of {place} is {shown(endpoint)}, where others can read and change "
             "requests; use https, or give allow_http=True"
         )
+
+
+def is_server(url: str) -> bool:
+    """Return whether this is the URL of a server: without user, password and query."""
+    try:
+        has_port = urlsplit(url).port != 0  # it raises where that is no number, or too large
+    except ValueError:
+        return False
+    return has_port and re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", url) is not None
 
 
 def _told(server: tuple[Any, ...]) -> str:

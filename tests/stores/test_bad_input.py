@@ -456,6 +456,8 @@ def test_a_credential_that_may_not_delete_still_saves(
     [
         ("minio", "no URL of a server; expected https://HOST"),
         ("localhost:9000", "no URL of a server"),
+        ("https://host:99999", "no URL of a server"),
+        ("https://host:port", "no URL of a server"),
         ("http://127.0.0.1:9", "begins with http:.*set AWS_ALLOW_HTTP=true"),
     ],
 )

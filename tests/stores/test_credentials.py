@@ -60,7 +60,7 @@ def refusals(url: str) -> list[str]:
         (
             "s3://bucket",
             {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": f"{SECRET}\n"},
-            "AWS_SECRET_ACCESS_KEY has space or a line's end around it",
+            "AWS_SECRET_ACCESS_KEY has a space, a line's end or a sign",
         ),
         ("az://bucket", {}, "no account is named; set AZURE_STORAGE_ACCOUNT_NAME, or give account"),
         (
@@ -71,6 +71,11 @@ def refusals(url: str) -> list[str]:
         (
             "az://bucket",
             {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_SAS_KEY": SECRET},
+            "AZURE_STORAGE_SAS_KEY is no shared access signature; .* sig=",
+        ),
+        (
+            "az://bucket",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_SAS_KEY": f"sig=&{SECRET}"},
             "cannot be used .* check AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_SAS_KEY in the env",
         ),
         ("gs://bucket", {"GOOGLE_SERVICE_ACCOUNT_KEY": SECRET}, "SERVICE_ACCOUNT_KEY is not a key"),

@@ -1,8 +1,10 @@
 """Settings beside the environment: what they are, that they hold, and that secrets stay secret."""
 
+import base64
 import copy
 import io
 import logging
+import math
 import pickle
 import subprocess
 import threading
@@ -26,6 +28,7 @@ from stores import doubles, gcs_double, servers
 pytestmark = pytest.mark.usefixtures("bare")
 
 SECRET = "secret-that-nobody-may-see"
+KEY = base64.b64encode(SECRET.encode().ljust(32)).decode()  # of 32 bytes
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +68,72 @@ def test_unknown_settings_are_refused_with_a_list_of_the_known() -> None:
         ("s3://b", {"allow_http": "yes"}, "True or False"),
         ("s3://b", {"server_side_encryption": "rot13"}, "AES256"),
         ("az://b", {"account_key": SECRET, "sas_key": SECRET}, "one of them"),
+        ("s3://b", {"endpoint": "https://host:99999"}, "no URL of a server"),
+        ("s3://b", {"endpoint": "https://host:port"}, "no URL of a server"),
+        ("s3://b", {"checksum_algorithm": "md5"}, "is 'md5'; expected one of sha256, crc64nvme"),
+        ("s3://b", {"checksum_algorithm": "crc32"}, "checksum_algorithm is 'crc32'"),
+        ("s3://b", {"server_side_encryption": "sse-c"}, "no sse_customer_key_base64; give both"),
+        ("s3://b", {"sse_customer_key_base64": KEY}, "encryption is None; expected 'sse-c'"),
+        (
+            "s3://b",
+            {"sse_customer_key_base64": KEY, "server_side_encryption": "AES256"},
+            "encryption is 'AES256'; expected 'sse-c'",
+        ),
+        (
+            "s3://b",
+            {"sse_customer_key_base64": "c2hvcnQ=", "server_side_encryption": "sse-c"},
+            "sse_customer_key_base64 is a str; expected a key of 32 bytes in base64",
+        ),
+        (
+            "s3://b",
+            {"sse_customer_key_base64": f"{SECRET}!", "server_side_encryption": "sse-c"},
+            "sse_customer_key_base64 is a str; expected a key of 32 bytes in base64",
+        ),
+        ("az://b", {"encryption_key": "c2hvcnQ="}, "encryption_key is a str; expected a key of 32"),
+        ("s3://b", {"sse_kms_key_id": "k"}, "sse_kms_key_id, .* expected 'aws:kms' or"),
+        (
+            "s3://b",
+            {"sse_kms_key_id": "k", "server_side_encryption": "sse-c"},
+            "sse_kms_key_id, .* is 'sse-c'; expected 'aws:kms' or 'aws:kms:dsse', or no",
+        ),
+        (
+            "s3://b",
+            {"sse_bucket_key_enabled": True, "server_side_encryption": "aws:kms:dsse"},
+            "sse_bucket_key_enabled, .*; expected 'aws:kms', or no",
+        ),
+        (
+            "s3://b",
+            {"skip_signature": True, "access_key_id": SECRET, "secret_access_key": SECRET},
+            "access_key_id and skip_signature=True",
+        ),
+        ("s3://b", {"region": "eu west"}, "region is 'eu west'; expected a text without space"),
+        ("gs://b", {"bearer_token": f"{SECRET}\nx"}, "bearer_token is a str; .* or in it"),
+        ("gs://b", {"bearer_token": f"{SECRET}é"}, "of ASCII characters"),
+        ("gs://b", {"service_account": f'{{"private_key": "{SECRET}"}}'}, "is the text of a key"),
+        ("s3://b", {"timeout_s": math.inf}, "timeout_s is inf; .*to 86400"),
+        ("s3://b", {"timeout_s": 1e12}, "timeout_s is 1000000000000.0; .*to 86400"),
     ],
 )
 def test_invalid_settings_are_refused(url: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said) as caught:
         StoreSettings(url, **given)
-    assert SECRET not in str(caught.value)
+    assert SECRET not in str(caught.value) and KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"server_side_encryption": "sse-c", "sse_customer_key_base64": KEY},
+        {"server_side_encryption": "aws:kms"},  # with the store's own key
+        {"server_side_encryption": "aws:kms:dsse", "sse_kms_key_id": "k"},
+        {"server_side_encryption": "aws:kms", "sse_bucket_key_enabled": True},
+        {"checksum_algorithm": "SHA256"},
+        {"checksum_algorithm": "crc64nvme"},
+    ],
+)
+def test_settings_that_go_together_are_taken_by_the_client(given: dict[str, Any]) -> None:
+    StoreSettings("s3://bucket", access_key_id="x", secret_access_key=SECRET, **given).use()
+    open_store("s3://bucket/a")
 
 
 def test_options_take_settings_and_nothing_else() -> None:

@@ -6,6 +6,7 @@ Knows no requests: whether a store takes them is found out by the first one.
 import base64
 import json
 import os
+import re
 from typing import Any
 
 from ..errors import OptionError
@@ -22,6 +23,7 @@ TO_SET = {  # where none were found
 }
 _PAIR = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _AZURE_KEY = "AZURE_STORAGE_ACCOUNT_KEY"
+_AZURE_SAS = "AZURE_STORAGE_SAS_KEY"
 _GOOGLE_FILES = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH")
 _GOOGLE_KEY = "GOOGLE_SERVICE_ACCOUNT_KEY"
 _GOOGLE_DEFAULT = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -32,10 +34,12 @@ _GIVEN = {  # any of these in the settings: those of the environment are not use
 }
 _NOT_USED = {
     "s3": (*_PAIR, "AWS_SESSION_TOKEN"),
-    "az": (_AZURE_KEY, "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN"),
+    "az": (_AZURE_KEY, _AZURE_SAS, "AZURE_STORAGE_TOKEN"),
     "gs": (*_GOOGLE_FILES, _GOOGLE_KEY, "GOOGLE_BEARER_TOKEN"),
 }
 _ALWAYS_USED = {"s3": (), "az": (ACCOUNT,), "gs": (_GOOGLE_DEFAULT,)}
+_FREE_TEXTS = (*_GOOGLE_FILES, _GOOGLE_KEY, _GOOGLE_DEFAULT)  # paths, and JSON
+_HEADER = re.compile("[!-~]+")  # what a header of a request may have
 _OF_REQUESTS = ("timeout_s", "part_bytes", "parts_in_flight")
 _KEY_FILE_BYTES_MAX = 1 << 20
 
@@ -54,9 +58,13 @@ def check_credentials(url: str, scheme: str, given: dict[str, Any]) -> None:
         names += _NOT_USED[scheme]
     own = {name: os.environ[name] for name in names if name in os.environ}
     for name, value in own.items():
-        if value.strip() != value or not value:
-            fault = "has space or a line's end around it" if value.strip() else "is empty"
-            raise OptionError(f"{url}: {name} {fault}; set it to its value, or unset it")
+        if not value:
+            raise OptionError(f"{url}: {name} is empty; set it to its value, or unset it")
+        if name not in _FREE_TEXTS and not _HEADER.fullmatch(value):
+            raise OptionError(
+                f"{url}: {name} has a space, a line's end or a sign that is not ASCII; set it to "
+                "its value alone"
+            )
     {"s3": _check_pair, "az": _check_azure, "gs": _check_google}[scheme](url, given, own)
 
 
@@ -108,6 +116,14 @@ def _check_azure(url: str, given: dict[str, Any], own: dict[str, str]) -> None:
         raise OptionError(
             f"{url}: {name} is not base64; expected a key of the account, copied whole"
         ) from None
+    name, key = _AZURE_SAS, own.get(_AZURE_SAS, "sig=")
+    if "sas_key" in given:
+        name, key = "sas_key", given["sas_key"]
+    if "sig=" not in key:
+        raise OptionError(
+            f"{url}: {name} is no shared access signature; expected what follows the '?' of its "
+            "URL, with sig= in it"
+        )
 
 
 def _check_google(url: str, given: dict[str, Any], own: dict[str, str]) -> None:

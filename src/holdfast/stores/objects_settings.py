@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from ..errors import OptionError
-from ..store_settings import TIMEOUT_S, StoreSettings, values_of
+from ..store_settings import TIMEOUT_S, StoreSettings, is_server, values_of
 from .objects_credentials import ACCOUNT, PREFIXES
 
 ENDPOINTS = {
@@ -90,7 +90,7 @@ def _check_server(given: dict[str, Any], options: dict[str, Any]) -> None:
     name = next((name for name in ENDPOINTS["s3"] if os.environ.get(name)), None)
     if name is None or "endpoint" in given:
         return
-    if not (url := os.environ[name]).startswith(("http://", "https://")):
+    if not is_server(url := os.environ[name]):
         raise OptionError(
             f"{name} is no URL of a server; expected https://HOST or https://HOST:PORT"
         )
