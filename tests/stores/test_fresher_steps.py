@@ -110,7 +110,7 @@ def test_the_next_save_ends_the_wait_and_its_step_goes_up(waiting: Waiting) -> N
 
 def test_a_save_that_does_not_come_ends_the_wait_too(waiting: Waiting) -> None:
     waiting.now_s += 44.8
-    waiting.thread._asks.put(None)
+    waiting.thread._asks.put(False)
     until(lambda: 0 < waiting.thread._fresher_in_s < 1)  # by a real clock, too
     waiting.now_s += 1
     within(SOON_S, lambda: until(lambda: steps_in(waiting.store) == [2]))
@@ -200,7 +200,7 @@ def test_a_store_that_is_slow_to_list_does_not_keep_uploads_waiting(
 
 def test_nothing_is_due_while_somebody_has_both_places(waiting: Waiting) -> None:
     with waiting.thread.paused():
-        waiting.thread._asks.put(None)  # as the end of the wait, which is then over for good
+        waiting.thread._asks.put(False)  # as the end of the wait, which is then over for good
         until(lambda: not waiting.thread._fresher_in_s, SOON_S)
 
 

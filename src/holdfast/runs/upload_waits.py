@@ -1,19 +1,23 @@
 """What is asked of an uploader by who waits for it: whether a step is up, and what is left."""
 
+import logging
 import threading
 import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 from .. import worker
 from ..errors import HoldfastError, StoreError
+from ..format.names import some
 from .directory import Run
 from .retention import Keep
 from .upload_policy import Tiers, wanted
 from .upload_thread import LOOK_S, UploadThread
+
+logger = logging.getLogger("holdfast")
 
 
 class UploadWaits(UploadThread):
@@ -22,9 +26,12 @@ class UploadWaits(UploadThread):
     failure: HoldfastError | None
     said: str
     _local: Run
+    _saved: Run
     _store: Run
+    ignored: frozenset[int]
     _keep: Keep
-    _asks: "SimpleQueue[None]"
+    _failures: int
+    _asks: "SimpleQueue[bool]"  # whether somebody waits
     _lock: threading.Lock
     _known: list[int]
     _bad: dict[int, str]
@@ -103,11 +110,11 @@ class UploadWaits(UploadThread):
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """Have no upload wait for a fresher step meanwhile: somebody waits for it."""
+        """Have no upload wait for a fresher step, or after a failure: somebody waits for it."""
         with self._lock:
             self._hurries += 1
-            if self._fresher_in_s:
-                self._asks.put(None)
+            if self._fresher_in_s or self._failures:
+                self._asks.put(True)
         try:
             yield
         finally:
@@ -142,7 +149,7 @@ class UploadWaits(UploadThread):
     def wait_all(self, until: float) -> list[int]:
         """Wait until nothing is left to go up; return what is left at a time of `monotonic`."""
         self.begin()
-        self._asks.put(None)
+        self._asks.put(True)
         with self.hurried():
             while True:
                 left = self.backlog()
@@ -154,3 +161,11 @@ class UploadWaits(UploadThread):
     def is_done(self, left: Collection[int]) -> bool:
         """Return whether waiting does not help: nothing is left, or what is left cannot go up."""
         return self.failure is not None or not set(left) - set(self._bad)
+
+    def say_left(self) -> None:
+        """See `UploadThread`."""
+        with suppress(HoldfastError), self._lock:  # without a request: the store may be away
+            hidden = {*self._known, *self.ignored, *self._saved.damaged}
+            if left := [str(step) for step in self._local.steps() if step not in hidden]:
+                text = f"{self._store.root} lacks step {some(left)} of {self._local.root}. The next"
+                logger.warning("this job ends, and %s job uploads those that it keeps", text)

@@ -33,7 +33,7 @@ from ..errors import (
     StoreError,
 )
 from ..format.fields import comparable_metrics
-from ..format.names import some, step_name
+from ..format.names import step_name
 from ..options import Options
 from ..stores.url import open_store
 from .directory import Run
@@ -47,6 +47,7 @@ from .upload_waits import UploadWaits
 logger = logging.getLogger("holdfast")
 
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after so many failures in a row; then always the last
+WORD_S = 600.0  # between two warnings of failures in a row
 
 
 class Uploader(UploadWaits):
@@ -98,8 +99,8 @@ class Uploader(UploadWaits):
         self.unseen: set[str] | None = None
         self.failure: HoldfastError | None = None
         self.has_entered = self.may_enter = self._has_forgotten = False
-        self.said, self._failures = "", 0
-        self._asks: SimpleQueue[None] = SimpleQueue()
+        self.said, self._failures, self._word_at = "", 0, 0.0
+        self._asks: SimpleQueue[bool] = SimpleQueue()  # whether somebody waits
 
     def begin(self) -> None:
         """Start the thread, if it does not run."""
@@ -141,7 +142,7 @@ class Uploader(UploadWaits):
             self._bad.pop(step, None)
             self.ignored -= {step}
         self.begin()
-        self._asks.put(None)
+        self._asks.put(False)
 
     def check(self, step: int) -> None:
         """Check that a step may be saved.
@@ -184,7 +185,7 @@ class Uploader(UploadWaits):
         finally:
             with self._lock:
                 self._holds -= 1
-            self._asks.put(None)
+            self._asks.put(False)
 
     def forget(self, known: list[int]) -> None:
         """Take note of the steps of the store, which were asked for from outside, in `paused`."""
@@ -195,15 +196,7 @@ class Uploader(UploadWaits):
     def end(self) -> None:
         """Let the thread end soon; what it is at goes on with the next job."""
         super().end()
-        self._asks.put(None)
-
-    def say_left(self) -> None:
-        """See `UploadThread`."""
-        with suppress(HoldfastError), self._lock:  # without a request: the store may be away
-            hidden = {*self._known, *self.ignored, *self._saved.damaged}
-            if left := [str(step) for step in self._local.steps() if step not in hidden]:
-                text = f"{self._store.root} lacks step {some(left)} of {self._local.root}. The next"
-                logger.warning("this job ends, and %s job uploads those that it keeps", text)
+        self._asks.put(True)
 
     def _serve(self) -> None:
         try:
@@ -255,12 +248,17 @@ class Uploader(UploadWaits):
             self._wait()
 
     def _wait(self) -> None:
-        """Wait until there may be something to do; after failures, for a while."""
-        pause = self._fresher_in_s or None
-        if self._failures:
-            pause = PAUSES_S[min(self._failures, len(PAUSES_S)) - 1]
+        """Wait until there may be something to do; after failures for a while, or for who waits."""
         with suppress(Empty):
-            self._asks.get(timeout=pause)
+            if not self._failures:
+                self._asks.get(timeout=self._fresher_in_s or None)
+                return
+            until = time.monotonic() + self._pause_s()
+            while not self._asks.get(timeout=max(0.0, until - time.monotonic())):
+                pass  # a step that nobody waits for: it cannot go up before the others
+
+    def _pause_s(self) -> float:
+        return PAUSES_S[min(self._failures, len(PAUSES_S)) - 1]
 
     def _look_around(self, hidden: Collection[int], up: Collection[int] = ()) -> Tiers:
         with self._lock:
@@ -385,11 +383,12 @@ class Uploader(UploadWaits):
 
     def _fail(self, step: int | None, error: HoldfastError) -> None:
         self._failures += 1
-        text = str(error)
-        if self.said != text:
-            pause = PAUSES_S[min(self._failures, len(PAUSES_S)) - 1]
+        text, now = str(error), time.monotonic()
+        if self._failures == 1 or now >= self._word_at:
+            self._word_at = now + WORD_S
             what = "the store cannot be read" if step is None else f"step {step} is not uploaded"
-            logger.warning("%s yet, and is tried again in %g s: %s", what, pause, text)
+            given = (what, self._pause_s(), text)
+            logger.warning("%s yet, and is tried again in at most %g s: %s", *given)
             self._told.event("behind", step, text=text)
         self.said = text
 

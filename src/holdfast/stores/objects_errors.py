@@ -135,7 +135,7 @@ _REASONS = (
     ),
 )
 _STATE = "\n\nDebug source"  # what follows is for those who write obstore
-_RIGHT = "give this credential the right for it (docs/howto/stores.md lists all)"
+_RIGHT = "give this credential the right for it (docs/howto/stores-setup.md lists all)"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,102 @@
+"""A store that is away while a job goes on with its local disk: when it is asked, what is said."""
+
+import itertools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast import Checkpointer, Options, StoreSettings
+from holdfast.errors import StoreError
+from holdfast.runs import uploader
+from stores import doubles
+from stores.test_tiers import next_job, until
+
+pytestmark = pytest.mark.usefixtures("bare")
+
+SOON_S = 30.0
+KEY = {"access_key_id": "x", "secret_access_key": "y", "region": "us-east-1"}
+
+
+@contextmanager
+def job(
+    endpoint: str, local: Path, url: str = "s3://bucket"
+) -> Iterator[tuple[Checkpointer, uploader.Uploader]]:
+    """Begin a job whose store is at an endpoint; it ends with what is left to upload."""
+    settings = StoreSettings(url, endpoint=endpoint, allow_http=True, timeout_s=0.3, **KEY)
+    options = Options(store=settings)
+    checkpointer = Checkpointer(
+        f"{url}/run", local=local, durable="local", drain_s=0.01, options=options
+    )
+    with pytest.raises(StoreError, match="lacks step"), checkpointer:
+        assert checkpointer.restore({"w": torch.zeros(3)}) is None
+        checkpointer.save(1, {"w": torch.ones(3)})
+        tiers = checkpointer._tiers
+        assert tiers is not None and tiers.uploader is not None
+        yield checkpointer, tiers.uploader
+
+
+@pytest.fixture(autouse=True)
+def _other_job() -> None:
+    next_job()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "tried again" in line]
+
+
+def test_saves_do_not_shorten_the_pause_before_a_store_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def answer(request: doubles.Request) -> doubles.Reply:
+        asked.append(request)
+        return doubles.error(403, "AccessDenied")
+
+    monkeypatch.setattr(uploader, "PAUSES_S", (0.0, 600.0))
+    with doubles.answering(answer) as url, job(url, tmp_path) as (checkpointer, thread):
+        until(lambda: thread._failures == 2 and thread._is_idle, SOON_S)
+        before = len(asked)
+        for step in range(2, 12):
+            checkpointer.save(step, {"w": torch.ones(3)})
+        assert len(asked) == before
+        with thread.hurried():  # somebody waits for the store
+            until(lambda: thread._failures == 3, SOON_S)
+
+
+def test_failures_in_a_row_are_warned_of_once_and_then_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = itertools.count()
+
+    def answer(request: doubles.Request) -> doubles.Reply:
+        return doubles.error(403, "AccessDenied", f"of request {next(count)}")
+
+    monkeypatch.setattr(uploader, "PAUSES_S", (0.0,))
+    for endless_s, least, most in ((600.0, 1, 1), (0.0, 4, 999)):
+        caplog.clear()
+        monkeypatch.setattr(uploader, "WORD_S", endless_s)
+        with (
+            caplog.at_level(logging.WARNING),
+            doubles.answering(answer) as url,
+            job(url, tmp_path / f"{least}", f"s3://bucket{least}") as (_, thread),
+        ):
+            until(lambda: thread._failures > 3, SOON_S)
+        assert least <= len(warnings_of(caplog)) <= most
+        assert "is tried again in at most 0 s: list" in warnings_of(caplog)[0]
+
+
+def test_the_error_of_a_server_that_refuses_connections_is_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploader, "PAUSES_S", (0.0,))
+    said = set[str]()
+    with job("http://127.0.0.1:1", tmp_path) as (_, thread):
+        for failures in range(1, 4):
+            until(lambda: thread._failures > failures, SOON_S)  # noqa: B023
+            said.add(thread.said)
+    assert len(said) == 1
