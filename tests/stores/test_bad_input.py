@@ -205,6 +205,9 @@ DENIED = 'not authorized to perform: s3:GetObject on resource: "arn:aws:s3:::b/%
         (403, "InvalidObjectState", "The operation is not valid", "from the archive"),
         (409, "BlobArchived", "This operation is not permitted", "from the archive"),
         (403, "AllAccessDisabled", "All access is disabled", "closed or suspended"),
+        (400, "InvalidResourceName", "It contains invalid characters", "name of the bucket"),
+        (400, "OutOfRangeInput", "The length is not permissible", "name of the bucket"),
+        (400, "InvalidBucketName", "The bucket is not valid", "name of the bucket"),
         (400, "NotImplemented", "A header you provided implies functionality", "another store"),
     ],
 )
@@ -289,6 +292,23 @@ def test_an_endpoint_that_answers_with_pages(status: int) -> None:
             "a proxy in front" if status == 502 else r"no store's answer(:|\.) [Cc]orrect the end"
         )
         with pytest.raises(StoreError, match=of_whom):
+            open_store("s3://bucket/run").list()
+
+
+@pytest.mark.parametrize("body", [b"<html>Welcome</html>", b'{"ok": true}', b""])
+def test_an_endpoint_that_says_yes_to_everything(body: bytes) -> None:
+    said = r"not a store's.*: correct the endpoint"
+    with (
+        doubles.answering(lambda _: doubles.Reply(200, body)) as url,
+        pytest.raises(StoreError, match=said),
+    ):
+        holdfast.save(STATE, "s3://bucket/run", options=Options(store=at(url)))
+
+
+def test_a_server_without_tls_that_is_asked_with_it() -> None:
+    with doubles.answering(lambda _: doubles.Reply(200)) as url:
+        at(url.replace("http:", "https:")).use()
+        with pytest.raises(StoreError, match=r"does not use TLS.*http://HOST:PORT with allow_http"):
             open_store("s3://bucket/run").list()
 
 

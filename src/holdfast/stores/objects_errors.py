@@ -52,6 +52,7 @@ _FULL = (
 _REGION = "the bucket is elsewhere: set its region (AWS_REGION), or correct the endpoint"
 _KEYS = "check the credentials of this store"
 _RENEW = "they have expired: give new ones"
+_NAME = "correct the endpoint, or the name of the bucket: many stores allow no capitals in it"
 _LOCK = "a lock of the bucket keeps it: wait until its time is over"
 _LOCKS = (
     *("WORM protected", "object lock", "BlobImmutable", "is immutable", "etention", "egalHold"),
@@ -82,6 +83,7 @@ _ADVICE = (
     ("NoSuchBucket", "make the bucket, or correct the URL"),
     ("ContainerNotFound", "make the container, or correct the URL"),
     ("The specified bucket does not exist", "make the bucket, or correct the URL"),
+    *((sign, _NAME) for sign in ("InvalidBucketName", "InvalidResourceName", "OutOfRangeInput")),
     *((sign, _LOCK) for sign in _LOCKS),
     *((sign, _BUSY) for sign in ("SlowDown", "503 Service", "429 Too", "TooManyRequests")),
     *((sign, _BUSY) for sign in ("ServerBusy", "ServiceUnavailable", "rateLimitExceeded")),
@@ -126,6 +128,16 @@ _REASONS = (
         re.compile(r'invalid path: Path "([^"\n]*)"'),
         "another tool made an object whose name is an invalid path: {}",
         "delete or rename it",
+    ),
+    (
+        re.compile("InvalidContentType"),
+        "the server does not use TLS",
+        "correct the endpoint; it may be http://HOST:PORT with allow_http=True",
+    ),
+    (
+        re.compile("non-partial response when range requested|invalid list response: unexp"),
+        "the answer is not a store's",
+        "correct the endpoint",
     ),
     (re.compile(r"dns error"), "nobody knows this host", "correct the endpoint"),
     (
