@@ -39,7 +39,7 @@ FROM = {
     ("tiers", "the store is taken with the first upload"): 5_901,
     ("tiers", "local steps of another past count"): 2_751,
     ("tiers-disk", "the store is taken with the first upload"): 4_751,
-    ("tiers-disk", "local steps of another past count"): 3_501,
+    ("tiers-disk", "local steps of another past count"): 11_201,
     ("tiers-disk", "what another copy published is not synced"): 13_501,
 }
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
