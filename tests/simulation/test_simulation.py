@@ -40,7 +40,7 @@ FROM = {
     ("tiers", "local steps of another past count"): 2_751,
     ("tiers-disk", "the store is taken with the first upload"): 4_751,
     ("tiers-disk", "local steps of another past count"): 11_201,
-    ("tiers-disk", "what another copy published is not synced"): 13_501,
+    ("tiers-disk", "what another copy published is not synced"): 14_201,
 }
 # One of thousands of worlds notices it; `campaign.py --plant` finds it.
 RARE = (
