@@ -7,10 +7,14 @@ import pytest
 import torch
 
 import holdfast
+from holdfast import Keep
 from holdfast.cli import main
 from holdfast.errors import StoreError
 from holdfast.format.lag import lag_of
 from holdfast.format.names import step_name
+from holdfast.runs.directory import Run
+
+from .conftest import Command
 
 
 @pytest.fixture
@@ -26,6 +30,10 @@ def local(tmp_path: Path) -> str:
     with pytest.raises(StoreError, match="step 2"):
         late.close()
     return path
+
+
+def steps_in(path: str) -> list[int]:
+    return Run(path, Keep.all()).steps()
 
 
 @pytest.mark.parametrize("verb", [["ls"], ["inspect"], ["watch", "--once"]])
@@ -106,3 +114,66 @@ def test_a_mark_that_is_none_is_passed_over(
     mark.unlink() if content is None else mark.write_bytes(content)
     assert main(["ls", local]) == 0
     assert "behind" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def ahead(tmp_path: Path) -> str:
+    """A local disk with steps 1 to 4, of which the store has 1 and 2."""
+    store, path = str(tmp_path / "store"), str(tmp_path / "local")
+    keep = Keep.local(9)
+    with holdfast.Checkpointer(store, local=path, signals=(), keep=keep) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": torch.ones(1000)})
+    late = holdfast.Checkpointer(
+        store, local=path, signals=(), keep=keep, durable="local", drain_s=0.1, upload_bytes_s=100.0
+    )
+    for step in (3, 4):
+        late.save(step, {"w": torch.ones(1000)})
+    with pytest.raises(StoreError, match="step 3, 4"):
+        late.close()
+    return path
+
+
+def test_prune_deletes_no_step_that_only_the_local_disk_has(
+    ahead: str, tmp_path: Path, holdfast_command: Command
+) -> None:
+    words = ("prune", ahead, "--keep", "latest=1")
+    dry = holdfast_command(*words)
+    assert dry.code == 0 and "would be deleted: 1, 2\n" in dry.out
+    assert f"only this disk has 3: the store behind it, {tmp_path}/store, does not" in dry.out
+    done = holdfast_command(*words, "--delete", "--json").document
+    assert (done["removed"], done["kept"], done["spared"]) == ([1, 2], [3, 4], [3])
+    assert steps_in(ahead) == [3, 4]
+    again = holdfast_command(*words, "--delete")
+    assert (
+        "nothing to delete" in again.out and f"holdfast copy {ahead} {tmp_path}/store" in again.out
+    )
+    assert steps_in(ahead) == [3, 4]
+    # What it advises brings them up; then they may go.
+    assert holdfast_command("copy", ahead, tmp_path / "store").code == 0
+    gone = holdfast_command(*words, "--delete")
+    assert "only this disk" not in gone.out and steps_in(ahead) == [4]
+    assert steps_in(str(tmp_path / "store")) == [1, 2, 3, 4]
+
+
+def test_prune_keeps_a_local_step_that_is_another_checkpoint_in_the_store(
+    ahead: str, tmp_path: Path
+) -> None:
+    holdfast.save({"n": 7}, tmp_path / "store" / step_name(3), step=3)
+    assert holdfast.prune(ahead, Keep.latest(1), dry_run=False).spared == (3,)
+    assert steps_in(ahead) == [3, 4]
+
+
+def test_prune_of_a_local_disk_needs_its_store(
+    ahead: str, tmp_path: Path, holdfast_command: Command
+) -> None:
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").touch()  # which no directory can be read from
+    for more in ([], ["--delete"]):
+        answer = holdfast_command("prune", ahead, "--keep", "latest=1", *more)
+        assert answer.code == 2, answer
+        assert f"is the local disk before {tmp_path}/store, which cannot be read" in answer.err
+    assert steps_in(ahead) == [1, 2, 3, 4]
+    (tmp_path / "store").unlink()  # its disk is not mounted
+    found = holdfast.prune(ahead, Keep.latest(1), dry_run=False)
+    assert (found.removed, found.spared) == ((), (1, 2, 3))

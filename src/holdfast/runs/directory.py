@@ -184,9 +184,13 @@ class Run(RunSteps):
                 kept |= below  # of what could not go
         return gone
 
-    def doomed(self) -> list[int]:
-        """Return the steps that the policy does not keep, none before what needs it."""
-        return self._judged(())[0]
+    def doomed(self, spare: Collection[int] = ()) -> list[int]:
+        """Return the steps that the policy does not keep, none before what needs it.
+
+        Args:
+            spare: steps that stay all the same.
+        """
+        return self._judged(spare)[0]
 
     def metric_names(self) -> set[str]:
         """Return the names of metrics that the steps have, where the policy has looked at them."""

@@ -13,14 +13,16 @@ from datetime import datetime
 
 from ..brief import brief
 from ..engine.epochs import NO_EPOCH, epoch_name, held, newest_epoch
+from ..engine.transfer import is_same
 from ..errors import BusyError, NotCommittedError, OptionError, StoreError, shown
-from ..format.names import some
+from ..format.names import some, step_name
 from ..format.progress import RankProgress
 from ..stores.base import Store, list_if_there
 from ..stores.tail import read_head
 from ..stores.url import open_store
 from .check_run import read_progress
 from .directory import Run
+from .local_mark import read_mark
 from .progress_file import pid_space
 from .retention import Keep
 
@@ -38,6 +40,9 @@ class Pruned:
         kept: steps that stay.
         freed_bytes: size of what was removed.
         dry_run: True if nothing was deleted.
+        spared: steps that the policy does not keep, and that stay since only this local disk has
+            them.
+        store: the store behind this local disk; empty: there is none.
 
     Example:
         ``print(holdfast.prune("runs/a", holdfast.Keep.latest(3)).removed)``
@@ -48,6 +53,8 @@ class Pruned:
     kept: tuple[int, ...]
     freed_bytes: int
     dry_run: bool
+    spared: tuple[int, ...] = ()
+    store: str = ""
 
     __repr__ = brief
 
@@ -56,7 +63,8 @@ def prune(path: str | os.PathLike[str], keep: Keep, *, dry_run: bool = True) -> 
     """Delete the steps of a run that a policy does not keep.
 
     The newest step stays, and so do the bases of delta checkpoints that stay. A step that cannot be
-    read stays too, with all before it that it may need.
+    read stays too, with all before it that it may need. So does a step of a local disk that the
+    store behind it does not have.
 
     Args:
         path: directory of the run.
@@ -71,7 +79,7 @@ def prune(path: str | os.PathLike[str], keep: Keep, *, dry_run: bool = True) -> 
         NotCommittedError: this is no run, or it has no steps.
         BusyError: a job runs there.
         FencedError: a job has begun there meanwhile.
-        StoreError: the disk or the network failed.
+        StoreError: the disk or the network failed, or the store behind a local disk cannot be read.
 
     Example:
         ``holdfast.prune("runs/a", holdfast.Keep.latest(3), dry_run=False)``
@@ -88,17 +96,44 @@ def prune(path: str | os.PathLike[str], keep: Keep, *, dry_run: bool = True) -> 
         )
     run.fence.look()
     run.fence.inherits = True
-    doomed = run.doomed()
+    judged = run.doomed()
     _check_metrics(run, keep)
+    behind = read_mark(store).store
+    spared = _only_here(store, behind, judged) if behind else set[int]()
+    doomed = run.doomed(spared)
     sizes = {step: run.disk_bytes(step) for step in doomed}
     if not dry_run and doomed:
         run.fence.hold()
-        run.make_room()
+        run.make_room(spared)
         after = run.steps()
         doomed = [step for step in doomed if step not in after]
     kept = tuple(step for step in before if step not in doomed)
     freed_bytes = sum(sizes[step] for step in doomed)
-    return Pruned(store.location, tuple(sorted(doomed)), kept, freed_bytes, dry_run)
+    removed, stay = tuple(sorted(doomed)), tuple(sorted(spared))
+    return Pruned(store.location, removed, kept, freed_bytes, dry_run, stay, behind)
+
+
+def _only_here(local: Store, behind: str, steps: Sequence[int]) -> set[int]:
+    """Return those steps of a local disk that the store behind it does not have, or not the same.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    try:
+        store = open_store(behind)
+        there = set(Run(behind, Keep.all()).steps())
+    except (OptionError, StoreError) as error:
+        raise StoreError(
+            f"{local.location} is the local disk before {behind}, which cannot be read: {error}. "
+            "So it is not known which steps only this disk has, and nothing was deleted. Prune "
+            "again when the store can be read"
+        ) from error
+    below = {step: step_name(step) for step in steps}
+    return {
+        step
+        for step, name in below.items()
+        if step not in there or not is_same(local.below(name), store.below(name))
+    }
 
 
 def _check_metrics(run: Run, keep: Keep) -> None:

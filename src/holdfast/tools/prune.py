@@ -38,6 +38,8 @@ def prune(path: str, rules: Sequence[str], *, delete: bool) -> Document:
         "removed": list(found.removed),
         "kept": list(found.kept),
         "freed_bytes": found.freed_bytes,
+        "spared": list(found.spared),
+        "store": found.store,
     }
 
 
@@ -65,12 +67,23 @@ def render(document: Document) -> list[str]:
     removed, kept = document["removed"], document["kept"]
     size = show_bytes(document["freed_bytes"])
     where, policy = printable(document["path"]), printable(document["keep"])
+    lines = [where]
+    if spared := document["spared"]:
+        place = printable(document["store"])
+        stay = "it stays" if len(spared) == 1 else "they stay"
+        lines += [
+            f"  only this disk has {_some(spared)}: the store behind it, {place}, does not. So "
+            f"{stay}",
+            "  the next job with both directories uploads what its policy keeps; 'holdfast copy "
+            f"{where} {place}' uploads all. Then prune again",
+        ]
+    by_policy = [step for step in kept if step not in spared]
     if not removed:
-        return [where, f"  {policy} keeps all {show_count(len(kept), 'step')}: nothing to delete"]
+        stay = show_count(len(by_policy), "step")
+        return [*lines, f"  {policy} keeps {'' if spared else 'all '}{stay}: nothing to delete"]
     done = "would be deleted" if document["dry_run"] else "were deleted"
-    lines = [
-        where,
-        f"  kept by {policy}: {_some(kept)}",
+    lines += [
+        f"  kept by {policy}: {_some(by_policy)}",
         f"  {show_count(len(removed), 'step')} of {size} {done}: {_some(removed)}",
     ]
     if document["dry_run"]:
