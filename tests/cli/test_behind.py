@@ -1,5 +1,8 @@
 """What `ls`, `inspect` and `watch` say of a local run and the store behind it."""
 
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,9 @@ import torch
 import holdfast
 from holdfast import Keep
 from holdfast.cli import main
-from holdfast.errors import StoreError
+from holdfast.errors import NoSpaceError, StoreError
 from holdfast.format.lag import lag_of
+from holdfast.format.local_room import LocalRoom, local_room
 from holdfast.format.names import step_name
 from holdfast.runs.directory import Run
 
@@ -177,3 +181,72 @@ def test_prune_of_a_local_disk_needs_its_store(
     (tmp_path / "store").unlink()  # its disk is not mounted
     found = holdfast.prune(ahead, Keep.latest(1), dry_run=False)
     assert (found.removed, found.spared) == ((), (1, 2, 3))
+
+
+STEP = 500_000  # elements of four bytes
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mount a disk of a size; give a directory on it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mounted(size: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+        if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("only root may mount a small file system")
+        return disk / "local"
+
+    yield mounted
+    subprocess.run(["umount", str(disk)], capture_output=True)
+
+
+def save_steps(store: Path, local: Path, steps: range) -> None:
+    keep = Keep.latest(5) | Keep.local(2)
+    with holdfast.Checkpointer(store, local=local, signals=(), keep=keep) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, {"w": torch.full((STEP,), float(step))})
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_a_local_disk_that_makes_room_for_each_save_is_not_called_full(
+    count: int,
+    small_disk: Callable[[str], Path],
+    tmp_path: Path,
+    holdfast_command: Command,
+) -> None:
+    local = small_disk("5m")  # two steps and a half
+    save_steps(tmp_path / "store", local, range(1, count + 1))
+    assert holdfast.check_run(local) == []
+    answer = holdfast_command("report", local, "-o", tmp_path / "r.html")
+    assert answer.code == 0 and "good: All is well" in answer.out
+    assert "room for 0 saves" not in (tmp_path / "r.html").read_text()
+    save_steps(tmp_path / "store", local, range(count + 1, count + 2))  # it does fit
+
+
+def test_a_local_disk_without_room_names_the_rule_of_local_disks(
+    small_disk: Callable[[str], Path], tmp_path: Path, holdfast_command: Command
+) -> None:
+    local = small_disk("3m")  # a step and a half
+    save_steps(tmp_path / "store", local, range(1, 2))
+    (alert,) = holdfast.check_run(local)
+    assert alert.rule == "disk" and "the next save does not fit" in alert.text
+    answer = holdfast_command("report", local, "-o", tmp_path / "r.html")
+    assert "bad: The disk is full" in answer.out and "Keep.local(n) needs room for" in answer.out
+    with pytest.raises(NoSpaceError, match=r"Keep\.local") as caught:
+        save_steps(tmp_path / "store", local, range(2, 3))
+    for text in (answer.out, str(caught.value)):
+        assert "Keep.latest(n)" not in text and "n + 1" not in text
+
+
+def test_the_newest_local_step_makes_no_way_nor_does_one_that_may_be_going_up() -> None:
+    sizes = {1: 10, 2: 200, 3: 3000, 4: 40000}
+    given = {"is_shared": True, "is_delta": False}
+    assert local_room(sizes, [], **given) == LocalRoom(40000, 3210, True)
+    assert local_room(sizes, [2, 3, 4], **given) == LocalRoom(40000, 210, True)
+    assert local_room(sizes, [1, 4], **given) == LocalRoom(40000, 3200, True)
+    assert local_room({4: 7}, [4], **given) == LocalRoom(7, 0, True)
+    assert local_room(sizes, [], is_shared=True, is_delta=True) == LocalRoom(40000, 0, True)
+    assert local_room(sizes, [], is_shared=False, is_delta=False) == LocalRoom(40000, 0, False)
+    assert local_room({}, [], is_shared=False, is_delta=False) == LocalRoom()

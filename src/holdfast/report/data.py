@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..format.local_room import LocalRoom
+
 _SAVING = ("wait", "plan", "stage", "encode", "write", "sync", "commit", "retire")
 PHASES = (*_SAVING, "read", "place", "other")  # "other" is no span: what is in none
 
@@ -222,6 +224,7 @@ class RunData:
         free_bytes: room on the disk, where that is known.
         contents: of the newest step that could be opened.
         behind: what `holdfast inspect` says of the store behind a local run; None: there is none.
+        room: of a local run, what its disk does when it is full.
     """
 
     path: str
@@ -235,4 +238,5 @@ class RunData:
     contents: Contents | None
     scrubbed: str
     behind: Mapping[str, Any] | None = None
+    room: LocalRoom | None = None
     findings: tuple[Finding, ...] = ()

@@ -13,7 +13,7 @@ from ..tools.text import printable
 from .charts import Line, bar_chart, legend, line_chart, stacked_bar, stacked_columns, svg, tip
 from .contents import OTHERS
 from .data import PHASES, Finding, RunData, Save, Step
-from .rules import at_stake, intervals, next_save_bytes, spikes, stall_share, typical
+from .rules import at_stake, intervals, next_save_bytes, room_bytes, spikes, stall_share, typical
 from .words import short, show_age, show_bytes, show_seconds, shown
 
 CHAIN_MAX = 40
@@ -108,8 +108,8 @@ def _overview_facts(run: RunData) -> Iterator[Fact]:
         lost = "all steps" if there is None else f"what is newer than step {there:,}"
         yield "If this disk is lost", lost if run.behind["since"] else "nothing"
     if run.free_bytes is not None:
-        needed = next_save_bytes(run)
-        room = f", room for {run.free_bytes // needed:,} saves" if needed else ""
+        needed, room_there = next_save_bytes(run), room_bytes(run) or 0
+        room = f", room for {room_there // needed:,} saves" if needed else ""
         yield "Free on the disk", f"{show_bytes(run.free_bytes)}{room}"
     if run.scrubbed:
         yield "Last scrubbed", f"{run.scrubbed} UTC"

@@ -17,6 +17,7 @@ from .. import Checkpoint, __version__
 from .. import open as open_checkpoint
 from ..errors import HoldfastError, NotCommittedError, StoreError
 from ..format import spec
+from ..format.local_room import LocalRoom, local_room
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_of
 from ..stores.base import Store
 from ..stores.url import open_store
@@ -91,8 +92,19 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         contents=contents,
         scrubbed=scrubbed,
         behind=document.get("behind"),
+        room=_local_room(steps, document.get("behind")),
     )
     return replace(found, findings=tuple(findings_of(found)))
+
+
+def _local_room(steps: Sequence[Step], behind: Mapping[str, Any] | None) -> LocalRoom | None:
+    if behind is None:
+        return None
+    here = [s for s in steps if s.state == "committed" and s.step is not None]  # the newest first
+    sizes = {s.step: s.disk_bytes for s in here if s.step is not None}
+    is_delta = bool(here and here[0].base)
+    # Of the disks of several hosts each has some files of a step.
+    return local_room(sizes, behind["waiting"], is_shared=bool(here), is_delta=is_delta)
 
 
 def _is_left_over(step: Step, steps: Sequence[Step]) -> bool:

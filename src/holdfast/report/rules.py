@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from ..format.local_room import LOCAL_ROOM
 from ..format.measured import FAILURE
 from ..format.names import some, step_of
 from ..format.stragglers import Straggler, robust, stragglers
@@ -122,33 +123,36 @@ def _behind(run: RunData) -> Iterator[Finding]:
 
 def next_save_bytes(run: RunData) -> int:
     """Estimate what the next save takes on the disk: as much as the largest of the newest."""
+    if run.room is not None and run.room.step_bytes:  # other hosts may have further files
+        return run.room.step_bytes
     kept = [step.disk_bytes for step in run.steps if step.state == "committed"][-3:]
     saves = [save.stored_bytes for save in run.timing.saves if save.verb == "save"][-3:]
     return max([*kept, *saves], default=0)
 
 
+def room_bytes(run: RunData) -> int | None:
+    """Return what saves may take on the disk; None: not known. A full local disk deletes steps."""
+    old_bytes = 0 if run.room is None else run.room.old_bytes
+    return None if run.free_bytes is None else run.free_bytes + old_bytes
+
+
 def _disk(run: RunData) -> Iterator[Finding]:
-    needed, free = next_save_bytes(run), run.free_bytes
-    if free is None or not needed:
+    needed, room = next_save_bytes(run), room_bytes(run)
+    if room is None or not needed:
         return
     advice = "Free space, or keep fewer steps: Keep.latest(n) needs room for n + 1"
-    if free < needed:
-        yield Finding(
-            "bad",
-            "disk",
-            "The disk is full: the next save has no room",
-            f"A save takes {show_bytes(needed)}, and {show_bytes(free)} are free.",
-            advice,
-        )
-    elif free < 3 * needed:
-        count = free // needed
-        yield Finding(
-            "warn",
-            "disk",
-            f"The disk has room for {count} more save{'s' * (count != 1)}",
-            f"A save takes {show_bytes(needed)}, and {show_bytes(free)} are free.",
-            advice,
-        )
+    sizes = f"A save takes {show_bytes(needed)}, and {show_bytes(run.free_bytes or 0)} are free"
+    if run.room is not None:
+        advice = LOCAL_ROOM
+        if run.room.old_bytes:
+            sizes += f"; old steps of {show_bytes(run.room.old_bytes)} are deleted for it"
+    if room < needed:
+        title = "The disk is full: the next save has no room"
+        yield Finding("bad", "disk", title, f"{sizes}.", advice)
+    elif room < 3 * needed and not (run.room is not None and run.room.is_shared):
+        count = room // needed
+        title = f"The disk has room for {count} more save{'s' * (count != 1)}"
+        yield Finding("warn", "disk", title, f"{sizes}.", advice)
 
 
 def stragglers_of(heat: Sequence[HeatRow]) -> list[Straggler]:

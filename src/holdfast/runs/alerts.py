@@ -76,6 +76,7 @@ class Facts:
         saves: what each rank measured of the newest saves, as in metrics.jsonl; the newest last.
         free_bytes: of the disk.
         step_bytes: size of the newest step in its files.
+        old_bytes: of a local disk: size of the steps that are deleted before a save fails.
         growth: how many steps each save adds, with what is deleted taken off.
         waits: the first step that the store behind a local disk lacks, and since when.
     """
@@ -88,6 +89,7 @@ class Facts:
     saves: Sequence[Sequence[Mapping[str, Any]]] = ()
     free_bytes: int | None = None
     step_bytes: int = 0
+    old_bytes: int = 0
     growth: float = 1.0
     waits: tuple[int, float] | None = None
 
@@ -156,7 +158,7 @@ def _rank(record: Mapping[str, Any], at: int) -> int:
 
 def _disk(facts: Facts, free_bytes: int, limit: float) -> list[Alert]:
     # One step more than are kept: the new one is written before an old one is deleted.
-    room = free_bytes / facts.step_bytes
+    room = (free_bytes + facts.old_bytes) / facts.step_bytes
     saves = room if room < 1 or facts.growth <= 0 else room / facts.growth
     if room >= 1 and (facts.growth <= 0 or saves >= limit):
         return []

@@ -6,11 +6,15 @@ Knows the files of a run; neither ranks nor tensors.
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from ..errors import NotCommittedError, StoreError
+from ..engine.check import read_manifest
+from ..engine.transfer import present
+from ..errors import HoldfastError, NotCommittedError, StoreError
 from ..format.lag import lag_of
 from ..format.local_mark import MARK_NAME
+from ..format.local_room import LocalRoom, local_room
 from ..format.measured import TAIL_BYTES, decode_lines, newest_failure, newest_saves
 from ..format.names import all_metrics, step_name, step_of
 from ..format.progress import FILE_BYTES_MAX, PROGRESS_PREFIX, RankProgress, decode_slots
@@ -20,6 +24,8 @@ from ..stores.base import Store
 from ..stores.tail import read_head, read_tails
 from ..stores.url import open_store
 from .alerts import GROWTH_SAVES, STRAGGLER_SAVES, Alert, Facts, Limits, judge
+from .retention import Keep
+from .run_steps import RunSteps
 
 SILENT_S = 60.0  # a job that runs writes once a second; a busy disk may hold that up
 
@@ -109,7 +115,7 @@ def _facts(store: Store, names: Sequence[str], ranks: Sequence[RankProgress]) ->
     gone = [step for step in saved if step not in there or not _is_committed(store, step)]
     # Each save of the window that kept the count of steps as it was let one go.
     is_pruned = len(gone) >= len(recent) > 0
-    return Facts(
+    facts = Facts(
         now_s=now_s,
         durable_s=durable_s,
         failed=newest_failure(records) if failed is None else (failed.failed_step, failed.failed),
@@ -119,8 +125,33 @@ def _facts(store: Store, names: Sequence[str], ranks: Sequence[RankProgress]) ->
         free_bytes=free_bytes,
         step_bytes=sum(_count(record.get("stored_bytes")) for record in newest),
         growth=0.0 if is_pruned else 1.0,
-        waits=lag_of(records).oldest if MARK_NAME in names else None,
     )
+    if MARK_NAME not in names:
+        return facts
+    here = [step for step in listed if _is_committed(store, step)]
+    uploaded = {record["step"] for record in records if record.get("verb") == "upload"}
+    room = _local_room(store, here, set(here) - uploaded)
+    return replace(
+        facts,
+        step_bytes=room.step_bytes,
+        old_bytes=room.old_bytes,
+        growth=0.0 if room.is_shared else facts.growth,
+        waits=lag_of(records).oldest,
+    )
+
+
+def _local_room(local: Store, steps: Sequence[int], waiting: Collection[int]) -> LocalRoom:
+    is_shared = is_delta = False
+    sizes = dict[int, int]()
+    with contextlib.suppress(HoldfastError):  # what is damaged is said by who restores it
+        run = RunSteps(local.location, Keep.all(), None)
+        sizes = {step: run.disk_bytes(step) for step in steps}
+        if steps:
+            newest = local.below(step_name(steps[-1]))
+            manifest = read_manifest(newest)
+            is_delta = manifest.table.header.base is not None
+            is_shared = all(present(newest, manifest))
+    return local_room(sizes, waiting, is_shared=is_shared, is_delta=is_delta)
 
 
 def _is_committed(store: Store, step: int) -> bool:

@@ -26,7 +26,7 @@ from .retention import Keep
 if TYPE_CHECKING:
     from ..group.base import Group
 
-_ROOM = (
+ROOM = (
     "The newest step is written before an old one is deleted, so n steps take the room of n + 1. "
     "Keep fewer steps, or free space for one more"
 )
@@ -38,12 +38,14 @@ class RunSteps:
     Attributes:
         keep: the policy.
         damaged: steps that could not be restored; the same on every rank.
+        room: what its steps need.
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: Keep, limit_s: float | None) -> None:
         self._store = open_store(root, "root", limit_s)
         self.keep = keep
         self.damaged: set[int] = set()
+        self.room = ROOM
         self._seen = False  # whether the directory was there
 
     @property
@@ -164,11 +166,12 @@ class RunSteps:
         """Say what a full disk has to do with the policy."""
         steps = self.steps()
         taken = sum(self.disk_bytes(step) for step in steps) / 1e9
-        return f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r}). {_ROOM}"
+        kept = f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r})"
+        return f"{kept}. {self.room}"
 
     def room_advice(self) -> str:
         """Say what is known of that without asking the disk, which may take long."""
-        return f"The policy is {self.keep!r}. {_ROOM}"
+        return f"The policy is {self.keep!r}. {self.room}"
 
     def disk_bytes(self, step: int) -> int:
         """Return the size of the data files of a step."""

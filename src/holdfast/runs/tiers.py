@@ -18,6 +18,7 @@ from ..engine.retire import let_go
 from ..engine.transfer import take_manifest
 from ..errors import HoldfastError, OptionError, StoreError, shown
 from ..format import spec
+from ..format.local_room import LOCAL_ROOM
 from ..format.names import step_name, step_of
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
@@ -81,6 +82,7 @@ class TieredRun(TierWaits):
         self._chains = chains
         self.beside = HostUploads(local, store.root, options, rate)
         self.local = Run(local, self._local_keep(store.keep))
+        self.local.room = LOCAL_ROOM
         check_apart(local, store.root, local, store.root)
         self._here, self._there = open_store(local), open_store(store.root)
         store.fence.is_whole = True
