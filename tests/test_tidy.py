@@ -22,7 +22,7 @@ NATIVE_DEFINED_IN = {"kernel": "codec_kernel"}  # public headers whose source ha
 
 # A room may import rooms of lower layers and itself: never sideways, never up.
 LAYERS = [
-    {"brief", "cached", "errors", "streams", "threads", "version", "_core"},
+    {"brief", "cached", "errors", "processes", "streams", "threads", "version", "_core"},
     {"store_settings"},
     {"layout", "boxes", "options", "worker", "arguments"},
     {"format", "codecs", "stores", "group"},
@@ -60,6 +60,7 @@ EDGE_MAY_IMPORT = {
         "options",
         "layout",
         "integrations",
+        "processes",
         "version",
         "_core",
     },

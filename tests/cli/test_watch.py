@@ -2,7 +2,10 @@
 
 import io
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +114,8 @@ def test_a_silent_job_and_a_failed_save_are_said(tmp_path: Path) -> None:
     failed = {"failed_step": 1200, "failed_s": NOW_S - 40, "failed": f"StoreError: {HOSTILE}"}
     said = [rank(n, time_s=NOW_S - 60, state="failed", **failed) for n in range(3)]
     text = "\n".join(shown(make_run(tmp_path, *said), 80))
-    assert "the job has said nothing for 60 s" in text
+    assert "the job has said nothing for 60 s: it hangs, or was killed" in text
+    assert "last known: step 1,234 of training" in text and "next save" not in text
     assert "1 rank not heard of" in text
     assert "the save of step 1,200 failed: StoreError: \\x1b[2J\\u202ee[bold]vil\\x0a" in text
     assert "\x1b" not in text and "\u202e" not in text
@@ -188,3 +192,56 @@ def test_saves_before_the_metrics_were_split_are_shown_and_judged(tmp_path: Path
         holdfast.save({"n": 1}, root / f"step-{step:08d}", step=step)
     (alert,) = holdfast.check_run(root, stall_s=0.2, disk_saves=None, straggler=None)
     assert (alert.rule, alert.step) == ("stall", 1000)
+
+
+TRAINING = """
+import sys, time, torch, holdfast
+store, local = sys.argv[1:]
+state = {"w": torch.ones(1000)}
+with holdfast.Checkpointer(store, local=local or None, every=1) as checkpointer:
+    checkpointer.step(1, state)
+    checkpointer.wait()
+    print("saved", flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def tiered_job(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A job that has saved to a local disk, whose store has the step, and that runs on."""
+    words = [sys.executable, "-c", TRAINING, str(tmp_path / "store"), str(tmp_path / "local")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stdout.readline() == "saved\n"
+        while not [*(tmp_path / "local").glob(".progress-*")]:
+            assert job.poll() is None
+        yield job
+        job.kill()
+
+
+def test_the_store_of_a_job_with_a_local_disk_says_that_it_runs(
+    tiered_job: "subprocess.Popen[str]", tmp_path: Path, holdfast_command: Command
+) -> None:
+    out = holdfast_command("watch", tmp_path / "store", "--once").out
+    assert f"process {tiered_job.pid} on this machine has this run" in out
+    assert "no job" not in out
+    assert "step 1 of training" in holdfast_command("watch", tmp_path / "local", "--once").out
+    tiered_job.kill()
+    tiered_job.wait()
+    assert "no job says" in holdfast_command("watch", tmp_path / "store", "--once").out
+
+
+def test_a_killed_job_is_said_to_have_ended_and_nothing_else(
+    tiered_job: "subprocess.Popen[str]", tmp_path: Path, holdfast_command: Command
+) -> None:
+    tiered_job.kill()
+    tiered_job.wait()
+    out = holdfast_command("watch", tmp_path / "local", "--once").out
+    assert f"process {tiered_job.pid} has ended" in out and "last known: step 1 of training" in out
+    assert "in flight" not in out and "next save" not in out
+
+
+def test_a_save_of_a_silent_job_has_no_rate_and_no_bars(tmp_path: Path) -> None:
+    text = "\n".join(shown(make_run(tmp_path, *(rank(n, time_s=NOW_S - 60) for n in range(4))), 80))
+    assert "\nlast known: saving step 1,200: 2.50 GB of 4.00 GB\n" in text
+    assert "/s " not in text and "writing" not in text

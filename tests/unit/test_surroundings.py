@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import holdfast
+from holdfast import processes
 from holdfast.engine import memory, workspace
 from holdfast.errors import BusyError, StoreError
-from holdfast.runs import progress_file, prune
+from holdfast.runs import progress_file
 from holdfast.stores.local import LocalStore
 from holdfast.testing import Fault, faulty
 
@@ -106,7 +107,7 @@ def test_a_job_that_cannot_be_seen_is_not_taken_for_dead(
             pass
         monkeypatch.undo()
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(prune, "pid_space", lambda: 7)
+            elsewhere.setattr(processes, "pid_space", lambda: 7)
             with pytest.raises(BusyError, match=f"in use by process {ended.pid} on"):
                 holdfast.prune(tmp_path, holdfast.Keep.latest(1), dry_run=False)
         with monkeypatch.context() as hidden:

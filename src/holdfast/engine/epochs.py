@@ -6,15 +6,12 @@ How a job takes one is in `runs/fence.py`. Knows no ranks.
 import errno
 import json
 import os
-import re
 
 from ..errors import FencedError, OptionError, StoreError
+from ..format.epoch import EPOCH_BYTES_MAX, epoch_of
 from ..format.names import step_of
 from ..stores.base import Store, list_if_there
 
-_PREFIX = ".epoch-"
-_EPOCH = re.compile(re.escape(_PREFIX) + r"\d{8,15}")
-_BYTES_MAX = 4096
 _LOOKS = 5  # while other jobs take epochs
 
 Epoch = tuple[int, str]  # number, and what tells its file from another job's of that number
@@ -28,12 +25,12 @@ os.register_at_fork(after_in_child=_names.clear)
 
 def epoch_name(epoch: int) -> str:
     """Name the file of an epoch."""
-    return f"{_PREFIX}{epoch:08d}"
+    return f".epoch-{epoch:08d}"
 
 
 def is_epoch(name: str) -> bool:
     """Return whether a file has the name of an epoch."""
-    return _EPOCH.fullmatch(name) is not None
+    return epoch_of(name) is not None
 
 
 def this_job() -> str:
@@ -63,7 +60,7 @@ def newest_job(run: Store) -> str | None:
         if not newest:
             return None
         try:
-            found = json.loads(run.get(epoch_name(newest), _BYTES_MAX))
+            found = json.loads(run.get(epoch_name(newest), EPOCH_BYTES_MAX))
             return str(found.get("job", ""))
         except StoreError as error:
             if last or error.errno != errno.ENOENT:  # else a newer job has just taken its place
@@ -79,7 +76,8 @@ def newest_job(run: Store) -> str | None:
 
 def epochs_of(run: Store) -> list[int]:
     """List the epochs of a run."""
-    return [_number(e.name) for e in list_if_there(run) or [] if is_epoch(e.name)]
+    found = [epoch_of(entry.name) for entry in list_if_there(run) or []]
+    return [epoch for epoch in found if epoch is not None]
 
 
 def newest_epoch(run: Store) -> Epoch:
@@ -91,21 +89,18 @@ def newest_epoch(run: Store) -> Epoch:
         StoreError: it cannot be read.
     """
     for last in (False,) * (_LOOKS - 1) + (True,):
-        entries = {entry.name: entry for entry in list_if_there(run) or []}
-        name = max(filter(is_epoch, entries), key=_number, default="")
-        if not name:
+        entries = {epoch_of(entry.name): entry for entry in list_if_there(run) or []}
+        number = max(filter(None, entries), default=None)
+        if number is None:
             return NO_EPOCH
         try:
-            tag = entries[name].tag or run.get(name, _BYTES_MAX).decode(errors="replace")
-            return _number(name), tag
+            entry = entries[number]
+            tag = entry.tag or run.get(entry.name, EPOCH_BYTES_MAX).decode(errors="replace")
+            return number, tag
         except StoreError as error:
             if last or error.errno != errno.ENOENT:  # else a newer job has just taken its place
                 raise
     raise AssertionError("the last look returns or raises")
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix(_PREFIX))
 
 
 def check_epoch(store: Store) -> None:
@@ -137,7 +132,7 @@ def describe(run: Store, epoch: int) -> str:
 
 def _read(run: Store, epoch: int) -> dict[str, object]:
     try:
-        found = json.loads(run.get(epoch_name(epoch), _BYTES_MAX))
+        found = json.loads(run.get(epoch_name(epoch), EPOCH_BYTES_MAX))
     except (StoreError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

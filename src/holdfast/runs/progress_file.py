@@ -23,6 +23,7 @@ from ..format.progress import (
     encode_slot,
     progress_name,
 )
+from ..processes import pid_space
 
 if TYPE_CHECKING:
     from ..engine.ledger import Ledger
@@ -34,14 +35,6 @@ logger = logging.getLogger("holdfast")
 TICK_S = 1.0  # a job that ends before the first one leaves no trace
 END_S = 1.0  # for the thread to remove what it wrote
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-def pid_space() -> int:
-    """Return the number of this process's PID namespace; 0: it is not known."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
 
 
 class ProgressFile:

@@ -4,30 +4,27 @@ Refuses a run that a job writes to. Else it takes the run's next epoch first, so
 frozen meanwhile is refused and cannot save beside the deletion.
 """
 
-import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from ..brief import brief
 from ..engine.epochs import NO_EPOCH, epoch_name, held, newest_epoch
 from ..engine.transfer import is_same
 from ..errors import BusyError, NotCommittedError, OptionError, StoreError, shown
+from ..format.epoch import EPOCH_BYTES_MAX, decode_taker
 from ..format.names import some, step_name
-from ..format.progress import RankProgress
+from ..processes import has_ended, has_lived_since
 from ..stores.base import Store, list_if_there
 from ..stores.tail import read_head
 from ..stores.url import open_store
 from .check_run import read_progress
 from .directory import Run
 from .local_mark import read_mark
-from .progress_file import pid_space
 from .retention import Keep
 
 LIVE_S = 300.0  # a job that was silent for longer does not run, or its clock is far off
-_EPOCH_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,45 +156,15 @@ def _running(store: Store, names: Sequence[str]) -> str | None:
     """Say which job runs there, as far as can be told; None: none does."""
     for said in read_progress(store, names):
         is_fresh = abs(time.time() - said.time_s) < LIVE_S
-        if is_fresh and not _is_dead(said):
+        if is_fresh and not has_ended(said.host, said.pid, said.pid_space):
             return f"process {said.pid} on {said.host}, which said so at step {said.step}"
     newest = newest_epoch(store)
     if newest in (NO_EPOCH, held.get(store.location)):
         return None
     try:
-        found = json.loads(read_head(store, epoch_name(newest[0]), _EPOCH_BYTES_MAX))
-        host, pid, started = str(found["host"]), int(found["pid"]), str(found["started"])
-        began_s = datetime.fromisoformat(started).timestamp()
-    except (StoreError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # it says nothing of a job
-    if host != os.uname().nodename or not 0 < _started_s(pid) <= began_s + 1:
+        taker = decode_taker(read_head(store, epoch_name(newest[0]), EPOCH_BYTES_MAX))
+    except StoreError:
         return None
-    return f"process {pid} on this machine, which has taken its epoch {newest[0]}"
-
-
-def _is_dead(said: RankProgress) -> bool:
-    """Whether a process of this machine has ended; of others, nobody can tell.
-
-    Nor of one whose pid counts elsewhere: containers may share the name of their host.
-    """
-    if said.host != os.uname().nodename or said.pid_space not in (0, pid_space()):
-        return False
-    try:
-        os.kill(said.pid, 0)  # /proc may hide what is another user's
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        pass
-    return False
-
-
-def _started_s(pid: int) -> float:
-    """Return when a process of this machine began, in seconds since 1970; 0: there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        with open("/proc/stat", encoding="ascii") as file:
-            booted = next(int(line.split()[1]) for line in file if line.startswith("btime"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return 0.0
-    return booted + ticks / os.sysconf("SC_CLK_TCK")
+    if taker is None or not has_lived_since(taker.host, taker.pid, taker.since_s):
+        return None
+    return f"process {taker.pid} on this machine, which has taken its epoch {newest[0]}"

@@ -9,9 +9,11 @@ from heapq import heappush, heappushpop
 from typing import Any
 
 from ..errors import NotCommittedError, StoreError
+from ..format.epoch import EPOCH_BYTES_MAX, decode_taker, epoch_of
 from ..format.measured import FAILURE, TAIL_BYTES, decode_lines, error_of
 from ..format.names import all_metrics, step_name, step_of
 from ..format.progress import FILE_BYTES_MAX, PROGRESS_PREFIX, RankProgress, decode_slots
+from ..processes import has_ended, has_lived_since
 from ..stores.base import Store
 from ..stores.tail import read_head, read_tails
 from ..stores.url import open_store
@@ -57,6 +59,7 @@ def look(path: str) -> Document:
         "steps": steps,
         "newest": newest if steps else None,
         "ranks": [_as_dict(said) for said in ranks],
+        "process": None if ranks else _process(store, names),
         "saves": saves[-SAVES_SHOWN:],
         "behind": behind(store, [*names, *map(step_name, last)]),
     }
@@ -82,7 +85,25 @@ def _ranks(store: Store, names: list[str]) -> list[RankProgress]:
 
 
 def _as_dict(said: RankProgress) -> Document:
-    return {name: getattr(said, name) for name in said.__slots__}
+    found = {name: getattr(said, name) for name in said.__slots__}
+    return found | {"has_ended": has_ended(said.host, said.pid, said.pid_space)}
+
+
+def _process(store: Store, names: list[str]) -> int | None:
+    """Return the process of this machine that has the run; None: nobody can tell of one.
+
+    With a local disk before the run, its progress file is on that disk.
+    """
+    epochs = {epoch: name for name in names if (epoch := epoch_of(name)) is not None}
+    if not epochs:
+        return None
+    try:
+        taker = decode_taker(read_head(store, epochs[max(epochs)], EPOCH_BYTES_MAX))
+    except StoreError:  # a newer job has just taken its place
+        return None
+    if taker is None or not has_lived_since(taker.host, taker.pid, taker.since_s):
+        return None
+    return taker.pid
 
 
 def _saves(data: bytes) -> list[Document]:

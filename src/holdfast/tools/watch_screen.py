@@ -74,7 +74,7 @@ def draw(document: Document, width: int, lines: int) -> RenderableType:
         parts += [_training(document), Text()]
         parts += _flight(document, width, max(3, min(RANKS_SHOWN_MAX, lines - STEP_ROWS - 10)))
     else:
-        parts += [Text("no job says that it runs here", style="yellow")]
+        parts += [_unseen(document["process"])]
         if document["saves"] and (error := document["saves"][-1]["error"]) is not None:
             parts += [_failed(document["saves"][-1]["step"], error, width)]
     room = lines - 3 - sum(_height(part) for part in parts)
@@ -94,6 +94,20 @@ def _heading(document: Document, width: int) -> Text:
     return Text.assemble((where, "bold"), facts)
 
 
+def _unseen(process: int | None) -> Text:
+    """Say what is known of a job without a progress file."""
+    if process is None:
+        return Text("no job says that it runs here", style="yellow")
+    text = (
+        f"process {process} on this machine has this run. It writes no progress here: with local="
+    )
+    return Text(f"{text}, watch its local directory")
+
+
+def _is_silent(document: Document, said: Document) -> bool:
+    return bool(said["has_ended"] or document["now_s"] - said["time_s"] > SILENT_S)
+
+
 def _training(document: Document) -> Text:
     ranks = document["ranks"]
     first = ranks[0]
@@ -101,16 +115,22 @@ def _training(document: Document) -> Text:
     size = first["world_size"]
     text = f"step {first['step']:,} of training" if first["step"] >= 0 else "before the first step"
     text += f"   {show_count(size, 'rank')} on {show_count(hosts, 'host')}"
-    if first["due_step"] >= 0:
+    silent = [said["rank"] for said in ranks if _is_silent(document, said)]
+    are_all = len(silent) == len(ranks)
+    if are_all:
+        text = f"last known: {text}"
+    elif first["due_step"] >= 0:
         text += f"   next save at step {first['due_step']:,}"
     elif first["due_s"] > 0:
         text += f"   next save in {max(0.0, first['due_s'] - document['now_s']):.0f} s"
     line = Text(text)
-    silent = [s["rank"] for s in ranks if document["now_s"] - s["time_s"] > SILENT_S]
     if silent:
         oldest_s = document["now_s"] - min(s["time_s"] for s in ranks)
-        who = "the job" if len(silent) == len(ranks) else f"rank {', '.join(map(str, silent[:4]))}"
-        line.append(f"\n{who} has said nothing for {oldest_s:.0f} s", style="bold red")
+        who = "the job" if are_all else f"rank {', '.join(map(str, silent[:4]))}"
+        why = "it hangs, or was killed"
+        if ended := [s["pid"] for s in ranks if s["has_ended"]]:
+            why = f"process {', '.join(map(str, ended[:4]))} has ended"
+        line.append(f"\n{who} has said nothing for {oldest_s:.0f} s: {why}", style="bold red")
     ahead_s = max(s["time_s"] for s in ranks) - document["now_s"]
     if ahead_s > SILENT_S:
         text = f"\nthe job's clock is {ahead_s:,.0f} s ahead of this one: times are not comparable"
@@ -132,15 +152,17 @@ def _flight(document: Document, width: int, rows: int) -> list[RenderableType]:
     found: list[RenderableType] = []
     if failed:
         found.append(_failed(failed[0]["failed_step"], failed[0]["failed"], width))
+    written = sum(said["written_bytes"] for said in here)
+    total = sum(said["total_bytes"] for said in here)
+    head = f"saving step {step:,}: {show_bytes(written)} of {show_bytes(total)}"
+    if all(_is_silent(document, said) for said in ranks):
+        return [*found, Text(f"last known: {head}")] if running else found
     if not running:
         if not failed:
             found.append(Text(f"no save in flight; the last one was step {step:,}"))
         return found
-    written = sum(said["written_bytes"] for said in here)
-    total = sum(said["total_bytes"] for said in here)
     taken_s = max(0.0, document["now_s"] - min(said["began_s"] for said in here))
     rate = f"   {show_bytes(int(written / taken_s))}/s" if written and taken_s > 0 else ""
-    head = f"saving step {step:,}: {show_bytes(written)} of {show_bytes(total)}"
     found.append(Text(f"{head}{rate}   {taken_s:.0f} s", style="bold"))
     here.sort(key=lambda said: (_share(said), said["rank"]))
     found.append(_bars(here[:rows], width))
