@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast.errors import NoSpaceError, StoreError
 from holdfast.format.lag import lag_of
 from holdfast.format.local_room import LocalRoom, local_room
 from holdfast.format.names import step_name
+from holdfast.format.unfinished import unfinished
 from holdfast.runs.directory import Run
 
 from .conftest import Command
@@ -250,3 +252,61 @@ def test_the_newest_local_step_makes_no_way_nor_does_one_that_may_be_going_up() 
     assert local_room(sizes, [], is_shared=True, is_delta=True) == LocalRoom(40000, 0, True)
     assert local_room(sizes, [], is_shared=False, is_delta=False) == LocalRoom(40000, 0, False)
     assert local_room({}, [], is_shared=False, is_delta=False) == LocalRoom()
+
+
+UPLOADING = """
+import sys, torch, holdfast
+store, local = sys.argv[1:]
+given = {"durable": "local", "upload_bytes_s": 1e5}
+checkpointer = holdfast.Checkpointer(store, local=local, signals=(), **given)
+checkpointer.save(1, {"n": 1})
+checkpointer.wait(tier="store")
+checkpointer.save(2, {"w": torch.ones(1_000_000)})
+sys.stdin.read()
+"""
+
+
+def test_an_interrupted_upload_is_called_one(tmp_path: Path, holdfast_command: Command) -> None:
+    store, local = tmp_path / "store", tmp_path / "local"
+    words = [sys.executable, "-c", UPLOADING, str(store), str(local)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as job:
+        while not [*store.glob(f"{step_name(2)}/data/*/copy-*")]:
+            assert job.poll() is None
+        job.kill()
+    why = "it is being uploaded or copied, or that was interrupted"
+    for verb in ("ls", "inspect"):
+        assert f"uncommitted: {why}" in holdfast_command(verb, store).out
+    found = holdfast_command("repair", store)
+    assert (
+        found.code == 0 and f"unfinished {store}/{step_name(2)}: {why}; the next job" in found.out
+    )
+    assert "Use another" not in found.out
+    (note,) = holdfast_command("report", store, "--json").document["findings"][:1]
+    assert note["text"].startswith(f"I{why[1:]}. The next job")
+    assert (
+        "which a save or an upload is writing or has left" in holdfast_command("verify", store).out
+    )
+    for verb in ("inspect", "repair"):
+        assert why in holdfast_command(verb, store / step_name(2)).err
+    # The next job does as they say.
+    with holdfast.Checkpointer(store, local=local, signals=()) as checkpointer:
+        assert checkpointer.restore({"w": torch.zeros(1_000_000)}) == 2
+        checkpointer.save(3, {"n": 3})
+    assert "uncommitted" not in holdfast_command("ls", store).out
+    assert steps_in(str(store)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("names", "tells", "words"),
+    [
+        (["data", "00000-0.hf"], True, "being written, or a save died"),
+        (["data", "00000-0.hf"], False, "being saved or uploaded"),
+        (["data"], True, "being saved or uploaded"),
+        (["data", "00000-0.hf", "copy-00001-0.hf"], True, "being uploaded or copied"),
+        (["data", f".manifest-{'0' * 32}.copy-{'1' * 16}"], True, "being uploaded or copied"),
+    ],
+)
+def test_a_step_without_manifest_says_no_more_than_its_files_tell(
+    names: list[str], tells: bool, words: str
+) -> None:
+    assert words in unfinished(names, tells=tells)

@@ -204,7 +204,7 @@ def test_steps_that_are_not_checked_are_named(new_path: NewPath, holdfast_comman
     good, *others = answer.out.splitlines()
     assert good.startswith(f"good {root}/step-3: ")
     assert others == [
-        "not checked: 2 steps without MANIFEST, which a save is writing or has left: "
+        "not checked: 2 steps without MANIFEST, which a save or an upload is writing or has left: "
         "step-1, step-2",
         "not checked: 1 step that PyTorch DCP wrote: step-4",
     ]

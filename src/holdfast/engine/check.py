@@ -41,6 +41,7 @@ from ..format.names import (
 from ..format.signature import Statement
 from ..format.table import Table, decode_table, encode_table, renumbered_tensors
 from ..format.tiling import check_tiling
+from ..format.unfinished import unfinished
 from ..stores.base import NOT_A_FILE, Entry, Names, Store
 from .marker import is_marker, without_marker
 from .read import check_not_removed, check_not_replaced, open_data_file, still_there
@@ -126,16 +127,20 @@ def _why_not_committed(store: Store) -> str:
     if spec.DATA_DIRECTORY in names:
         if lost := lost_manifest(store):
             return lost
-        return (
-            f"{place} has data files but no MANIFEST: it is being written, or a save died. "
-            "Wait, or use another checkpoint"
-        )
+        why = unfinished([*names, *_data_names(store)], tells=store.shows_pending)
+        return f"{place} has data files but no MANIFEST: {why}. Wait, or use another checkpoint"
     steps = sorted(name for name in names if name.startswith("step-"))
     if steps:
         return f"{place} is a run, not one checkpoint; give one of its steps, such as {steps[-1]}"
     if DCP_METADATA_NAME in names:
         return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' converts it"
     return f"{place} has no MANIFEST: it is not a checkpoint; expected the directory of one"
+
+
+def _data_names(store: Store) -> list[str]:
+    data = spec.DATA_DIRECTORY
+    saves = [e.name for e in store.list(data) if e.kind == "directory"]
+    return [entry.name for save in saves for entry in store.list(f"{data}/{save}")]
 
 
 def _steps_beside(store: Store) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..errors import CorruptError, NoSpaceError, NotCommittedError, StoreError
 from ..format import spec
 from ..format.manifest import Manifest, decode_manifest
+from ..format.unfinished import COPY_PREFIX
 from ..layout import whole
 from ..options import SLOT_BYTES, Options
 from ..plan.load_plan import plan_load
@@ -25,7 +26,6 @@ from .slot_writes import SlotWrites, slots_for
 
 Report = Callable[[int], None]
 PIECE_BYTES = 1 << 20  # of headers and footers
-PENDING_PREFIX = "copy-"  # of files that are not whole
 GONE = (errno.ENOENT, errno.ESTALE)
 
 
@@ -170,7 +170,7 @@ class _NewFile:
         self._here, self._there = here, there
         self._name = self._pending = manifest.file_names[file]
         if there.shows_pending:
-            self._pending = f"{below}/{PENDING_PREFIX}{self._name.rpartition('/')[2]}"
+            self._pending = f"{below}/{COPY_PREFIX}{self._name.rpartition('/')[2]}"
         self._size = int(manifest.table.file_bytes[file])
         self._end = int(manifest.payload_end[file])
         self._manifest, self._file, self._writes = manifest, file, writes
@@ -270,7 +270,7 @@ def sweep_copies(there: Store) -> bool:
     for save in there.list(spec.DATA_DIRECTORY):
         below = f"{spec.DATA_DIRECTORY}/{save.name}"
         names = [entry.name for entry in there.list(below)] if save.kind == "directory" else []
-        if names and all(name.startswith(PENDING_PREFIX) for name in names):
+        if names and all(name.startswith(COPY_PREFIX) for name in names):
             there.remove_all([f"{below}/{name}" for name in names])
             there.remove_directory(below)
             found = True

@@ -24,9 +24,10 @@ import secrets
 
 from ..errors import NoSpaceError, StoreError
 from ..format import spec
+from ..format.unfinished import COPY
 from ..stores.base import Entry, Store
 
-ANNOUNCED, COPY = ".gone-", ".copy-"  # in the names of a removal, and of a copy's pending manifest
+ANNOUNCED = ".gone-"  # in the names of a removal
 _BY, _DATA = "by", "data"  # in a directory of a removal
 OVER = ".over"  # in the name of what is to replace another checkpoint, and of its lock
 CLOSED = b"closed"  # content of a lock that keeps a save from replacing anything: no stamp is so

@@ -24,6 +24,7 @@ from ..format.manifest import Manifest, check_table, encode_manifest
 from ..format.names import data_file_name, dotted, is_save_id
 from ..format.order import merge_orders
 from ..format.table import Table, decode_table, unpacked_bytes
+from ..format.unfinished import COPY_PREFIX, UPLOADING
 from ..layout import ROLES, Group, Path, Tensor, tiling_fault
 from ..stores.base import Entry, Store
 
@@ -90,8 +91,10 @@ def rebuild(store: Store, save_id: str, orders: Sequence[Sequence[Path]] = ()) -
     """
     footers, unreadable = _read_footers(store, save_id)
     if not footers:
+        is_copy = any(name.rpartition("/")[2].startswith(COPY_PREFIX) for name in unreadable)
         raise CorruptError(
             f"{store.location}: no data file of the save {save_id} has a readable footer"
+            + (f", as {UPLOADING}" if is_copy else "")
         )
     first = footers[0]
     for other in footers[1:]:

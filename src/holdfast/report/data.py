@@ -141,6 +141,7 @@ class Step:
         stored_bytes: of its payloads.
         fault: what is wrong with it; "" if nothing is known.
         parts: bytes stored of each part of the state, such as "model.layers"; of the newest steps.
+        unfinished: why it is not committed; "" if it is.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Step:
     metrics: Mapping[str, float]
     fault: str
     parts: Mapping[str, int] = field(default_factory=dict)
+    unfinished: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,7 @@ def _step_of(
         world_size=listed["world_size"],
         metrics=metrics,
         fault=fault,
+        unfinished=listed["unfinished"] or "",
     )
 
 

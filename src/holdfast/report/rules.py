@@ -304,9 +304,10 @@ def _notes(run: RunData) -> Iterator[Finding]:
         yield Finding("note", "jumps", f"The clock went backwards {often}", "Saves stay in order.")
     pending = [step for step in run.steps if step.state == "uncommitted"]
     if pending:
-        names = ", ".join(step.name for step in pending[-3:])
-        text = "It is being written, or its save died; the next save sweeps it."
-        yield Finding("note", "uncommitted", f"{names}: not committed", text)
+        for why in dict.fromkeys(step.unfinished for step in pending):
+            names = ", ".join([s.name for s in pending if s.unfinished == why][-3:])
+            text = f"{why[:1].upper()}{why[1:]}. The next job goes on with it, or removes it."
+            yield Finding("note", "uncommitted", f"{names}: not committed", text)
     if timing.unread_files:
         files = f"{timing.unread_files:,} older file{'s' * (timing.unread_files != 1)} of metrics"
         count = f"{sum((timing.counts or {}).values()):,} newest saves and restores"

@@ -13,7 +13,7 @@ from ..format.values import decode_value, encode_value
 from ..stores.base import Store
 from ..stores.url import open_store
 from .behind import behind, behind_text
-from .run_listing import RunListing, Step
+from .run_listing import RunListing, Step, why_unfinished
 from .text import (
     columns,
     cut,
@@ -81,12 +81,16 @@ def describe_one(step: Step, latest: str | None) -> Document:
         "repaired": False,
         "foreign": list(step.foreign),
         "error": None,
+        "unfinished": None,
     }
     if step.foreign:
         return found | empty | {"state": "dcp" if names_of_dcp(step.foreign) else "foreign"}
     if not step.committed:
         lost = _lost_manifest(step) if step.name == latest else None
-        return found | empty | ({"state": "damaged", "error": lost} if lost else {})
+        if lost:
+            return found | empty | {"state": "damaged", "error": lost}
+        run = open_store(step.location).above()
+        return found | empty | {"unfinished": why_unfinished(run, step.name)}
     try:
         checkpoint = open_checkpoint(step.location)
     except HoldfastError as error:
@@ -103,6 +107,7 @@ def describe_one(step: Step, latest: str | None) -> Document:
         "base": checkpoint.base,
         "repaired": REPAIRED[0] in checkpoint.objects(),
         "error": wrong and f"it {wrong}",
+        "unfinished": None,
     }
 
 
@@ -175,7 +180,7 @@ def _step_cells(step: Document) -> tuple[str, str, str]:
         names = some([printable(name) for name in step["foreign"]])
         return (name, size, f"has no files of holdfast, only {names}")
     if step["state"] == "uncommitted":
-        return (name, size, "uncommitted: it is being written, or a save died")
+        return (name, size, f"uncommitted: {step['unfinished']}")
     if step["error"] is not None:
         return (name, size, f"{step['state']}: {printable(step['error'])}")
     parts = [show_count(step["tensors"], "tensor"), show_count(step["world_size"], "rank")]

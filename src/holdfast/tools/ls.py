@@ -74,7 +74,7 @@ def _is_run(store: Store) -> bool:
 def _step(store: Store, step: Step) -> Document:
     found, name = describe_one(step, _latest(store)), step.name
     kept = ("name", "state", "disk_bytes", "step", "world_size", "metrics", "codecs", "base")
-    entry = {key: found[key] for key in kept}
+    entry = {key: found[key] for key in (*kept, "unfinished")}
     error = found["error"] and found["error"].replace(f"{store.location}/{name}/", "")
     return entry | {"error": error, "durable_s": _durable_s(store, name)}
 
@@ -168,7 +168,8 @@ def _cells(step: Document, now_s: float) -> tuple[str, ...]:
     if step["error"] is not None:
         what = [f"{step['state']}: {printable(step['error'])}"]
     elif step["state"] != "committed":
-        what = [step["state"]]
+        why = step["unfinished"]
+        what = [f"{step['state']}: {why}" if why else step["state"]]
     else:
         codecs = [codec for codec in step["codecs"] if codec != "raw"]
         base = f"on {_short(step['base'])}" if step["base"] else ""

@@ -7,12 +7,13 @@ from .. import repair as repair_one
 from ..errors import HoldfastError, NotCommittedError, OptionError
 from ..stores.url import open_store
 from .progress import Progress
-from .run_listing import Step, disk_bytes, find_run
+from .run_listing import Step, disk_bytes, find_run, why_unfinished
 from .text import printable, repaired_advice, show_count
 from .verify import describe_damage, describe_lost, render_damage, render_lost
 
 Document = dict[str, Any]
 SHOWN_MAX = 20  # tensors in lines for people; --json has all
+_NEXT_JOB = "the next job that saves or uploads here goes on with it, or removes it"
 MANIFEST_WHOLE = "MANIFEST is whole, and --write rebuilds nothing else; nothing was written"
 
 
@@ -101,8 +102,10 @@ def _look_at(step: Step, progress: Progress, known: dict[str, Any]) -> Document 
     except NotCommittedError:  # retired meanwhile, or nothing was ever written
         return None
     except HoldfastError as error:
-        state = "unread" if step.committed else "unfinished"
-        return _result(step.location) | {"state": state, "error": str(error)}
+        if step.committed:
+            return _result(step.location) | {"state": "unread", "error": str(error)}
+        why = why_unfinished(open_store(step.location).above(), step.name)
+        return _result(step.location) | {"state": "unfinished", "error": f"{why}; {_NEXT_JOB}"}
 
 
 def _describe(found: Any) -> Document:

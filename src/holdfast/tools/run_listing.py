@@ -13,6 +13,7 @@ from functools import partial
 from ..errors import StoreError
 from ..format import spec
 from ..format.names import DCP_METADATA_NAME, LATEST_BYTES_MAX, LATEST_NAME, is_foreign
+from ..format.unfinished import unfinished
 from ..stores.base import Store
 from ..stores.url import open_store
 
@@ -147,6 +148,18 @@ def disk_bytes(store: Store, name: str) -> int:
                 files = store.list(f"{data}/{save.name}")
                 total += sum(e.size_bytes for e in files if e.kind == "file")
     return total
+
+
+def why_unfinished(store: Store, name: str) -> str:
+    """Say why the step of this name is not committed."""
+    names = list[str]()
+    with contextlib.suppress(StoreError):
+        names += [entry.name for entry in store.list(name)]
+        data = f"{name}/{spec.DATA_DIRECTORY}"
+        for save in store.list(data):
+            if save.kind == "directory":
+                names += [entry.name for entry in store.list(f"{data}/{save.name}")]
+    return unfinished(names, tells=store.shows_pending)
 
 
 def look_at(store: Store, name: str) -> Step:

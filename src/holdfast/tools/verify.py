@@ -26,7 +26,7 @@ from .text import printable, repaired_advice, show_bytes, show_count
 Document = dict[str, Any]
 BOXES_SHOWN_MAX = 3  # of a tensor; --json has all
 NOT_CHECKED = {
-    "no MANIFEST": "without MANIFEST, which a save is writing or has left",
+    "no MANIFEST": "without MANIFEST, which a save or an upload is writing or has left",
     "dcp": "that PyTorch DCP wrote",
 }
 Signers = Sequence[str] | None
