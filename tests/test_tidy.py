@@ -53,6 +53,7 @@ TORCH_FILES |= {"convert/rebuild.py", "convert/dcp_metadata.py"}
 GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {
+        "brief",
         "convert",
         "format",
         "stores",

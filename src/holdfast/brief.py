@@ -1,4 +1,4 @@
-"""A record as a short text, however much it holds. Knows nothing else."""
+"""A record, however much it holds, a size, or a text as a short text. Knows nothing else."""
 
 import reprlib
 from dataclasses import fields
@@ -7,6 +7,7 @@ from typing import Any
 CHARACTERS_MAX = 1800  # of all fields together
 _ITEMS_MAX = 4  # of a list, tuple, dict or set
 _TEXT_MAX = 120
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
 class _Brief(reprlib.Repr):
@@ -32,3 +33,27 @@ def brief(record: Any) -> str:
         text = _Brief().repr(getattr(record, name))
         parts.append(f"{name}={text if len(text) <= most else f'{text[: most - 1]}…'}")
     return f"{type(record).__name__}({', '.join(parts)})"
+
+
+def show_bytes(count: int) -> str:
+    """Show a number of bytes in decimal units: 1230000 → ``1.23 MB``."""
+    if count < 1000:
+        return f"{count} B"
+    # Three digits: 999.6 kB would round to 1000 kB, so it is shown in the next unit.
+    size = float(count)
+    for unit in _UNITS:
+        size /= 1000
+        if size < 999.5 or unit == _UNITS[-1]:
+            break
+    decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{size:.{decimals}f} {unit}"
+
+
+def shortened(text: str, count: int) -> str:
+    """Cut a text of more than ``count`` characters after a word: ``"no room …"``."""
+    if len(text) <= count:
+        return text
+    head = text[: count - 2]
+    if text[len(head)] != " ":
+        head = head.rpartition(" ")[0] or head
+    return f"{head.rstrip()} …"

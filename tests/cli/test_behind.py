@@ -310,3 +310,12 @@ def test_a_step_without_manifest_says_no_more_than_its_files_tell(
     names: list[str], tells: bool, words: str
 ) -> None:
     assert words in unfinished(names, tells=tells)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_a_limit_that_is_none_is_named_as_it_was_given(
+    local: str, value: str, holdfast_command: Command
+) -> None:
+    answer = holdfast_command("check-run", local, f"--behind-min={value}")
+    assert answer.code == 2
+    assert answer.err == f"holdfast: --behind-min is {value}; expected a number above 0\n"

@@ -200,7 +200,7 @@ def test_check_run_finds_each_fault(run: Path, holdfast_command: Command) -> Non
 def test_the_disk_rule_knows_what_retention_frees() -> None:
     facts = Facts(now_s=0.0, free_bytes=25, step_bytes=10, growth=1.0)
     assert [a.text for a in judge(facts, Limits())] == [
-        "0.000 GB are free, and a step takes 0.000 GB: it is full in 2 saves"
+        "25 B are free, and a step takes 10 B: it is full in 2 saves"
     ]
     assert judge(facts, Limits(disk_saves=2)) == []
     steady = Facts(now_s=0.0, free_bytes=25, step_bytes=10, growth=0.0)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -245,3 +246,18 @@ def test_a_save_of_a_silent_job_has_no_rate_and_no_bars(tmp_path: Path) -> None:
     text = "\n".join(shown(make_run(tmp_path, *(rank(n, time_s=NOW_S - 60) for n in range(4))), 80))
     assert "\nlast known: saving step 1,200: 2.50 GB of 4.00 GB\n" in text
     assert "/s " not in text and "writing" not in text
+
+
+def test_a_long_error_is_cut_after_a_word(tmp_path: Path, holdfast_command: Command) -> None:
+    words = "StoreError: " + "elephant " * 200
+    failed = {"failed_step": 1200, "failed_s": NOW_S - 4, "failed": words, "state": "failed"}
+    root = make_run(tmp_path, *(rank(n, **failed) for n in range(4)))
+    text = " ".join(shown(root, 120))
+    assert re.findall(r"(\S*) ?…", text) == ["elephant"]
+    with (root / "metrics.jsonl").open("a") as file:
+        at = "2027-01-15T08:00:00.000+00:00"
+        row = {"time": at, "verb": "failure", "step": 1200, "rank": 0, "error": words}
+        file.write(f"\n{json.dumps(row)}\n")
+    found = holdfast_command("report", root, "--json").document["findings"]
+    (text,) = [one["text"] for one in found if one["kind"] == "failed"]
+    assert text.endswith("elephant …") and len(text) <= 300

@@ -14,6 +14,7 @@ import torch
 
 import holdfast
 from holdfast import Keep
+from holdfast.brief import show_bytes
 from holdfast.engine import commit, retire
 from holdfast.errors import CorruptError, PeerError, StateError, StoreError
 from holdfast.format import spec
@@ -250,7 +251,8 @@ def test_a_full_disk_is_told_what_the_policy_keeps(new_path: NewPath) -> None:
     save(Path(run.path(1)))
     (Path(run.path(1)) / "data" / "stray").write_text("a file, where directories are")
     holdfast.save({}, run.path(2))
-    assert "Steps kept here: 2, of 0.000 GB together (Keep.latest(2))" in run.advice()
+    size = sum(run.disk_bytes(step) for step in (1, 2))
+    assert f"Steps kept here: 2, of {show_bytes(size)} together (Keep.latest(2))" in run.advice()
     assert "The policy is Keep.latest(2)" in run.room_advice()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..brief import show_bytes
 from ..engine.around import check_outside
 from ..errors import NoSpaceError, OptionError
 from ..layout import ITEM_BYTES, whole
@@ -252,8 +253,8 @@ def check_room(place: str, needed: int) -> None:
     free = open_store(os.path.dirname(place)).free_bytes()
     if free is not None and needed > free:
         error = NoSpaceError(
-            f"not enough space to write {place}: it needs {needed / 1e9:.3f} GB, and "
-            f"{free / 1e9:.3f} GB are free there. Nothing was written"
+            f"not enough space to write {place}: it needs {show_bytes(needed)}, and "
+            f"{show_bytes(free)} are free there. Nothing was written"
         )
         error.errno = errno.ENOSPC
         raise error

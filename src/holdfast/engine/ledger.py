@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import worker
+from ..brief import show_bytes
 from ..errors import CancelledError, StoreError
 
 if TYPE_CHECKING:
@@ -143,11 +144,16 @@ class Ledger:
             StoreError: it has.
         """
         if time.monotonic() > self._deadline:
-            done, total = self.written_bytes / 1e9, self.total_bytes / 1e9
+            done, total = show_bytes(self.written_bytes), show_bytes(self.total_bytes)
             raise StoreError(
-                f"the save's deadline passed after {done:.3f} of {total:.3f} GB; raise "
+                f"the save's deadline passed after {done} of {total}; raise "
                 "deadline_s, or save to a faster disk"
             )
+
+    def took(self, size_bytes: int) -> str:
+        """Say how long this save of so many bytes has taken."""
+        stalled = f", training held up for {self.stall_s:.3f} s" if self.stall_s else ""
+        return f"{show_bytes(size_bytes)} in {time.perf_counter() - self.started:.2f} s{stalled}"
 
     def note_writes(self, writer: "DataFileWriter") -> None:
         """Take over what a writer has counted."""

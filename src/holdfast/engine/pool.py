@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .. import worker
 from .._core import Pool
+from ..brief import show_bytes
 from ..errors import HoldfastError, OptionError
 from ..options import SLOT_BYTES, STREAM_BYTES, Options
 from ..stores.base import Queue, QueueKind, Store
@@ -183,9 +184,9 @@ def _pin(address: int, size_bytes: int) -> Callable[[], None] | None:
         with contextlib.suppress(RuntimeError):
             torch.ones(1, dtype=torch.uint8, device="cuda")
         logger.warning(
-            "%.1f GB of host memory could not be pinned (CUDA error %d), so copies from and to "
+            "%s of host memory could not be pinned (CUDA error %d), so copies from and to "
             "CUDA devices are slower. Look at the limit of locked memory",
-            *(size_bytes / 1e9, code),
+            *(show_bytes(size_bytes), code),
         )
         return None
     return lambda: runtime.cudaHostUnregister(address)
@@ -252,8 +253,8 @@ def _check_memory(needed: int, freed: int) -> None:
     available = available_bytes() + freed
     if needed > available:
         raise OptionError(
-            f"a background save needs {needed / 1e9:.1f} GB of host memory for a copy of this "
-            f"rank's share, and {available / 1e9:.1f} GB are available. Use holdfast.save, which "
+            f"a background save needs {show_bytes(needed)} of host memory for a copy of this "
+            f"rank's share, and {show_bytes(available)} are available. Use holdfast.save, which "
             "needs 128 MiB, or let more ranks write (Options.writers)"
         )
 

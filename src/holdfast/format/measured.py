@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..brief import shortened
+
 FAILURE = "failure"  # the verb of a save that failed; others are "save" and "load"
 SECONDS_MAX = 1e9  # 31 years: what is more is no time
 ERROR_MAX = 300  # characters of an error
@@ -53,7 +55,7 @@ def newest_failure(records: list[dict[str, Any]]) -> tuple[int, str] | None:
 def error_of(record: Mapping[str, Any]) -> str:
     """Return why a save failed, as one record says."""
     error = record.get("error")
-    return error[:ERROR_MAX] if isinstance(error, str) else "its error is unknown"
+    return shortened(error, ERROR_MAX) if isinstance(error, str) else "its error is unknown"
 
 
 def phase_seconds(record: Mapping[str, Any]) -> dict[str, float]:

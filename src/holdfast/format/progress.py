@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..brief import shortened
+
 PROGRESS_PREFIX = ".progress-"
 SLOT_BYTES = 2048
 FILE_BYTES_MAX = SLOT_BYTES * 4096  # more ranks than any host has
@@ -71,10 +73,15 @@ def progress_name(host: str, rank: int | None) -> str:
 def encode_slot(said: RankProgress) -> bytes:
     """Return what a rank writes into its slot."""
     record: dict[str, Any] = {field.name: getattr(said, field.name) for field in fields(said)}
-    record |= {"version": _VERSION, "host": said.host[:64], "failed": said.failed[:TEXT_MAX]}
+    record |= {
+        "version": _VERSION,
+        "host": said.host[:64],
+        "failed": shortened(said.failed, TEXT_MAX),
+    }
     data = json.dumps(record).encode()
     if len(data) >= SLOT_BYTES:  # a text of characters that take six bytes each
-        data = json.dumps(record | {"failed": said.failed[: TEXT_MAX // 6], "host": ""}).encode()
+        failed = shortened(said.failed, TEXT_MAX // 6)
+        data = json.dumps(record | {"failed": failed, "host": ""}).encode()
     return data.ljust(SLOT_BYTES - 1) + b"\n"
 
 

@@ -19,6 +19,7 @@ from ..arguments import (
     decode_arguments,
     encode_arguments,
 )
+from ..brief import show_bytes
 from ..engine.chain import Chain, Link, open_chain
 from ..engine.check import check_alone, check_files, check_share, read_manifest
 from ..engine.exchange import Exchange
@@ -117,7 +118,7 @@ def load(
     request = LoadRequest(strict, partial, cast, types, selection, assign)
     report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
     seconds = time.perf_counter() - started
-    logger.info("loaded %s: %.3f GB in %.2f s", report.path, report.bytes_read / 1e9, seconds)
+    logger.info("loaded %s: %s in %.2f s", report.path, show_bytes(report.bytes_read), seconds)
     return replace(report, seconds=seconds)
 
 

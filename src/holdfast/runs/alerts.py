@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arguments import is_positive
+from ..brief import show_bytes
 from ..errors import OptionError, StoreError, shown
 from ..format.lag import Lag
 from ..format.measured import phase_seconds
@@ -162,7 +163,7 @@ def _disk(facts: Facts, free_bytes: int, limit: float) -> list[Alert]:
     saves = room if room < 1 or facts.growth <= 0 else room / facts.growth
     if room >= 1 and (facts.growth <= 0 or saves >= limit):
         return []
-    sizes = f"{free_bytes / 1e9:.3f} GB are free, and a step takes {facts.step_bytes / 1e9:.3f} GB"
+    sizes = f"{show_bytes(free_bytes)} are free, and a step takes {show_bytes(facts.step_bytes)}"
     full = "the next save does not fit" if room < 1 else f"it is full in {math.floor(saves)} saves"
     return [Alert("disk", f"{sizes}: {full}", facts.step)]
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ..brief import shortened
 from ..engine.ledger import HOST
 from ..errors import FencedError
 from ..format.measured import ERROR_MAX, FAILURE
@@ -20,5 +21,5 @@ def note_failure(run: Run, ranks: "Group", step: int, error: BaseException) -> N
     """
     if ranks.rank != COORDINATOR or "://" in run.root or isinstance(error, FencedError):
         return
-    text = f"{type(error).__name__}: {error}"[:ERROR_MAX]
+    text = shortened(f"{type(error).__name__}: {error}", ERROR_MAX)
     run.metrics.add(FAILURE, step, [{"rank": ranks.rank, "host": HOST, "error": text}])

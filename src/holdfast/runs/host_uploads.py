@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .. import worker
+from ..brief import show_bytes
 from ..engine import epochs
 from ..engine.transfer import bring, present
 from ..errors import CorruptError, HoldfastError, StoreError, writable
@@ -217,7 +218,7 @@ class HostUploads(UploadThread):
         put(self._run, answer_name(name, "done", self._rank), held)
         self._answered = name
         if size:
-            logger.info("uploaded this host's files of step %d: %.3f GB", step, size / 1e9)
+            logger.info("uploaded this host's files of step %d: %s", step, show_bytes(size))
 
     def _look_up(self) -> None:
         if self.is_stopped:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_state
+from ..brief import show_bytes
 from ..engine.ledger import LOAD_PARTS, Ledger
 from ..errors import (
     CorruptError,
@@ -238,9 +239,9 @@ def _note(
     run.note(step, place, is_damaged=False)
     if ranks.rank != COORDINATOR:
         return
-    gigabytes = sum(record["bytes"] for record in records) / 1e9
+    size = show_bytes(sum(record["bytes"] for record in records))
     seconds = max(record["stall_s"] for record in records)
-    logger.info("restored step %d from %s: %.3f GB in %.2f s", step, place.path, gigabytes, seconds)
+    logger.info("restored step %d from %s: %s in %.2f s", step, place.path, size, seconds)
     run.metrics.add("load", step, records)
 
 

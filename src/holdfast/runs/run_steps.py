@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..arguments import checked_step
+from ..brief import show_bytes
 from ..engine.check import lost_manifest
 from ..engine.newest import steps_in
 from ..errors import StoreError
@@ -165,8 +166,8 @@ class RunSteps:
     def advice(self) -> str:
         """Say what a full disk has to do with the policy."""
         steps = self.steps()
-        taken = sum(self.disk_bytes(step) for step in steps) / 1e9
-        kept = f"Steps kept here: {len(steps)}, of {taken:.3f} GB together ({self.keep!r})"
+        taken = show_bytes(sum(self.disk_bytes(step) for step in steps))
+        kept = f"Steps kept here: {len(steps)}, of {taken} together ({self.keep!r})"
         return f"{kept}. {self.room}"
 
     def room_advice(self) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 from .. import worker
+from ..brief import show_bytes
 from ..errors import HoldfastError, StoreError
 from ..format.names import some
 from .directory import Run
@@ -105,7 +106,7 @@ class UploadWaits(UploadThread):
         """Say why something is not uploaded; empty: there has been no time."""
         with self._lock:
             bad, size = next(reversed(self._bad.values()), ""), self._done_bytes
-            going = "" if self._at is None else f"step {self._at}: {size / 1e9:.3f} GB are up"
+            going = "" if self._at is None else f"step {self._at}: {show_bytes(size)} are up"
         return bad or (self.said or going if self.failure is None else str(self.failure))
 
     @contextmanager

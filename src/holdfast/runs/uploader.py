@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from .. import worker
+from ..brief import show_bytes
 from ..engine.check import read_manifest
 from ..engine.retire import sweep
 from ..engine.transfer import is_same, transfer
@@ -330,9 +331,8 @@ class Uploader(UploadWaits):
             is_newest = step >= max(self._known, default=step)
             size, metrics = self._done_bytes, self._metrics.get(step, found)
             self._metrics = {s: m for s, m in self._metrics.items() if s > step}
-        logger.info(
-            "uploaded step %d to %s: %.3f GB in %.2f s", step, self._store.root, size / 1e9, taken_s
-        )
+        took = f"{show_bytes(size)} in {taken_s:.2f} s"
+        logger.info("uploaded step %d to %s: %s", step, self._store.root, took)
         spare = spared(self._look_around({*self._bad}, {step}), self._keep)
         with self._looking:
             if is_newest:

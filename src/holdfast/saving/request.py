@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import plain_number
+from ..brief import show_bytes
 from ..codecs.base import Codec
 from ..engine.registry import show_codec
 from ..errors import NoSpaceError, OptionError, shown
@@ -151,8 +152,8 @@ def check_room(place: str, size_bytes: int, free_bytes: int | None) -> None:
     needed = size_bytes + size_bytes // 100  # names, shapes, checksums, blocks that are not full
     if free_bytes is not None and needed > free_bytes:
         error = NoRoomError(
-            f"not enough space to save {place}: it needs {needed / 1e9:.3f} GB, and "
-            f"{free_bytes / 1e9:.3f} GB are free there. Nothing was written"
+            f"not enough space to save {place}: it needs {show_bytes(needed)}, and "
+            f"{show_bytes(free_bytes)} are free there. Nothing was written"
         )
         error.errno = errno.ENOSPC
         raise error

@@ -370,9 +370,7 @@ def _finish(
         end_link(agreement.writing, basis)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
-        stalled = f", training held up for {ledger.stall_s:.3f} s" if ledger.stall_s else ""
-        took = (agreement.size_bytes / 1e9, time.perf_counter() - ledger.started, stalled)
-        logger.info("saved %s: %.3f GB in %.2f s%s", store.location, *took)
+        logger.info("saved %s: %s", store.location, ledger.took(agreement.size_bytes))
     return records
 
 

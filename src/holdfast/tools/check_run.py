@@ -1,9 +1,11 @@
 """`holdfast check-run`: whether a run needs somebody, for cron and for probes."""
 
+import math
 import textwrap
 from typing import Any
 
 from .. import check_run as check
+from ..errors import OptionError
 from ..stores.url import open_store
 from .text import printable, screen_size
 
@@ -14,8 +16,13 @@ def check_run(path: str, **limits: float | None) -> Document:
     """Apply the rules of `holdfast.check_run`.
 
     Raises:
+        OptionError: a limit is not a number above 0.
         NotCommittedError: this is no run.
     """
+    for name, value in limits.items():
+        if value is not None and not 0 < value < math.inf:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} is {value:g}; expected a number above 0")
     found = check(path, **limits)
     alerts = [{"rule": one.rule, "step": one.step, "text": one.text} for one in found]
     return {"path": open_store(path).location, "ok": not alerts, "alerts": alerts}

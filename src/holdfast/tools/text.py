@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from ..brief import show_bytes as show_bytes
 from ..errors import StoreError
 
 FALLBACK_SIZE = (100, 40)  # columns and lines where nothing says how large the screen is
@@ -20,7 +21,6 @@ COLUMNS_MIN = 40  # narrower ones cannot hold a name beside its figures
 _SAVE_ID = re.compile(r"(/data/[0-9a-f]{8})[0-9a-f]{24}(/[0-9]{5})")  # in a path of a data file
 _CHECKSUM = re.compile(r"(\b(?:checksum|says) [0-9a-f]{8})[0-9a-f]{8}\b")
 _PIECES = re.compile(r"[^ /]*/+|[^ /]* +|[^ /]+")  # where a line may be broken
-_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def printable(text: str) -> str:
@@ -143,20 +143,6 @@ def screen_size() -> tuple[int, int]:
     """Return columns and lines of the terminal; COLUMNS and LINES in the environment come first."""
     size = shutil.get_terminal_size(FALLBACK_SIZE)
     return max(size.columns, COLUMNS_MIN), size.lines
-
-
-def show_bytes(count: int) -> str:
-    """Show a number of bytes in decimal units: 1230000 → ``1.23 MB``."""
-    if count < 1000:
-        return f"{count} B"
-    # Three digits: 999.6 kB would round to 1000 kB, so it is shown in the next unit.
-    size = float(count)
-    for unit in _UNITS:
-        size /= 1000
-        if size < 999.5 or unit == _UNITS[-1]:
-            break
-    decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
-    return f"{size:.{decimals}f} {unit}"
 
 
 def show_count(count: int, what: str) -> str:

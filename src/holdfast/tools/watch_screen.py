@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .behind import behind_text
-from .text import cut, is_colourful, printable, screen_size, show_bytes, show_count
+from .text import clip, cut, is_colourful, printable, screen_size, show_bytes, show_count
 
 Document = dict[str, Any]
 
@@ -173,7 +173,7 @@ def _flight(document: Document, width: int, rows: int) -> list[RenderableType]:
 
 def _failed(step: int, error: str, width: int) -> Text:
     text = f"the save of step {step:,} failed: {printable(error)}"
-    return Text(cut(text, 2 * width), style="bold red")
+    return Text(clip(text, 2 * width), style="bold red")
 
 
 def _share(said: Document) -> float:

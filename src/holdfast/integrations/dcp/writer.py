@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from ...brief import show_bytes
 from ...convert.dcp_paths import PICKLED, path_of
 from ...convert.torch_archive import plain_value
 from ...engine.commit import check_absent, commit
@@ -215,8 +216,8 @@ class HoldfastWriter(Placed, StorageWriter):
         metadata.storage_data = stored_in(metadata.state_dict_metadata)
         metadata.storage_meta = StorageMeta(checkpoint_id=save.path, save_id=word.save_id)
         seconds = time.perf_counter() - save.started
-        gigabytes = size_of(header.tensors) / 1e9
-        logger.info("saved %s: %.3f GB in %.2f s", store.location, gigabytes, seconds)
+        size = show_bytes(size_of(header.tensors))
+        logger.info("saved %s: %s in %.2f s", store.location, size, seconds)
 
     @property
     def should_synchronize_after_execute(self) -> bool:
