@@ -118,7 +118,8 @@ def load(
     request = LoadRequest(strict, partial, cast, types, selection, assign)
     report = worker.run(lambda: load_from(path, ranks, into, request, chosen))
     seconds = time.perf_counter() - started
-    logger.info("loaded %s: %s in %.2f s", report.path, show_bytes(report.bytes_read), seconds)
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("loaded %s: %s in %.2f s", report.path, show_bytes(report.bytes_read), seconds)
     return replace(report, seconds=seconds)
 
 

@@ -370,7 +370,8 @@ def _finish(
         end_link(agreement.writing, basis)
     if ranks.rank == COORDINATOR:
         records[COORDINATOR].update(ledger.record())
-        logger.info("saved %s: %s", store.location, ledger.took(agreement.size_bytes))
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("saved %s: %s", store.location, ledger.took(agreement.size_bytes))
     return records
 
 
