@@ -255,3 +255,19 @@ def test_a_job_that_a_signal_ends_in_close_says_what_the_store_lacks(
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == -signal.SIGTERM
     assert f"{places[0]} lacks step 1 of {places[1]} after drain_s=3 s" in done.stderr
+
+
+def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for given in ({"root": "file", "local": "local"}, {"root": "store", "local": "file"}):
+        words = {name: str(tmp_path / place) for name, place in given.items()}
+        (name,) = (name for name, place in given.items() if place == "file")
+        with pytest.raises(OptionError, match=rf"^{name} is {tmp_path}/file, which is a file;"):
+            Checkpointer(words["root"], local=words["local"])
+    with pytest.raises(OptionError, match=rf"^root is {tmp_path}/file, which is a file;"):
+        Checkpointer(tmp_path / "file")
+
+
+def test_a_time_for_uploads_needs_a_local_disk(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^drain_s is given without local"):
+        Checkpointer(tmp_path, drain_s=5.0)

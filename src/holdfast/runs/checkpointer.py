@@ -24,7 +24,7 @@ from .emergency import LastState
 from .events import Observer
 from .leaving import Leaving, drop
 from .observers import Observers
-from .places import LocalDisk, places_of
+from .places import DRAIN_S, LocalDisk, places_of
 from .progress_file import ProgressFile
 from .retention import Keep
 from .saver import Saver
@@ -139,7 +139,7 @@ class Checkpointer(Leaving):
         observe: Iterable[Observer] = (),
         local: "str | os.PathLike[str] | None" = None,
         durable: Literal["store", "local"] = "store",
-        drain_s: float = 600.0,
+        drain_s: float = DRAIN_S,
         upload_bytes_s: float | None = None,
         group: "ProcessGroup | Group | Literal['alone'] | None" = None,
         options: Options | None = None,

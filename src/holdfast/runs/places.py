@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .emergency import Beside
 
 
+DRAIN_S = 600.0  # what `drain_s` is when it is not given
 START_S = 30.0  # that a store which is away holds up a job that saves to its local disk
 
 
@@ -60,10 +61,14 @@ class LocalDisk:
             raise OptionError(
                 f"upload_bytes_s is {shown(rate)}; expected a number of bytes above 0, or None"
             )
+        _check_directory("root", store.root)
+        if isinstance(self.path, (str, os.PathLike)):
+            _check_directory("local", self.path)
         given = {
             "Keep.local": store.keep.local_count > 0,
             'durable="local"': self.durable == "local",
             "upload_bytes_s": rate is not None,
+            "drain_s": self.drain_s != DRAIN_S,
         }
         if self.path is None and (alone := [name for name, is_given in given.items() if is_given]):
             raise OptionError(
@@ -76,6 +81,14 @@ class LocalDisk:
                 f"codec is {show_codec(chosen)}, and {store.root} cannot hold chains of deltas. "
                 'Choose a codec without a base, such as "lossless"'
             )
+
+
+def _check_directory(argument: str, path: "str | os.PathLike[str]") -> None:
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise OptionError(
+            f"{argument} is {os.fsdecode(path)}, which is a file; expected a directory, which need "
+            "not exist yet. Give another path, or move that file away"
+        )
 
 
 @dataclass(frozen=True, slots=True)
