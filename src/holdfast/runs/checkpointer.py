@@ -93,7 +93,8 @@ class Checkpointer(Leaving):
             a background save waits for it, it may not call this Checkpointer.
         observe: functions that are called with each `holdfast.Event` of this rank, each in a thread
             of its own. They never fail or delay a save; one that is too slow loses events.
-        local: directory on a local disk, which all ranks share; ``root`` is the store behind it.
+        local: directory on a disk of this host, or on one that hosts share; ``root`` is the store
+            behind it.
         durable: "store", or "local": `save`, `wait` and ``on_commit`` then count a step as durable
             when the local disk has it. That disk dies with its host.
         drain_s: seconds that `close` waits for uploads; it raises if any is left then.
