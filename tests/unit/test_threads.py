@@ -163,7 +163,7 @@ def test_a_save_whose_memory_cannot_be_had_gives_its_turn_back(
         patch.setattr("holdfast.engine.pool.available_bytes", lambda: 1 << 20)
         patch.setattr("holdfast.engine.pool._staging", {})
         for _ in range(2):
-            with pytest.raises(OptionError, match="GB are available"):
+            with pytest.raises(OptionError, match=r"and [\d.]+ [kMGT]?B are available"):
                 holdfast.save_async({"w": torch.zeros(12 << 20)}, tmp_path / "a")
     holdfast.save_async({"w": torch.zeros(9)}, tmp_path / "a").result()
 
