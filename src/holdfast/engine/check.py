@@ -7,7 +7,6 @@ format; no tensors.
 
 import errno
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
@@ -30,24 +29,20 @@ from ..format.names import (
     DCP_FIRST_NAME,
     DCP_METADATA_NAME,
     DCP_PATTERN,
-    LATEST_BYTES_MAX,
-    LATEST_NAME,
     Foreign,
     foreign_of,
     names_of_dcp,
     some,
-    step_of,
 )
 from ..format.signature import Statement
-from ..format.table import Table, decode_table, encode_table, renumbered_tensors
+from ..format.table import Table, decode_table, encode_table, footer_of_all, renumbered_tensors
 from ..format.tiling import check_tiling
-from ..format.unfinished import unfinished
 from ..stores.base import NOT_A_FILE, Entry, Names, Store
-from .marker import is_marker, without_marker
+from .marker import without_marker
 from .read import check_not_removed, check_not_replaced, open_data_file, still_there
 from .trust import Check, read_signature
+from .uncommitted import why_not_committed
 
-NAMED_STEPS = 5  # in the error of one that is missing
 SEEN_MAX = 1000  # names in a directory that a load looks at
 _KINDS = {
     spec.MANIFEST_NAME: "file",
@@ -99,7 +94,7 @@ def _get_manifest(store: Store) -> bytes:
             return store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
         except StoreError as error:
             if not store.exists(spec.MANIFEST_NAME):
-                raise NotCommittedError(_why_not_committed(store)) from error
+                raise NotCommittedError(why_not_committed(store)) from error
             if error.errno in (*NOT_A_FILE, errno.EFBIG):
                 where = f"{store.location}/{spec.MANIFEST_NAME}"
                 text = f"{where} is not a regular file of at most 1 GiB"
@@ -108,72 +103,6 @@ def _get_manifest(store: Store) -> bytes:
                 raise
             failure = error  # it was committed this moment
     raise failure
-
-
-def _why_not_committed(store: Store) -> str:
-    place = store.location
-    if not store.exists(""):
-        here = _steps_beside(store)
-        return f"{place} does not exist; expected the directory of a checkpoint{here}"
-    try:
-        names = [entry.name for entry in store.list()]
-    except StoreError:
-        return f"{place} is not a directory; expected the directory of a checkpoint"
-    if DCP_METADATA_NAME in names and is_marker(store):
-        return (
-            f"{place} has no MANIFEST, but the marker of a checkpoint ({DCP_METADATA_NAME}): its "
-            "deletion was cut short, or it was copied in part. Use another checkpoint"
-        )
-    if spec.DATA_DIRECTORY in names:
-        if lost := lost_manifest(store):
-            return lost
-        why = unfinished([*names, *_data_names(store)], tells=store.shows_pending)
-        return f"{place} has data files but no MANIFEST: {why}. Wait, or use another checkpoint"
-    steps = sorted(name for name in names if name.startswith("step-"))
-    if steps:
-        return f"{place} is a run, not one checkpoint; give one of its steps, such as {steps[-1]}"
-    if DCP_METADATA_NAME in names:
-        return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' converts it"
-    return f"{place} has no MANIFEST: it is not a checkpoint; expected the directory of one"
-
-
-def _data_names(store: Store) -> list[str]:
-    data = spec.DATA_DIRECTORY
-    saves = [e.name for e in store.list(data) if e.kind == "directory"]
-    return [entry.name for save in saves for entry in store.list(f"{data}/{save}")]
-
-
-def _steps_beside(store: Store) -> str:
-    """Name the steps of the run, for someone who asks for another one."""
-    try:
-        names = [entry.name for entry in store.above().list()]
-    except StoreError:
-        return ""
-    steps = sorted(name for name in names if step_of(name) is not None)
-    if not steps:
-        return ""
-    older = f" and {len(steps) - NAMED_STEPS:,} older" if len(steps) > NAMED_STEPS else ""
-    return f". Its run has {', '.join(steps[-NAMED_STEPS:])}{older}"
-
-
-def lost_manifest(store: Store) -> str | None:
-    """Say that a step without MANIFEST was committed once, when LATEST beside it names it.
-
-    LATEST is moved after a commit; who retires the step that it names removes it first.
-    """
-    try:
-        latest = store.above().get(LATEST_NAME, LATEST_BYTES_MAX).decode(errors="replace")
-        data = store.list(spec.DATA_DIRECTORY)
-    except StoreError:
-        return None
-    if not data or latest.strip() != os.path.basename(store.location):
-        return None
-    if store.exists(spec.MANIFEST_NAME):
-        return None  # it was committed this moment
-    return (
-        f"{store.location} has data files but no MANIFEST, though LATEST names it: MANIFEST is "
-        f"lost. Run 'holdfast repair {store.location}' to see whether it can be rebuilt"
-    )
 
 
 def check_share(
@@ -340,8 +269,12 @@ def _check_file(store: Store, manifest: Manifest, file: int, descriptor: int) ->
     seed = chunk_seed(table.header.save_id, rank, number, spec.FOOTER_CHUNK)
     if xxh3_64(footer, seed) != checksum:
         raise CorruptError(f"the checksum of its footer (at {offset}) does not match its bytes")
+    is_raw, has_more = table.header.is_raw, table.header.objects or table.header.losses
+    is_all = is_raw and len(manifest.file_names) == 1 and not has_more
+    if is_all and manifest.data and footer_of_all(manifest.data) == footer:
+        return
     wanted = _footer_of(manifest, file)
-    if wanted.header.is_raw and encode_table(spec.FOOTER_MAGIC, wanted) == footer:
+    if is_raw and encode_table(spec.FOOTER_MAGIC, wanted) == footer:
         return
     try:
         _check_footer(decode_table(spec.FOOTER_MAGIC, footer, wanted.header), wanted)

@@ -6,7 +6,7 @@ from ..errors import CorruptError, NotCommittedError, StoreError
 from ..format import spec
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of
 from ..stores.base import Store, list_if_there
-from .check import lost_manifest
+from .uncommitted import lost_manifest
 
 
 def steps_in(store: Store, names: Callable[[], list[str]]) -> list[int]:

@@ -23,20 +23,22 @@ class Targets:
     """What a load fills; each has the number that it has among what is wanted.
 
     Attributes:
-        boxes: which elements of its tensor each takes.
+        boxes: which elements of its tensor each takes; None: all.
         address: of the first element where they lie behind each other in host memory, in the
             checkpoint's dtype; else 0.
     """
 
     paths: Sequence[Path]
     tensors: Sequence[torch.Tensor]
-    boxes: Boxes
+    boxes: Boxes | None
     address: U64
 
     def part(self, number: int) -> Part:
         """Return the elements to fill, and which they are."""
         tensor = self.tensors[number]
-        offset = self.boxes.offset[number, : tensor.ndim].tolist()
+        offset = [0] * tensor.ndim
+        if self.boxes is not None:
+            offset = self.boxes.offset[number, : tensor.ndim].tolist()
         return tensor, Box(tuple(offset), tuple(tensor.shape))
 
     def fill(self, reads: Reads, base: int) -> Reads:
@@ -53,19 +55,23 @@ class Targets:
         which, pair = reads.pairs()
         wants = reads.wants[pair]
         straight = reads.exact[pair] & (self.address[wants] != 0)
-        rest = np.flatnonzero(~straight)
-        rows, placed = reads.rows[which[straight]], wants[straight]
+        rest = reads[:0]
+        if not straight.all():
+            others, straight = np.flatnonzero(~straight), np.flatnonzero(straight)
+            rows, ones = reads.rows[which[others]], np.ones_like(others)
+            rest = Reads(manifest, rows, pair[others], ones, reads.wants, reads.exact)
+            which, wants = which[straight], wants[straight]
+        rows = reads.rows[which]
         shard = manifest.shard_first_row.searchsorted(rows, "right") - 1
         tensor = manifest.table.shard_tensor[shard]
         before = (rows - manifest.shard_first_row[shard]) * manifest.chunk_elements[tensor]
         copy_pieces(
-            self.address[placed] + (before * manifest.item_bytes[tensor]).astype(np.uint64),
+            self.address[wants] + (before * manifest.item_bytes[tensor]).astype(np.uint64),
             (manifest.chunk_start[rows] + base).astype(np.uint64),
             manifest.chunk_bytes[rows].astype(np.uint64),
             1,
         )
-        ones = np.ones_like(rest)
-        return Reads(manifest, reads.rows[which[rest]], pair[rest], ones, reads.wants, reads.exact)
+        return rest
 
 
 def targets_of(

@@ -13,7 +13,7 @@ from ..arguments import check_torch
 from ..boxes import Bools
 from ..brief import brief
 from ..engine.chain import Link, open_base, open_readable
-from ..engine.check import lost_manifest
+from ..engine.uncommitted import lost_manifest
 from ..errors import CorruptError
 from ..format import spec
 from ..format.manifest import Manifest

@@ -5,7 +5,7 @@ and again.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
 from operator import attrgetter
 from typing import Any
@@ -55,6 +55,7 @@ class Manifest:
         is_cut: whether each tensor is in several shards, as far as that has to be looked at.
         size_bytes: of the MANIFEST itself, when it is unpacked.
         digest: of the bytes of the MANIFEST itself: 32 hexadecimal digits.
+        data: those bytes, where it names one data file; else empty.
         signed: what a trusted key has signed of it, where that was asked for.
     """
 
@@ -76,6 +77,7 @@ class Manifest:
     is_cut: Bools
     size_bytes: int = 0
     digest: str = ""
+    data: bytes = field(default=b"", repr=False, compare=False)
     signed: Statement | None = None
 
     def shards_of(self, tensor: int) -> I64:
@@ -119,7 +121,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     """
     try:
         table = decode_table(spec.MANIFEST_MAGIC, data)
-        return check_table(table, unpacked_bytes(data), xxh3_128(data).hex())
+        return check_table(table, unpacked_bytes(data), xxh3_128(data).hex(), data)
     except HoldfastError as error:
         raise type(error)(f"{where} cannot be read: {error}") from error
 
@@ -129,14 +131,14 @@ def chunk_steps(item_bytes: I64, chunk_elements: int) -> I64:
     return np.where(item_bytes == 16, -(-chunk_elements // 2), chunk_elements)
 
 
-def check_table(table: Table, size_bytes: int = 0, digest: str = "") -> Manifest:
+def check_table(table: Table, size_bytes: int = 0, digest: str = "", data: bytes = b"") -> Manifest:
     """Check columns against each other and the header; derive what readers need.
 
     One call of the core takes a plain table. Any other, and one in which it finds a fault, is
     checked column by column, which also says what the fault is.
 
     Args:
-        size_bytes, digest: as `Manifest` has them.
+        size_bytes, digest, data: as `Manifest` has them.
 
     Raises:
         CorruptError: anything of docs/format.md §7 that is about numbers.
@@ -150,7 +152,8 @@ def check_table(table: Table, size_bytes: int = 0, digest: str = "") -> Manifest
         derived = derive_by_columns(table, chunk_elements, item_bytes)
     save_ids, numbers = repeat(header.save_id), table.file_number.tolist()
     names = tuple(map(data_file_name, save_ids, table.file_rank.tolist(), numbers))
-    return Manifest(table, names, chunk_elements, item_bytes, *derived, size_bytes, digest)
+    data = data if len(names) == 1 else b""
+    return Manifest(table, names, chunk_elements, item_bytes, *derived, size_bytes, digest, data)
 
 
 def derive_at_once(table: Table, chunk_elements: I64, item_bytes: I64) -> Derived | None:

@@ -78,6 +78,9 @@ _COLUMNS = (
 )
 
 
+_NOT_IN_FOOTER = bytes(16)  # ``file_bytes`` and ``file_footer_checksum`` of one file
+
+
 _ALL = attrgetter(*(name for name, *_ in _COLUMNS))
 _DTYPES = [np.dtype(dtype) for _, dtype, *_ in _COLUMNS]
 _ROW_BYTES = {
@@ -162,6 +165,22 @@ def renumbered_tensors(tensor: Integers, count: int) -> tuple[Sequence[int], Int
         return range(count), tensor
     kept, own = np.unique(tensor, return_inverse=True)
     return kept.tolist(), own
+
+
+def footer_of_all(manifest: bytes) -> bytes:
+    """Return the footer of a checkpoint's only data file, made from the bytes of its MANIFEST.
+
+    They are the same but for the magic, what only MANIFEST says of the file, and the checksum.
+
+    Args:
+        manifest: checked and not packed, of a header without objects and losses.
+    """
+    header_bytes, *_ = _decode_preamble(spec.MANIFEST_MAGIC, manifest)
+    start = spec.PREAMBLE_BYTES + header_bytes
+    before = manifest[len(spec.MANIFEST_MAGIC) : start]
+    after = manifest[start + len(_NOT_IN_FOOTER) : -spec.TABLE_CHECKSUM_BYTES]
+    written = b"".join([spec.FOOTER_MAGIC, before, _NOT_IN_FOOTER, after])
+    return written + xxh3_128(written)
 
 
 def unpacked_bytes(data: bytes) -> int:

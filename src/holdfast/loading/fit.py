@@ -1,6 +1,5 @@
 """Does a target fit a checkpoint? All differences, on all ranks, in one error. Reads no data."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -28,6 +27,7 @@ _REPAIRED_ADVICE = (
     "Load another step; or call holdfast.load of this one with strict=False: the names in the "
     "report's .missing then keep their values. "
 )
+Fit = Mapping[str, Any]  # how the target of one rank fits; JSON
 DIFFERENCES_MAX = 3  # in a text, of those that are a sentence each
 NAMES_MAX = 50  # in a text; a program finds all in `LoadReport` of a load with strict=False
 
@@ -68,22 +68,22 @@ def wanted_of(manifest: Manifest, target: Target, source: Source) -> tuple[Wants
     if source.origins:
         index = {path: index[at] for path, at in source.origins.items() if at in index}
     tensor = np.fromiter(map(index.__getitem__, plain.paths), np.int64, len(plain.paths))
-    wants = Wants(tensor, manifest.whole_boxes(tensor)[0])
-    targets = Targets(plain.paths, plain.tensors, wants.boxes, np.array(plain.addresses, np.uint64))
+    address = np.array(plain.addresses, np.uint64)
     if not target.tensors:
-        return wants, targets
+        return Wants(tensor), Targets(plain.paths, plain.tensors, None, address)
     parts = target.targets()
     others = wants_of({p: (index[p], [box for _, box in held]) for p, held in parts.items()})
     dtypes = [header.tensors[i].dtype for i in others.tensor.tolist()]
     more = targets_of(parts, dtypes)
-    boxes = wants.boxes.and_also(more.boxes)
+    assert others.boxes is not None  # as boxes were given
+    boxes = manifest.whole_boxes(tensor)[0].and_also(others.boxes)
     joined = Targets(
-        [*targets.paths, *more.paths],
-        [*targets.tensors, *more.tensors],
+        [*plain.paths, *more.paths],
+        [*plain.tensors, *more.tensors],
         boxes,
-        np.concatenate([targets.address, more.address]),
+        np.concatenate([address, more.address]),
     )
-    return Wants(np.concatenate([wants.tensor, others.tensor]), boxes), joined
+    return Wants(np.concatenate([tensor, others.tensor]), boxes), joined
 
 
 @dataclass(slots=True)
@@ -101,8 +101,8 @@ class Faults:
     others: dict[Path, str] = field(default_factory=dict)
 
 
-def describe_fit(header: Header, target: Target, source: Source, request: LoadRequest) -> bytes:
-    """Tell the other ranks how this rank's target fits: faults, missing names, names it takes.
+def describe_fit(header: Header, target: Target, source: Source, request: LoadRequest) -> Fit:
+    """Say how this rank's target fits: faults, missing names, names it takes.
 
     Without ``strict``, what has another shape is taken out of the target.
     """
@@ -136,7 +136,7 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
     if target.skipped:
         names = display_names(target.skipped)
         values["skipped"] = {name: target.skipped[path] for path, name in names.items()}
-    return json.dumps(values).encode()
+    return values
 
 
 def _filled_twice(target: Target, source: Source) -> list[str]:
@@ -161,7 +161,7 @@ def _skip(target: Target, found: Faults) -> None:
 
 
 def check_fit(
-    where: str, header: Header, answers: Sequence[bytes], request: LoadRequest
+    where: str, header: Header, said: Sequence[Fit], request: LoadRequest
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Join what all ranks said.
 
@@ -171,7 +171,6 @@ def check_fit(
     Raises:
         MismatchError: on every rank, with the differences of all ranks.
     """
-    said = list(map(json.loads, answers))
     found: dict[str, tuple[str, ...]] = {}
     for kind in ("faults", "shapes", "dtypes", "missing", "alike"):
         found[kind] = tuple(sorted(set(chain.from_iterable(map(itemgetter(kind), said)))))

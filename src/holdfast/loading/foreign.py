@@ -4,6 +4,7 @@ They have no checksums: what is read is what the file says. Each rank reads all 
 """
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -202,11 +203,11 @@ def load_foreign(
             alike = {"call": "load", **request.arguments(), "types": sorted(known)}
             alike["names"] = digest_of(source)
             asks = encode_arguments(f"the load of {given.location}", alike)
-            prepared.answer = encode_reply(arguments=asks, fit=fit)
+            prepared.answer = encode_reply(arguments=asks, fit=json.dumps(fit).encode())
         replies = decode_replies(prepared.answers)
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], [first["arguments"] for first in firsts])
-        fits = [reply["fit"] for reply in replies]
+        fits = [json.loads(reply["fit"]) for reply in replies]
         missing, unexpected, skipped = check_fit(given.location, header, fits, request)
         owners = {tensor.path: tensor for tensor in header.tensors}
         owners |= {further: header.tensors[index] for further, index in header.ties}

@@ -1,6 +1,7 @@
 """The whole load, on one page: open → plan → read → decode → place."""
 
 import contextlib
+import json
 import logging
 import os
 import time
@@ -43,7 +44,7 @@ from ..state.source import Source
 from ..state.target import bind
 from ..stores.url import open_store
 from .agreed import agreed, what_else
-from .fit import check_fit, describe_fit, source_of, wanted_of
+from .fit import Fit, check_fit, describe_fit, source_of, wanted_of
 from .reach import Reach
 from .report import LoadReport
 from .request import LoadRequest
@@ -233,7 +234,7 @@ def _open_alike(
     options: Options,
     step: int | None,
     reach: Reach | None = None,
-) -> tuple[Chain, Source, Target, list[bytes]] | str | None:
+) -> tuple[Chain, Source, Target, list[Fit]] | str | None:
     """Open one checkpoint on all ranks; once more when they found different ones.
 
     A rebase may have replaced MANIFEST between the reads of two ranks.
@@ -272,7 +273,7 @@ def _open_alike(
                     alike = {"call": "load", **request.arguments(), "types": sorted(known)}
                     alike |= {"names": digest_of(source)} if request.selection else {}
                     asks = encode_arguments(what, alike, manifests=digests, shown=shown)
-                    prepared.answer = encode_reply(arguments=asks, fit=fit)
+                    prepared.answer = encode_reply(arguments=asks, fit=json.dumps(fit).encode())
         if ranks.world_size == 1 and manifest is not None:
             return chain, source, target, [fit]
         replies = decode_replies(prepared.answers)
@@ -282,7 +283,7 @@ def _open_alike(
         firsts = [decode_arguments(reply.get("arguments")) for reply in replies]
         check_alike(firsts[COORDINATOR]["what"], list(map(itemgetter("arguments"), firsts)))
         if list(map(itemgetter("manifests"), firsts)).count(digests) == len(firsts):
-            return chain, source, target, list(map(itemgetter("fit"), replies))
+            return chain, source, target, [json.loads(reply["fit"]) for reply in replies]
         found = [first["shown"] for first in firsts]
     raise _different(found)
 

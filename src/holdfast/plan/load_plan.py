@@ -21,10 +21,11 @@ class Wants:
 
     Attributes:
         tensor: the index of the tensor that each is a box of.
+        boxes: None: each is all of its tensor.
     """
 
     tensor: I64
-    boxes: Boxes
+    boxes: Boxes | None = None
 
 
 def wants_of(wanted: Targets) -> Wants:
@@ -58,16 +59,29 @@ def plan_load(
 
 def find_chunks(manifest: Manifest, wants: Wants) -> Reads:
     """Intersect what is wanted with what is stored: every chunk needed, once, in file order."""
-    number, rows, exact = _rows_within(manifest, wants)
+    if wants.boxes is None and not manifest.is_cut[wants.tensor].any():
+        number, rows, exact = _rows_of_whole(manifest, wants.tensor)
+    else:
+        number, rows, exact = _rows_within(manifest, wants)
     files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
     place = files << 40 | manifest.chunk_start[rows]
-    if not (place[1:] > place[:-1]).all():
+    is_once = bool((place[1:] > place[:-1]).all())
+    if not is_once:
         order = np.lexsort((number, place))
         number, rows, exact = number[order], rows[order], exact[order]
-    if (rows[1:] != rows[:-1]).all():  # each is wanted once
+        is_once = bool((rows[1:] != rows[:-1]).all())
+    if is_once:  # each is wanted once
         return Reads(manifest, rows, np.arange(len(rows)), np.ones_like(rows), number, exact)
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     return Reads(manifest, rows[first], first, np.diff(first, append=len(rows)), number, exact)
+
+
+def _rows_of_whole(manifest: Manifest, tensor: I64) -> tuple[I64, I64, Bools]:
+    """Do as `_rows_within` for whole tensors, each of which is one shard: all chunks of that."""
+    shard = manifest.tensor_order[manifest.tensor_first[tensor]]
+    first = manifest.shard_first_row[shard]
+    number, rows = spread_out(first, first + manifest.table.shard_chunks[shard])
+    return number, rows, np.ones(len(rows), np.bool_)
 
 
 def _rows_within(manifest: Manifest, wants: Wants) -> tuple[I64, I64, Bools]:
@@ -77,11 +91,12 @@ def _rows_within(manifest: Manifest, wants: Wants) -> tuple[I64, I64, Bools]:
         (number of what is wanted, row of the chunk, whether what is wanted is the box of its
         shard) of every pair.
     """
+    part = manifest.whole_boxes(wants.tensor)[0] if wants.boxes is None else wants.boxes
     # Every shard of a wanted tensor beside the box that is wanted of it.
     first, end = manifest.tensor_first[wants.tensor], manifest.tensor_first[wants.tensor + 1]
     number, place = spread_out(first, end)
     shard = manifest.tensor_order[place]
-    held, part = manifest.boxes(shard, wants.boxes.shape.shape[1]), wants.boxes
+    held = manifest.boxes(shard, part.shape.shape[1])
     if len(number) != len(wants.tensor) or not np.all(end - first == 1):
         part = part[number]
     low = np.maximum(held.offset, part.offset)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..arguments import checked_step
 from ..brief import show_bytes
-from ..engine.check import lost_manifest
 from ..engine.newest import steps_in
+from ..engine.uncommitted import lost_manifest
 from ..errors import StoreError
 from ..format import spec
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_name, step_of

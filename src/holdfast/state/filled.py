@@ -88,15 +88,17 @@ class Plain:
 
     def touching(self, others: Iterable[LocalTensor]) -> dict[Path, LocalTensor]:
         """Describe those that share memory with each other, or may share some with others."""
-        sizes, addresses = np.array(self.sizes, np.int64), np.array(self.addresses, np.int64)
+        sizes = np.array(self.sizes, np.int64)
         own = np.flatnonzero(sizes)
+        first = np.array(self.addresses, np.int64)[own]
+        end = first + sizes[own]
         ranges: list[tuple[int, int]] = []
         for leaf in others:
             held = [leaf.data] if leaf.plain else [data for data, _ in leaf.boxed]
             ranges += [_storage(data) for data in held if data.is_cpu]
-        more = np.array(ranges, np.int64).reshape(-1, 2)
-        first = np.concatenate([addresses[own], more[:, 0]])
-        end = np.concatenate([(addresses + sizes)[own], more[:, 1]])
+        if ranges:
+            more = np.array(ranges, np.int64)
+            first, end = np.concatenate([first, more[:, 0]]), np.concatenate([end, more[:, 1]])
         found: dict[Path, LocalTensor] = {}
         for number in own[_overlapping(first, end)[: len(own)]].tolist():
             found[self.paths[number]] = self.local(number)
@@ -168,11 +170,11 @@ def _storage(data: torch.Tensor) -> tuple[int, int]:
 def _overlapping(first: I64, end: I64) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Tell which ranges have a number that is in another one too."""
     found = np.zeros(len(first), np.bool_)
-    order = np.argsort(first, kind="stable")
-    low, high = first[order], np.maximum.accumulate(end[order])
-    behind = low[1:] < high[:-1]  # begins in one before it
-    if behind.any():
-        found[order[1:]] = behind
-        before = low.searchsorted(end[order], "left") > np.arange(1, len(low) + 1)
-        found[order[before]] = True  # another begins in it
+    order = first.argsort(kind="stable")
+    low, high = first[order], end[order]
+    if not (low[1:] < high[:-1]).any():  # none begins in the one before it, so none in any
+        return found
+    found[order[1:]] = low[1:] < np.maximum.accumulate(high)[:-1]  # begins in one before it
+    before = low.searchsorted(high, "left") > np.arange(1, len(low) + 1)
+    found[order[before]] = True  # another begins in it
     return found
