@@ -123,13 +123,17 @@ def test_no_data_file_passes_its_limit(tmp_path: Path, mebibytes: int) -> None:
     assert checkpoint.verify() == []
 
 
-def test_an_input_error_on_one_disk_makes_restore_fall_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nth", "step"), [(1, 2), (2, 1)], ids=["of the epoch", "of the step"])
+def test_an_input_error_on_one_disk_makes_restore_fall_back(
+    tmp_path: Path, nth: int, step: int
+) -> None:
     state = {"w": torch.zeros(3)}
     with holdfast.Checkpointer(tmp_path, every=1) as checkpointer:
-        for step in (1, 2):
-            checkpointer.step(step, state)
-    with faulty(Fault("read", nth=1, argument=errno.EIO)), holdfast.Checkpointer(tmp_path) as again:
-        assert again.restore(state) == 1
+        for saved in (1, 2):
+            checkpointer.step(saved, state)
+    fault = Fault("read", nth=nth, argument=errno.EIO)
+    with faulty(fault), holdfast.Checkpointer(tmp_path) as again:
+        assert again.restore(state) == step
 
 
 def test_a_queue_that_cannot_be_made_does_no_harm_to_the_next(tmp_path: Path) -> None:

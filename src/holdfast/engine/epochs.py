@@ -14,7 +14,8 @@ from ..stores.base import Store, list_if_there
 
 _LOOKS = 5  # while other jobs take epochs
 
-Epoch = tuple[int, str]  # number, and what tells its file from another job's of that number
+# Number, and what tells its file from another job's of that number; empty: that cannot be read.
+Epoch = tuple[int, str]
 NO_EPOCH: Epoch = (0, "")
 
 held: dict[str, Epoch] = {}  # by this process, in each run
@@ -86,21 +87,28 @@ def newest_epoch(run: Store) -> Epoch:
     The number alone does not do: a run may be deleted and begun again while a job writes to it.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the run cannot be listed.
     """
-    for last in (False,) * (_LOOKS - 1) + (True,):
-        entries = {epoch_of(entry.name): entry for entry in list_if_there(run) or []}
-        number = max(filter(None, entries), default=None)
-        if number is None:
+    for _ in range(_LOOKS):
+        entries = {epoch_of(entry.name) or 0: entry for entry in list_if_there(run) or []}
+        number = max(entries, default=0)
+        if not number:
             return NO_EPOCH
         try:
             entry = entries[number]
             tag = entry.tag or run.get(entry.name, EPOCH_BYTES_MAX).decode(errors="replace")
             return number, tag
         except StoreError as error:
-            if last or error.errno != errno.ENOENT:  # else a newer job has just taken its place
-                raise
-    raise AssertionError("the last look returns or raises")
+            if error.errno != errno.ENOENT:  # else a newer job has just taken its place
+                break
+    return number, ""
+
+
+def is_same(one: Epoch, other: Epoch | None) -> bool:
+    """Return whether two are the same, as far as can be told."""
+    if other is None:
+        return False
+    return one[0] == other[0] and ("" in (one[1], other[1]) or one[1] == other[1])
 
 
 def check_epoch(store: Store) -> None:
@@ -114,7 +122,7 @@ def check_epoch(store: Store) -> None:
     """
     run, name = store.above(), os.path.basename(store.location)
     newest, mine = newest_epoch(run), held.get(run.location)
-    if newest == (mine or NO_EPOCH) or (mine is None and step_of(name) is None):
+    if is_same(newest, mine or NO_EPOCH) or (mine is None and step_of(name) is None):
         return
     who = f"this process has epoch {mine[0]}" if mine else "this process has no epoch of it"
     raise FencedError(

@@ -22,7 +22,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 
 from ..engine import epochs
-from ..engine.epochs import NO_EPOCH, Epoch, epoch_name, epochs_of, newest_epoch
+from ..engine.epochs import NO_EPOCH, Epoch, epoch_name, epochs_of, is_same, newest_epoch
 from ..engine.retire import LEAVING_PREFIX, is_pending
 from ..errors import FencedError, NoSpaceError, StoreError
 from ..format.names import step_of
@@ -107,15 +107,16 @@ class Fence:
         """
         with self._turn:
             newest = newest_epoch(self._store)
-            if newest != NO_EPOCH and newest == epochs.held.get(self._store.location):
+            held = epochs.held.get(self._store.location)
+            if newest != NO_EPOCH and is_same(newest, held):
                 self._note(newest)
                 return
             if self._seen is None:
                 self._note(newest)
-            if newest not in (NO_EPOCH, self._seen) and not self._is_ours(newest):
-                raise self._refusal(newest)
             if newest == NO_EPOCH:
                 self._check_gone()
+            elif not (is_same(newest, self._seen) or self._is_ours(newest)):
+                raise self._refusal(newest)
             self._take(newest[0] + 1)
 
     def _check_gone(self) -> None:

@@ -173,7 +173,8 @@ class TierWaits(TierSteps):
                 self.begin()
             elif self.uploader is not None:
                 newest = epochs.newest_epoch(self._there)
-                if newest != epochs.held.get(self._there.location, epochs.NO_EPOCH):
+                mine = epochs.held.get(self._there.location, epochs.NO_EPOCH)
+                if not epochs.is_same(newest, mine):
                     raise StoreError(f"{self.store.root} is not this job's any more")
                 self._enter(self.uploader)
         except HoldfastError:
