@@ -97,7 +97,7 @@ def test_a_run_skips_a_step_that_the_disk_cannot_read(scratch: Path) -> None:
         run.save(step, make_state(step))
     for operation in ("read", "size", "open"):
         into = make_state(-1)
-        with faulty(Fault(operation)):
+        with faulty(Fault(operation, 2)):  # the first is of the epoch
             run = holdfast.Checkpointer(scratch / "run", options=OPTIONS)
             assert run.restore(into) == 1
         assert into["loop"]["number"] == 1

@@ -194,7 +194,7 @@ def test_rm_by_a_process_of_an_older_job_is_refused(
     run: Path, fs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run / ".epoch-00000002").write_text("{}")
-    monkeypatch.setitem(epochs.held, str(run), 1)
+    monkeypatch.setitem(epochs.held, str(run), (1, ""))
     with pytest.raises(FencedError, match="may not replace or delete step-00000002"):
         fs.rm(f"holdfast://{run}/step-00000002", recursive=True)
     monkeypatch.delitem(epochs.held, str(run))

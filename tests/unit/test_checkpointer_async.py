@@ -331,12 +331,13 @@ def test_a_run_that_vanishes_is_an_error_at_the_call_until_it_is_back(new_path: 
 def test_a_run_where_something_else_lies_is_an_error_at_the_call(new_path: NewPath) -> None:
     file = new_path()
     file.write_text("mine")
-    for run in (file, file / "run"):
-        with Checkpointer(run, every=1, options=SMALL) as checkpointer:
-            with pytest.raises(StoreError, match=r"is not a directory|Not a directory"):
-                checkpointer.step(1, state_at(1))
-            with pytest.raises(StoreError, match=r"is not a directory|Not a directory"):
-                checkpointer.save(1, state_at(1))
+    with pytest.raises(OptionError, match=f"root is {file}, which is a file"):
+        Checkpointer(file)
+    with Checkpointer(file / "run", every=1, options=SMALL) as checkpointer:
+        with pytest.raises(StoreError, match=r"is not a directory|Not a directory"):
+            checkpointer.step(1, state_at(1))
+        with pytest.raises(StoreError, match=r"is not a directory|Not a directory"):
+            checkpointer.save(1, state_at(1))
 
 
 def test_a_full_disk_in_the_background_is_told_with_its_kind(

@@ -42,8 +42,11 @@ def why_not_committed(store: Store) -> str:
 
 def _data_names(store: Store) -> list[str]:
     data = spec.DATA_DIRECTORY
-    saves = [e.name for e in store.list(data) if e.kind == "directory"]
-    return [entry.name for save in saves for entry in store.list(f"{data}/{save}")]
+    try:
+        saves = [e.name for e in store.list(data) if e.kind == "directory"]
+        return [entry.name for save in saves for entry in store.list(f"{data}/{save}")]
+    except StoreError:
+        return []
 
 
 def _steps_beside(store: Store) -> str:
