@@ -19,6 +19,8 @@ from holdfast.format.local_room import LocalRoom, local_room
 from holdfast.format.names import step_name
 from holdfast.format.unfinished import unfinished
 from holdfast.runs.directory import Run
+from holdfast.stores.base import file_names
+from holdfast.stores.url import open_store
 
 from .conftest import Command
 
@@ -299,17 +301,20 @@ def test_an_interrupted_upload_is_called_one(tmp_path: Path, holdfast_command: C
 @pytest.mark.parametrize(
     ("names", "tells", "words"),
     [
-        (["data", "00000-0.hf"], True, "being written, or a save died"),
-        (["data", "00000-0.hf"], False, "being saved or uploaded"),
-        (["data"], True, "being saved or uploaded"),
-        (["data", "00000-0.hf", "copy-00001-0.hf"], True, "being uploaded or copied"),
-        (["data", f".manifest-{'0' * 32}.copy-{'1' * 16}"], True, "being uploaded or copied"),
+        (["data/save/00000-0.hf"], True, "being written, or a save died"),
+        (["data/save/00000-0.hf"], False, "being saved or uploaded"),
+        (["data/save/"], True, "being saved or uploaded"),
+        (["data/save/00000-0.hf", "data/save/copy-00001-0.hf"], True, "being uploaded or copied"),
+        ([f".manifest-{'0' * 32}.copy-{'1' * 16}"], True, "being uploaded or copied"),
     ],
 )
 def test_a_step_without_manifest_says_no_more_than_its_files_tell(
-    names: list[str], tells: bool, words: str
+    tmp_path: Path, names: list[str], tells: bool, words: str
 ) -> None:
-    assert words in unfinished(names, tells=tells)
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    assert words in unfinished(file_names(open_store(tmp_path)), tells=tells)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])

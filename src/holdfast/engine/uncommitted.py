@@ -6,7 +6,7 @@ from ..errors import StoreError
 from ..format import spec
 from ..format.names import DCP_METADATA_NAME, LATEST_BYTES_MAX, LATEST_NAME, step_of
 from ..format.unfinished import unfinished
-from ..stores.base import Store
+from ..stores.base import Store, file_names
 from .marker import is_marker
 
 NAMED_STEPS = 5  # in the error of one that is missing
@@ -30,7 +30,7 @@ def why_not_committed(store: Store) -> str:
     if spec.DATA_DIRECTORY in names:
         if lost := lost_manifest(store):
             return lost
-        why = unfinished([*names, *_data_names(store)], tells=store.shows_pending)
+        why = unfinished(file_names(store), tells=store.shows_pending)
         return f"{place} has data files but no MANIFEST: {why}. Wait, or use another checkpoint"
     steps = sorted(name for name in names if name.startswith("step-"))
     if steps:
@@ -38,15 +38,6 @@ def why_not_committed(store: Store) -> str:
     if DCP_METADATA_NAME in names:
         return f"{place} is a checkpoint of PyTorch DCP; 'holdfast convert' converts it"
     return f"{place} has no MANIFEST: it is not a checkpoint; expected the directory of one"
-
-
-def _data_names(store: Store) -> list[str]:
-    data = spec.DATA_DIRECTORY
-    try:
-        saves = [e.name for e in store.list(data) if e.kind == "directory"]
-        return [entry.name for save in saves for entry in store.list(f"{data}/{save}")]
-    except StoreError:
-        return []
 
 
 def _steps_beside(store: Store) -> str:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from .spec import DATA_DIRECTORY
-
 COPY_PREFIX = "copy-"  # of data files that an upload or a copy has begun, until they are whole
 COPY = ".copy-"  # in the name of a manifest that an upload or a copy is about to publish
 
@@ -16,10 +14,10 @@ def unfinished(names: Iterable[str], *, tells: bool) -> str:
     """Say why a step is not committed.
 
     Args:
-        names: in its directory, and below ``data``.
+        names: of the files in its directory, and below.
         tells: whether files that are not whole have names of their own: not in object stores.
     """
-    names = [name for name in names if name != DATA_DIRECTORY]
+    names = list(names)
     if any(name.startswith(COPY_PREFIX) or COPY in name for name in names):
         return UPLOADING
     return WRITING if tells and names else EITHER

@@ -345,3 +345,19 @@ def list_if_there(store: Store) -> list[Entry] | None:
             raise
     # It may be made right now.
     return store.list() if store.exists("") else None
+
+
+def file_names(store: Store, name: str = "") -> list[str]:
+    """List the names of the files in a directory and below it; none of one that cannot be listed.
+
+    Links and what lies behind them are left out.
+    """
+    try:
+        entries = store.list(name)
+    except StoreError:
+        return []
+    found = [entry.name for entry in entries if entry.kind == "file"]
+    for entry in entries:
+        if entry.kind == "directory":
+            found += file_names(store, f"{name}/{entry.name}" if name else entry.name)
+    return found

@@ -89,8 +89,7 @@ def describe_one(step: Step, latest: str | None) -> Document:
         lost = _lost_manifest(step) if step.name == latest else None
         if lost:
             return found | empty | {"state": "damaged", "error": lost}
-        run = open_store(step.location).above()
-        return found | empty | {"unfinished": why_unfinished(run, step.name)}
+        return found | empty | {"unfinished": why_unfinished(open_store(step.location))}
     try:
         checkpoint = open_checkpoint(step.location)
     except HoldfastError as error:

@@ -104,7 +104,7 @@ def _look_at(step: Step, progress: Progress, known: dict[str, Any]) -> Document 
     except HoldfastError as error:
         if step.committed:
             return _result(step.location) | {"state": "unread", "error": str(error)}
-        why = why_unfinished(open_store(step.location).above(), step.name)
+        why = why_unfinished(open_store(step.location))
         return _result(step.location) | {"state": "unfinished", "error": f"{why}; {_NEXT_JOB}"}
 
 

@@ -14,7 +14,7 @@ from ..errors import StoreError
 from ..format import spec
 from ..format.names import DCP_METADATA_NAME, LATEST_BYTES_MAX, LATEST_NAME, is_foreign
 from ..format.unfinished import unfinished
-from ..stores.base import Store
+from ..stores.base import Store, file_names
 from ..stores.url import open_store
 
 _NUMBERED = re.compile(r"[^0-9]*([0-9]+)")  # step-5, checkpoint-00000005, global_step5
@@ -150,16 +150,9 @@ def disk_bytes(store: Store, name: str) -> int:
     return total
 
 
-def why_unfinished(store: Store, name: str) -> str:
-    """Say why the step of this name is not committed."""
-    names = list[str]()
-    with contextlib.suppress(StoreError):
-        names += [entry.name for entry in store.list(name)]
-        data = f"{name}/{spec.DATA_DIRECTORY}"
-        for save in store.list(data):
-            if save.kind == "directory":
-                names += [entry.name for entry in store.list(f"{data}/{save.name}")]
-    return unfinished(names, tells=store.shows_pending)
+def why_unfinished(step: Store) -> str:
+    """Say why a step is not committed."""
+    return unfinished(file_names(step), tells=step.shows_pending)
 
 
 def look_at(store: Store, name: str) -> Step:
