@@ -94,7 +94,12 @@ def _run(arguments: list[str]) -> int:
     verbs |= {"sign": _sign, "convert": _convert, "recompress": _recompress, "rebase": _rebase}
     verbs |= {"repair": _repair, "scrub": _scrub, "bench": _bench}
     verbs |= {"report": _report_run, "export": _export, "import": _import, "copy": _copy}
-    return verbs[chosen.verb](chosen)
+    if not any(isinstance(value, str) and "://" in value for value in vars(chosen).values()):
+        return verbs[chosen.verb](chosen)
+    from .tools.waiting import told
+
+    with told():
+        return verbs[chosen.verb](chosen)
 
 
 def _check_places(chosen: argparse.Namespace) -> None:

@@ -2,6 +2,11 @@
 
 import itertools
 import logging
+import os
+import select
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,3 +105,32 @@ def test_the_error_of_a_server_that_refuses_connections_is_the_same_each_time(
             until(lambda: thread._failures > failures, SOON_S)  # noqa: B023
             said.add(thread.said)
     assert len(said) == 1
+
+
+def test_a_command_says_which_request_has_no_answer() -> None:
+    with socket.socket() as silent:  # it takes connections, and answers nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        setup = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "y",
+            "AWS_REGION": "us-east-1",
+        }
+        command = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "ls", "s3://bucket/run"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **setup},
+        )
+        try:
+            assert command.stderr is not None
+            assert select.select([command.stderr], [], [], SOON_S)[0], "it said nothing"
+            line = command.stderr.readline().decode()
+        finally:
+            command.kill()
+            command.communicate()
+    assert line.startswith("holdfast: ")
+    assert "s3://bucket/run" in line
+    assert line.endswith(" s, still waiting\n")

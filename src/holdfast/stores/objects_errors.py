@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -147,12 +148,15 @@ _REASONS = (
     ),
 )
 _STATE = "\n\nDebug source"  # what follows is for those who write obstore
+_under_way: dict[object, tuple[float, str, str]] = {}  # of all threads
 _RIGHT = "give this credential the right for it (docs/howto/stores-setup.md lists all)"
 
 
 @contextlib.contextmanager
 def errors_of(what: str, where: str) -> Iterator[None]:
     """Raise a `StoreError` for an error of obstore, with what was done to what."""
+    request = object()
+    _under_way[request] = (time.monotonic(), what, where)
     try:
         yield
     except HoldfastError:
@@ -161,6 +165,14 @@ def errors_of(what: str, where: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise  # obstore panics where a secret is no header, such as one with a line's end
         raise failure(what, where, error) from without_secrets(error)
+    finally:
+        del _under_way[request]
+
+
+def oldest_request() -> tuple[float, str, str] | None:
+    """Return how many seconds the oldest request under way has taken, and what it does to what."""
+    oldest = min(list(_under_way.values()), default=None)
+    return oldest and (time.monotonic() - oldest[0], *oldest[1:])
 
 
 def failure(what: str, where: str, cause: BaseException) -> StoreError:

@@ -1,0 +1,42 @@
+"""A line on the standard error while an object store does not answer. Knows no verbs.
+
+obstore sends a request again for as long as its settings allow, and says nothing meanwhile.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..stores.objects_errors import oldest_request
+from .text import printable, write
+
+PATIENCE_S = 5.0  # what is answered before needs no line
+LOOK_S = 1.0
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Say once, while the block runs, which request has had no answer for five seconds.
+
+    Example:
+        ``with told(): tools.ls.ls("s3://bucket/run")``
+    """
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_S):
+            found = oldest_request()
+            if found is not None and found[0] >= PATIENCE_S:
+                waited_s, what, where = found
+                line = f"holdfast: {what} {where}: no answer for {waited_s:.0f} s, still waiting"
+                write(sys.stderr, f"{printable(line)}\n")
+                return
+
+    thread = threading.Thread(target=look, name="holdfast-waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
