@@ -107,7 +107,7 @@ def test_the_error_of_a_server_that_refuses_connections_is_the_same_each_time(
     assert len(said) == 1
 
 
-def test_a_command_says_which_request_has_no_answer() -> None:
+def test_a_command_says_which_request_is_not_done() -> None:
     with socket.socket() as silent:  # it takes connections, and answers nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -132,5 +132,5 @@ def test_a_command_says_which_request_has_no_answer() -> None:
             command.kill()
             command.communicate()
     assert line.startswith("holdfast: ")
-    assert "s3://bucket/run" in line
+    assert "s3://bucket/run: not done after " in line
     assert line.endswith(" s, still waiting\n")

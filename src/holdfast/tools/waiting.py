@@ -1,4 +1,4 @@
-"""A line on the standard error while an object store does not answer. Knows no verbs.
+"""A line on the standard error while an object store takes long. Knows no verbs.
 
 obstore sends a request again for as long as its settings allow, and says nothing meanwhile.
 """
@@ -6,37 +6,44 @@ obstore sends a request again for as long as its settings allow, and says nothin
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from ..errors import StoreError
 from ..stores.objects_errors import oldest_request
+from ..threads import MayBegin, start
 from .text import printable, write
 
-PATIENCE_S = 5.0  # what is answered before needs no line
+PATIENCE_S = 5.0  # what is done before needs no line
 LOOK_S = 1.0
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Say once, while the block runs, which request has had no answer for five seconds.
+    """Say once, while the block runs, which request is not done after five seconds.
+
+    Where no thread can be had, or nobody reads the standard error, nothing is said.
 
     Example:
         ``with told(): tools.ls.ls("s3://bucket/run")``
     """
     ended = threading.Event()
 
-    def look() -> None:
+    def look(may_begin: MayBegin) -> None:
+        if not may_begin():
+            return
         while not ended.wait(LOOK_S):
             found = oldest_request()
             if found is not None and found[0] >= PATIENCE_S:
-                waited_s, what, where = found
-                line = f"holdfast: {what} {where}: no answer for {waited_s:.0f} s, still waiting"
-                write(sys.stderr, f"{printable(line)}\n")
+                taken_s, what, where = found
+                line = f"holdfast: {what} {where}: not done after {taken_s:.0f} s, still waiting"
+                with suppress(BrokenPipeError, StoreError):
+                    write(sys.stderr, f"{printable(line)}\n")
                 return
 
-    thread = threading.Thread(target=look, name="holdfast-waiting", daemon=True)
-    thread.start()
+    thread = start(look, "holdfast-waiting")
     try:
         yield
     finally:
         ended.set()
-        thread.join()
+        if thread is not None:
+            thread.join()
