@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 
 from ..errors import StoreError
 from ..stores.objects_errors import oldest_request
-from ..threads import MayBegin, start
 from .text import printable, write
 
 PATIENCE_S = 5.0  # what is done before needs no line
@@ -28,9 +27,7 @@ def told() -> Iterator[None]:
     """
     ended = threading.Event()
 
-    def look(may_begin: MayBegin) -> None:
-        if not may_begin():
-            return
+    def look() -> None:
         while not ended.wait(LOOK_S):
             found = oldest_request()
             if found is not None and found[0] >= PATIENCE_S:
@@ -40,10 +37,12 @@ def told() -> Iterator[None]:
                     write(sys.stderr, f"{printable(line)}\n")
                 return
 
-    thread = start(look, "holdfast-waiting")
+    thread = threading.Thread(target=look, name="holdfast-waiting", daemon=True)
+    with suppress(RuntimeError):
+        thread.start()
     try:
         yield
     finally:
         ended.set()
-        if thread is not None:
+        if thread.ident is not None:
             thread.join()
