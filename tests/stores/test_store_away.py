@@ -3,10 +3,13 @@
 import itertools
 import logging
 import os
+import pty
 import select
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import holdfast
 from holdfast import Checkpointer, Options, StoreSettings
 from holdfast.errors import StoreError
 from holdfast.runs import uploader
-from stores import doubles
+from holdfast.tools import waiting
+from stores import doubles, servers
 from stores.test_tiers import next_job, until
 
 pytestmark = pytest.mark.usefixtures("bare")
@@ -107,7 +112,7 @@ def test_the_error_of_a_server_that_refuses_connections_is_the_same_each_time(
     assert len(said) == 1
 
 
-def test_a_command_says_which_request_is_not_done() -> None:
+def test_a_command_says_which_request_is_not_done_and_ctrl_c_ends_it() -> None:
     with socket.socket() as silent:  # it takes connections, and answers nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -128,9 +133,51 @@ def test_a_command_says_which_request_is_not_done() -> None:
             assert command.stderr is not None
             assert select.select([command.stderr], [], [], SOON_S)[0], "it said nothing"
             line = command.stderr.readline().decode()
+            command.send_signal(signal.SIGINT)
+            code = command.wait(SOON_S)
         finally:
             command.kill()
-            command.communicate()
+            rest = command.communicate()[1]
     assert line.startswith("holdfast: ")
     assert "s3://bucket/run: not done after " in line
     assert line.endswith(" s, still waiting\n")
+    assert (code, rest) == (128 + signal.SIGINT, b"")
+
+
+def test_a_second_ctrl_c_ends_watch_at_once_and_gives_the_screen_back() -> None:
+    with (
+        servers.serving("gcs") as up,
+        servers.environment(servers.SERVERS["gcs"].settings(up.port)),
+    ):
+        run = f"{servers.SERVERS['gcs'].url}/run"
+        holdfast.save({"w": torch.ones(3)}, f"{run}/step-00000001")
+        terminal, its = pty.openpty()
+        command = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "watch", run], stdin=its, stdout=its, stderr=its
+        )
+        os.close(its)
+        shown = b""
+
+        def until_shown(what: bytes) -> None:
+            nonlocal shown
+            while what not in shown:
+                assert select.select([terminal], [], [], SOON_S)[0], shown
+                shown += os.read(terminal, 1 << 16)
+
+        try:
+            until_shown(b"\x1b[?1049h")
+            os.killpg(up.process.pid, signal.SIGSTOP)
+            until_shown(b"not done after")
+            began_s = time.monotonic()
+            command.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert command.poll() is None
+            command.send_signal(signal.SIGINT)
+            until_shown(b"\x1b[?1049l")
+            assert command.wait(SOON_S) == 128 + signal.SIGINT
+            assert time.monotonic() - began_s < waiting.PATIENCE_S
+        finally:
+            command.kill()
+            command.wait()
+            os.close(terminal)
+            os.killpg(up.process.pid, signal.SIGCONT)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from .behind import behind_text
 from .text import clip, cut, is_colourful, printable, screen_size, show_bytes, show_count
+from .waiting import leaving
 
 Document = dict[str, Any]
 
@@ -42,7 +43,11 @@ def show(look: Callable[[], Document], *, once: bool) -> None:
         return
     first, took_s = draw(look(), *screen_size()), 0.0  # what fails is said on the terminal itself
     own = Console(no_color=not colours)
-    with _ending_well(), Live(first, console=own, screen=True, auto_refresh=False) as live:
+    with (
+        _ending_well(),
+        Live(first, console=own, screen=True, auto_refresh=False) as live,
+        leaving(live.stop),
+    ):
         while True:
             time.sleep(max(TICK_S, IDLE_SHARE * took_s))
             began_s = time.perf_counter()
