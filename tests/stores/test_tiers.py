@@ -968,11 +968,16 @@ def test_a_local_directory_of_another_store_is_refused(
     with opened(store, local) as checkpointer:
         checkpointer.save(1, state(1))
     next_job()
-    other = opened(new_place(), local)
-    with pytest.raises(OptionError, match=r"which holds steps of .*; expected a directory of"):
+    moved = new_place()
+    other = opened(moved, local)
+    refused = pytest.raises(OptionError, match=f"of {store}; .*: holdfast copy {local} {moved}$")
+    with refused:
         other.restore(state(0))
-    with pytest.raises(OptionError, match="which holds steps of"):
+    with refused:
         other.save(1, state(1))
+    copy_all(local, moved)
+    with opened(moved, f"{local}-2") as checkpointer:
+        assert checkpointer.restore(state(0)) == 1
 
 
 def test_a_local_run_of_no_store_is_refused_until_the_store_has_its_steps(

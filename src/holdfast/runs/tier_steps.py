@@ -260,7 +260,8 @@ class TierSteps(ABC):
         if mark.store and mark.store != self.store.root:
             raise OptionError(
                 f"local is {self.local.root}, which holds steps of {mark.store}; expected a "
-                f"directory of {self.store.root}, or a new one"
+                f"directory of {self.store.root}, or a new one. If that run was moved there, first "
+                f"copy the steps that it lacks: holdfast copy {self.local.root} {self.store.root}"
             )
         if not is_remote(self.store.root):
             with contextlib.suppress(StoreError):  # `found` says it, or goes on without
