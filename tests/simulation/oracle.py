@@ -104,7 +104,7 @@ class Oracle:
         process = self.scheduler.current.process
         if operation == "link" and second.endswith("/MANIFEST"):
             self._published(process, second)
-            self._note_published(path, second)
+            self._note_published(process, path, second)
         elif operation == "rename before" and second.endswith("/MANIFEST"):
             self._replaced(process, path, second)
         elif operation == "unlink" and path.endswith("/MANIFEST"):
@@ -139,16 +139,17 @@ class Oracle:
             self._published(process, second)
             if self.newest_epoch > self.epochs.get(process.job, 0):
                 self.fault(f"{process.name} replaces {second} in a run of another job")
-        self._note_published(path, second)
+        self._note_published(process, path, second)
 
-    def _note_published(self, path: str, second: str) -> None:
+    def _note_published(self, process: Process, path: str, second: str) -> None:
         step, node = step_of(second.split("/")[-2]), self._disk.node(path)
         if step is not None and isinstance(node, SimFile):
             try:
                 value = self._value(manifest := payload.decode_manifest(node.now, path))
             except CorruptError:
                 return  # judged when it is visible
-            self.counts["higher bases"] += (step_of(_base(manifest)) or 0) > step
+            if (step_of(_base(manifest)) or 0) > step:
+                self.fault(f"{process.name} makes step {step} from {_base(manifest)}")
             if value is not None:
                 self._published_values.setdefault(step, []).append(value)
 

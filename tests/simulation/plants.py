@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.chains import base_choice
 from holdfast.engine import commit as commits
 from holdfast.engine import epochs, ledger, retire
 from holdfast.engine import replace as replace_module
@@ -219,6 +220,7 @@ PLANTS: dict[str, Plant] = {
         (LocalStore, "prepare", _prepare_carelessly),
         (LocalStore, "publish", _sync_late),
     ],
+    "a step is made from a higher one": [(base_choice, "_may_be_base", lambda location, of: True)],
     "retention ignores bases": [
         (directory_module.Run, "_with_bases", lambda run, kept: kept),
         (directory_module.Run, "_check_unneeded", nothing),  # it would notice

@@ -19,7 +19,7 @@ HAPPENINGS = (
     "cut off",
 )
 AND_ON = {
-    "disk": ("rebased", "replaced", "higher bases"),
+    "disk": ("rebased", "replaced"),
     "objects": ("calls late", "calls again", "calls lost", "replaced"),
     "tiers": ("calls late", "calls again", "lost disks", "the store does not answer"),
     "tiers-disk": ("lost disks", "the store does not answer"),
@@ -28,7 +28,7 @@ AND_ON = {
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.
 FROM = {
-    ("disk", "retention leaves no mark"): 154_801,
+    ("disk", "retention leaves no mark"): 3_001,
     ("disk", "retention leaves pending links"): 9_501,
     ("disk", "last check before the manifest is synced"): 1_901,
     ("disk", "pending manifests are not revoked"): 2_201,

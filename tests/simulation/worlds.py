@@ -126,7 +126,7 @@ class World:
                 job.acts.insert(rng.randrange(1, len(job.acts) + 1), "replace")
 
     def _let_some_save_below(self, rng: random.Random) -> None:
-        """Let a plain save go below the last one, so that a delta has a base of a higher number.
+        """Let a plain save go below the last one: it may not be a delta of that.
 
         Then another job lets go of both.
         """

@@ -16,6 +16,7 @@ import holdfast
 from format import reader
 from format.simulated_ranks import cut, pieces, save_pieces
 from holdfast import Keep, codecs
+from holdfast.chains import base_choice
 from holdfast.codecs.base import EVERY_MAX
 from holdfast.engine import read_pipeline
 from holdfast.engine.basis import forget_bases, last_link
@@ -348,13 +349,27 @@ def test_a_step_that_cannot_be_read_keeps_what_it_may_need(
     assert save(Keep.latest(1), 5, 6) == [6]
 
 
+@pytest.mark.parametrize("below", [(), (3,)])
+def test_a_step_is_made_from_a_lower_one_alone(new_path: NewPath, below: tuple[int, ...]) -> None:
+    """What a step that cannot be read may need is then below it, and kept."""
+    root, state = new_path(), trained(3)
+    for step in (*below, 9, 5):
+        codec = codecs.Delta(every=3)
+        holdfast.save(stepped(state, step), at(root, step), codec=codec, options=OPTIONS)
+    found = holdfast.open(at(root, 5))
+    assert found.base == ("step-00000003" if below else None)
+    assert found.verify() == []
+
+
 def test_a_base_of_a_higher_number_stays_until_its_delta_is_gone(
     new_path: NewPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, state, remove = new_path(), trained(3), LocalStore.remove
-    for step in (9, 5):  # as after a job that went back: the base is what was saved last
-        codec = codecs.Delta(every=2)
-        holdfast.save(stepped(state, step), at(root, step), codec=codec, options=OPTIONS)
+    with monkeypatch.context() as patched:  # as in a run of an earlier version
+        patched.setattr(base_choice, "_may_be_base", lambda location, of: True)
+        for step in (9, 5):
+            codec = codecs.Delta(every=2)
+            holdfast.save(stepped(state, step), at(root, step), codec=codec, options=OPTIONS)
     holdfast.save(state, at(root, 20), options=OPTIONS)
 
     def fail_at_5(store: LocalStore, name: str) -> None:

@@ -24,7 +24,7 @@ from ..errors import CorruptError, NotCommittedError, OptionError, VersionError
 from ..format import spec
 from ..format.header import Header
 from ..format.links import TensorLoss
-from ..format.names import STEP_PATTERN, step_of
+from ..format.names import step_of
 from ..layout import Shard
 from ..options import Options
 from ..plan.shard_table import ShardTable, cut
@@ -42,7 +42,8 @@ def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | N
     """Choose what the checkpoint at ``store`` is to be made from; None: it stands by itself.
 
     The one that this process saved last in the same directory; else the newest step before it.
-    Steps are made from steps alone, and nothing else is: retention looks at no others.
+    Steps are made from lower steps alone, and nothing else is: retention looks at no others, and
+    keeps all below a step that cannot be read.
     Run by the coordinator, which tells the others.
 
     Raises:
@@ -56,9 +57,7 @@ def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | N
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
     # Not what this one replaces.
-    may_be = location not in ("", store.location)
-    names = map(os.path.basename, (location, store.location))
-    is_own = may_be and len(set(map(bool, map(STEP_PATTERN.fullmatch, names)))) == 1
+    is_own = location not in ("", store.location) and _may_be_base(location, store.location)
     base = store.sibling(os.path.basename(location)) if is_own else None
     known = known_chain(base) if base is not None else None
     if base is None or (known is None and not base.exists(spec.MANIFEST_NAME)):
@@ -83,6 +82,14 @@ def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | N
         return None
     told = {"digest": known.content, "links": known.links, "save_id": known.save_id}
     return {"name": name, **told}
+
+
+def _may_be_base(location: str, of: str) -> bool:
+    """Return whether both are steps, the base the lower one; or neither is a step."""
+    below, step = step_of(os.path.basename(location)), step_of(os.path.basename(of))
+    if below is None or step is None:
+        return below is step
+    return below < step
 
 
 def step_before(store: "Store") -> str:
