@@ -70,6 +70,7 @@ def test_a_good_checkpoint(new_path: NewPath, holdfast_command: Command) -> None
                 "spared": [],
                 "foreign": [],
                 "foreign_count": 0,
+                "elsewhere": [],
                 "error": None,
             }
         ],

@@ -1,5 +1,6 @@
 """A local disk before the store, for several ranks: one for all, or one of each host."""
 
+import glob
 import os
 import shutil
 import time
@@ -16,11 +17,15 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import holdfast
 from holdfast import Checkpointer, Keep
-from holdfast.errors import HoldfastError, OptionError
+from holdfast.errors import HoldfastError, NotCommittedError, OptionError
 from holdfast.format.names import step_name
+from holdfast.format.unfinished import ELSEWHERE
+from holdfast.report.read import read_run
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import uploader
 from holdfast.runs.schedule import Schedule
+from holdfast.tools import ls, verify
+from holdfast.tools.verify import verify as verify_all
 from namespaces import needs_namespaces, own_disk
 
 from .ranks import run_ranks
@@ -105,6 +110,40 @@ def test_a_step_goes_up_from_the_disks_of_all_hosts(
         assert found[:3] == (4, True, f"{store}/{step_name(4)}")
 
 
+@needs_namespaces
+def test_commands_take_no_file_of_another_host_for_lost(places: tuple[str, str, str]) -> None:
+    store, local, disks = places
+    run_ranks(3, train, store, local, disks, [0, 1, 1], [1, 2], {})
+    first, second = f"{disks}/host0", f"{disks}/host1"
+    step = f"{first}/{step_name(2)}"
+    others = {f"{step}/{name}" for name in holdfast.open(step).file_names if "/00000-" not in name}
+
+    def bad() -> list[str]:
+        said = [fault.where for _, fault in holdfast.scrub(first).damage]
+        said += [finding.title for finding in read_run(first).findings if finding.level == "bad"]
+        checked = verify_all(first)["checkpoints"]
+        return said + [fault["where"] for one in checked for fault in one["damage"]]
+
+    assert not bad()
+    verified = holdfast.verify(step, deep=True)
+    assert (verified.damage, {fault.where for fault in verified.elsewhere}) == ((), others)
+    assert "1 of 3 files (the others are on other hosts)" in verify.render(verify_all(first))[0]
+    assert {fault.where for fault in holdfast.repair(step).damage} == others
+    listed = ls.ls(second)
+    assert listed is not None
+    assert {one["unfinished"] for one in listed["shown"]} == {ELSEWHERE}
+    with pytest.raises(NotCommittedError, match=f"{ELSEWHERE}. Restore it on all hosts"):
+        holdfast.open(f"{second}/{step_name(2)}")
+
+    [mine] = glob.glob(f"{step}/data/*/00000-*")
+    os.rename(mine, f"{first}/away")
+    assert len(bad()) == 3
+    os.rename(f"{first}/away", mine)
+    shutil.copytree(second, first, dirs_exist_ok=True)
+    assert holdfast.verify(step).elsewhere == ()
+    assert not bad()
+
+
 def leave_behind(
     rank: int, store: str, local: str, disks: str, hosts: list[int], steps: list[int]
 ) -> str:
@@ -117,6 +156,7 @@ def leave_behind(
     try:
         checkpointer.close()
     except holdfast.errors.HoldfastError as error:
+        assert ("holdfast copy" in str(error)) == (len(set(hosts)) == 1)
         return str(error)
     return ""
 

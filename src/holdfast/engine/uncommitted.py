@@ -5,9 +5,10 @@ import os
 from ..errors import StoreError
 from ..format import spec
 from ..format.names import DCP_METADATA_NAME, LATEST_BYTES_MAX, LATEST_NAME, step_of
-from ..format.unfinished import unfinished
+from ..format.unfinished import ELSEWHERE, unfinished
 from ..stores.base import Store, file_names
 from .marker import is_marker
+from .other_hosts import has_no_manifest
 
 NAMED_STEPS = 5  # in the error of one that is missing
 
@@ -30,6 +31,9 @@ def why_not_committed(store: Store) -> str:
     if spec.DATA_DIRECTORY in names:
         if lost := lost_manifest(store):
             return lost
+        if has_no_manifest(store):
+            where = "Restore it on all hosts, or from the store"
+            return f"{place} has data files but no MANIFEST: {ELSEWHERE}. {where}"
         why = unfinished(file_names(store), tells=store.shows_pending)
         return f"{place} has data files but no MANIFEST: {why}. Wait, or use another checkpoint"
     steps = sorted(name for name in names if name.startswith("step-"))

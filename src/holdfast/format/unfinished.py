@@ -7,6 +7,7 @@ COPY = ".copy-"  # in the name of a manifest that an upload or a copy is about t
 
 WRITING = "it is being written, or a save died"
 UPLOADING = "it is being uploaded or copied, or that was interrupted"
+ELSEWHERE = "MANIFEST would be on the host of rank 0"
 EITHER = "it is being saved or uploaded, or that was interrupted"
 
 

@@ -187,11 +187,11 @@ def _find(
             raise
         fault = Damage(f"{store.location}/{spec.MANIFEST_NAME}", error.args[0])
     else:
-        subject = Subject(store, manifest, options)
-        verified = verify(
+        found = verify(
             store.location, deep=deep, patient=True, options=options, report=report, known=known
         )
-        return _Found(subject, verified, None, (), ())
+        verified = replace(found, damage=found.damage + found.elsewhere)
+        return _Found(Subject(store, manifest, options), verified, None, (), ())
     rebuilt = _mend(store) or _rebuild(store)
     subject = Subject(store, rebuilt.manifest, options)
     # Decoded too: of footers alone, nothing else says that they are of these payloads.

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..arguments import is_positive
 from ..brief import brief
+from ..engine.other_hosts import files_elsewhere
 from ..engine.retire import sweep_pending
 from ..errors import (
     CorruptError,
@@ -210,9 +211,11 @@ def _read(run: Store, state: Pass, checkpoint: Checkpoint, pace: "_Pace", report
         parts = survey(
             subject.store, subject.manifest, subject.options, start=state.place, patient=True
         )
+        absent = files_elsewhere(subject.store, subject.manifest)
         with contextlib.closing(parts):
             for part in parts:
-                faults = [of_fault(subject, fault) for fault in part.faults]
+                here = [fault for fault in part.faults if fault.where not in absent]
+                faults = [of_fault(subject, fault) for fault in here]
                 state.damage += [(name, fault) for fault in faults if fault not in told]
                 state.place, state.read_bytes = part.end, state.read_bytes + part.size_bytes
                 state.step_bytes += part.size_bytes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..brief import brief
 from ..engine.check import find_foreign, two_checkpoints
+from ..engine.other_hosts import files_elsewhere
 from ..errors import CorruptError, NotCommittedError
 from ..faults.damage import (
     Damage,
@@ -43,6 +44,8 @@ class Verified:
         foreign: names in its directory that are none of holdfast's; they were not opened. The
             first 1,000.
         foreign_count: of all of them.
+        elsewhere: what cannot be read here of a step of a run whose hosts have a disk each: its
+            data files on the other disks.
 
     Example::
 
@@ -57,6 +60,7 @@ class Verified:
     spared: tuple[Damage, ...] = ()
     foreign: tuple[str, ...] = ()
     foreign_count: int = 0
+    elsewhere: tuple[Damage, ...] = ()
 
     __repr__ = brief
 
@@ -114,6 +118,10 @@ def verify(
             )
         found = verify_subject(checkpoint.subject, report, known, deep=deep, patient=patient)
         found = _with_foreign(replace(found, checkpoint=checkpoint), store)
+        if found.damage and (absent := files_elsewhere(store, checkpoint.subject.manifest)):
+            here = tuple(fault for fault in found.damage if fault.where not in absent)
+            elsewhere = tuple(fault for fault in found.damage if fault.where in absent)
+            found = replace(found, damage=here, elsewhere=elsewhere)
         if not found.damage or _is_still(checkpoint):
             break
     known[location] = found

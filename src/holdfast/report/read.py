@@ -21,6 +21,7 @@ from ..format.local_room import LocalRoom, local_room
 from ..format.names import LATEST_BYTES_MAX, LATEST_NAME, step_of
 from ..stores.base import Store
 from ..stores.url import open_store
+from ..tools.behind import mark_of
 from ..tools.inspect_run import describe_run
 from ..tools.run_listing import RunListing, find_run
 from .contents import contents_of, part_bytes
@@ -197,12 +198,16 @@ def _finite(value: object) -> float:
 
 def wrong_files(checkpoint: Checkpoint) -> str:
     """Say of data files that they are missing or have another size; reads no byte of them."""
-    subject = checkpoint.subject
+    subject, mark = checkpoint.subject, mark_of(checkpoint.subject.store.above())
+    ranks = subject.manifest.table.file_rank.tolist()
     found: dict[str, int] = {}
     for folder in {name.rpartition("/")[0] for name in checkpoint.file_names}:
         with contextlib.suppress(StoreError):
             found |= {f"{folder}/{e.name}": e.size_bytes for e in subject.store.list(folder)}
-    for name, size in zip(checkpoint.file_names, checkpoint.file_bytes, strict=True):
+    columns = (checkpoint.file_names, checkpoint.file_bytes, ranks)
+    for name, size, rank in zip(*columns, strict=True):
+        if name not in found and mark.is_elsewhere(rank, checkpoint.world_size):
+            continue
         if name not in found:
             return f"{name} is missing"
         if found[name] != size:

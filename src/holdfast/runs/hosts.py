@@ -33,6 +33,12 @@ class Hosts:
         """Whether this rank is the lowest of its directory."""
         return self.leads[self.rank] == self.rank
 
+    def here(self) -> frozenset[int]:
+        """Return the ranks that share this rank's directory; empty: all."""
+        mine = self.leads[self.rank]
+        together = (rank for rank, lead in enumerate(self.leads) if lead == mine)
+        return frozenset(together) if self.is_spread else frozenset()
+
     def of_coordinator(self) -> frozenset[int]:
         """Return the ranks that share the coordinator's directory."""
         return frozenset(rank for rank, lead in enumerate(self.leads) if lead == COORDINATOR)

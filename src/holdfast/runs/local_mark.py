@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..errors import OptionError, StoreError
 from ..format.local_mark import (
@@ -9,8 +10,8 @@ from ..format.local_mark import (
     MARK_BYTES_MAX,
     MARK_NAME,
     LocalMark,
-    decode_store,
-    encode_store,
+    decode_mark,
+    encode_mark,
     job_name,
     jobs_in,
 )
@@ -28,14 +29,15 @@ def read_mark(local: Store) -> LocalMark:
     """
     if not local.exists(MARK_NAME):
         return LocalMark()
-    store = decode_store(local.get(MARK_NAME, MARK_BYTES_MAX))
-    if store is None:
+    mark = decode_mark(local.get(MARK_NAME, MARK_BYTES_MAX))
+    if mark is None:
         raise OptionError(
             f"{local.location}/{MARK_NAME} does not say which store this local run belongs to; "
             "expected what a Checkpointer with local= writes. Give another local directory, or "
             "delete this one"
         )
-    return LocalMark(store, jobs_in(entry.name for entry in list_if_there(local) or ()))
+    jobs = jobs_in(entry.name for entry in list_if_there(local) or ())
+    return replace(mark, jobs=jobs)
 
 
 def check_apart(local: str, store: str, found: str, behind: str) -> None:
@@ -72,16 +74,19 @@ def check_order(local: str, store: Store) -> None:
         )
 
 
-def write_mark(local: Store, store: str, jobs: Iterable[str], *, forgets: bool = False) -> None:
-    """Add jobs, durably, and the store, if none is named yet.
+def write_mark(
+    local: Store, mark: LocalMark, jobs: Iterable[str], *, forgets: bool = False
+) -> None:
+    """Write what a local run says of itself, durably, and add jobs to it.
 
     Args:
         forgets: whether the job that has the newest epoch is among these: then the oldest others
             are forgotten. While the store cannot be read, any of them may have it.
     """
-    if not local.exists(MARK_NAME):
+    data = encode_mark(mark)
+    if not local.exists(MARK_NAME) or local.get(MARK_NAME, MARK_BYTES_MAX) != data:
         pending = f"{PENDING_MARK_PREFIX}{os.urandom(8).hex()}"
-        local.prepare(pending, encode_store(store))
+        local.prepare(pending, data)
         local.replace(pending, MARK_NAME)
     mine = jobs_in(map(job_name, jobs))  # what an epoch names may be anything
     for job in sorted(mine):

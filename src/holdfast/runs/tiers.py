@@ -18,6 +18,7 @@ from ..engine.retire import let_go
 from ..engine.transfer import take_manifest
 from ..errors import HoldfastError, OptionError, StoreError, shown
 from ..format import spec
+from ..format.local_mark import LocalMark
 from ..format.local_room import LOCAL_ROOM
 from ..format.names import step_name, step_of
 from ..group.base import COORDINATOR
@@ -168,7 +169,7 @@ class TieredRun(TierWaits):
                 self.checked_mark()
                 # Until this job has an epoch, the newest is of the job whose past it shares.
                 self._marked = [self._before, job] if self._before else [job]
-                write_mark(self._here, self.store.root, self._marked, forgets=bool(self._before))
+                write_mark(self._here, self._says(), self._marked, forgets=bool(self._before))
             if self._chains and hosts.is_spread:
                 raise OptionError(
                     f"local is {self.local.root}, which each host has for itself, and the codec "
@@ -301,7 +302,10 @@ class TieredRun(TierWaits):
         """Write again what the local disk says of itself, if that was deleted."""
         if lost := lost_marks(self._here, self._marked):
             logger.warning("%s lacks %s; writing it again", self.local.root, ", ".join(lost))
-            write_mark(self._here, self.store.root, self._marked)
+            write_mark(self._here, self._says(), self._marked)
+
+    def _says(self) -> LocalMark:
+        return LocalMark(self.store.root, self.found_hosts().here(), self._ranks.world_size)
 
     def _local_keep(self, keep: Keep) -> Keep:
         """Return the policy of the local disk."""

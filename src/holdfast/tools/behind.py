@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import StoreError
 from ..format import spec
 from ..format.lag import lag_of
-from ..format.local_mark import MARK_BYTES_MAX, MARK_NAME, decode_store
+from ..format.local_mark import MARK_BYTES_MAX, MARK_NAME, LocalMark, decode_mark
 from ..format.measured import TAIL_BYTES, decode_lines
 from ..format.names import all_metrics, some, step_name, step_of
 from ..stores.base import Store
@@ -29,11 +29,8 @@ def behind(local: Store, names: Iterable[str]) -> Document | None:
     Args:
         names: in its directory, of steps and of files.
     """
-    try:
-        behind_it = decode_store(local.get(MARK_NAME, MARK_BYTES_MAX))
-    except StoreError:
-        return None
-    if behind_it is None:
+    mark = mark_of(local)
+    if not mark.store:
         return None
     known = sorted(set(names))
     records = [*decode_lines(read_tails(local, all_metrics(known), TAIL_BYTES))]
@@ -43,12 +40,25 @@ def behind(local: Store, names: Iterable[str]) -> Document | None:
     last = uploads[-1] if uploads else None
     oldest = lag_of(records).oldest
     return {
-        "store": behind_it,
+        "store": mark.store,
         "uploaded": last["step"] if last else None,
         "bytes_s": _rate(last) if last else None,
         "waiting": [s for s in steps if s not in done and _is_committed(local, s)],
         "since": oldest[1] if oldest else None,
     }
+
+
+def lacks_manifest(step: Store) -> bool:
+    """Return whether the MANIFEST of a local step is on the disk of another host."""
+    return mark_of(step.above()).lacks_manifests
+
+
+def mark_of(local: Store) -> LocalMark:
+    """Read what a local run says of itself; nothing where it is none."""
+    try:
+        return decode_mark(local.get(MARK_NAME, MARK_BYTES_MAX)) or LocalMark()
+    except StoreError:
+        return LocalMark()
 
 
 def _is_committed(local: Store, step: int) -> bool:

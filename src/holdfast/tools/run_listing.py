@@ -13,9 +13,10 @@ from functools import partial
 from ..errors import StoreError
 from ..format import spec
 from ..format.names import DCP_METADATA_NAME, LATEST_BYTES_MAX, LATEST_NAME, is_foreign
-from ..format.unfinished import unfinished
+from ..format.unfinished import ELSEWHERE, unfinished
 from ..stores.base import Store, file_names
 from ..stores.url import open_store
+from .behind import lacks_manifest
 
 _NUMBERED = re.compile(r"[^0-9]*([0-9]+)")  # step-5, checkpoint-00000005, global_step5
 STEP_PREFIX = "step-"  # users may name steps without the zeros that a Checkpointer writes
@@ -152,6 +153,8 @@ def disk_bytes(store: Store, name: str) -> int:
 
 def why_unfinished(step: Store) -> str:
     """Say why a step is not committed."""
+    if lacks_manifest(step):
+        return ELSEWHERE
     return unfinished(file_names(step), tells=step.shows_pending)
 
 

@@ -118,12 +118,13 @@ def render(document: Document) -> list[str]:
         elif not found["good"]:
             lines.append(f"BAD  {where}: {_foreign(found)}")
         else:
-            size = f"{show_bytes(found['file_bytes'])} in {show_count(found['files'], 'file')}"
             count = found["below"]
             below = f", and of its {show_count(count, 'base')}" if count else ""
             decoded = "; all decoded" if document["deep"] else ""
             signer = f"; signed by {found['signer']}" if found["signer"] else ""
-            lines.append(f"good {where}: {size}, every byte checked{below}{decoded}{signer}")
+            lines.append(
+                f"good {where}: {_size(found)}, every byte checked{below}{decoded}{signer}"
+            )
             lines += [
                 f"     damaged in a base, but not used here: {printable(damage['what'])}"
                 for damage in found["spared"]
@@ -140,6 +141,15 @@ def render(document: Document) -> list[str]:
     if any(found["damage"] for found in document["checkpoints"]):
         lines.append(what_is_left(printable(document["path"])))
     return lines
+
+
+def _size(found: Document) -> str:
+    """Say what was checked."""
+    files = show_count(found["files"], "file")
+    if found["elsewhere"]:
+        here = found["files"] - len(found["elsewhere"])
+        return f"{here:,} of {files} (the others are on other hosts)"
+    return f"{show_bytes(found['file_bytes'])} in {files}"
 
 
 def _foreign(found: Document) -> str:
@@ -196,6 +206,7 @@ def describe(verified: Any) -> Document:
         "spared": [describe_damage(damage) for damage in verified.spared],
         "foreign": list(verified.foreign),
         "foreign_count": verified.foreign_count,
+        "elsewhere": sorted({damage.where for damage in verified.elsewhere}),
     }
     if checkpoint is None:
         return found
@@ -233,6 +244,7 @@ def _result(location: str) -> Document:
         "spared": [],
         "foreign": [],
         "foreign_count": 0,
+        "elsewhere": [],
         "error": None,
     }
 
