@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first random round")
     parser.add_argument("--seed", default=str(random.randrange(1 << 32)))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--kinds", nargs="+", choices=TIERED, default=TIERED, help="of tiers-kills")
     parser.add_argument("--plant", nargs="*", help="faults; all by default")
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.server}", flush=True)
@@ -98,7 +99,7 @@ def kills(field: Field, options: argparse.Namespace, tally: Tally) -> None:
 
 def tiers_kills(field: Field, options: argparse.Namespace, tally: Tally) -> None:
     """Kill at every request of a job that has a local disk before the store."""
-    for name in TIERED:
+    for name in options.kinds:
         _kill_at_every(name, field, options, tally)
 
 

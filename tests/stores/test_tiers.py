@@ -31,6 +31,7 @@ from holdfast.errors import (
     OptionError,
     StoreError,
 )
+from holdfast.format.local_mark import LocalMark
 from holdfast.format.measured import decode_lines
 from holdfast.format.names import step_name
 from holdfast.runs import checkpointer as checkpointer_module
@@ -348,7 +349,7 @@ def test_newer_steps_overtake_those_that_wait(store: str, local: str) -> None:
 
 
 def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploads_it(
-    store: str, local: str
+    store: str, local: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = opened(store, local, durable="local", drain_s=0.2, upload_bytes_s=SLOW)
     checkpointer.save(1, state(1, 600_000))
@@ -356,6 +357,14 @@ def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploa
         checkpointer.close()
     assert steps_in(store) == []
     next_job()
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0, 600_000), partial=True) == 1
+    assert not caplog.records
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0, 600_000)) == 1
+    assert "lacks step 1 of" in caplog.text
+    assert "this job has saved nothing. The next job" in caplog.text
+    assert steps_in(store) == []
     with opened(store, local) as checkpointer:
         assert checkpointer.restore(state(0, 600_000)) == 1
         checkpointer.save(2, state(2, 600_000))
@@ -431,8 +440,11 @@ def test_an_older_job_neither_uploads_nor_saves(store: str, local: str, tmp_path
         old.save(3, state(3))
     with pytest.raises(FencedError, match="belongs to a newer job"):
         old.save(4, state(4))
-    with pytest.raises(StoreError, match="lacks step 3"):  # step 3 is on the local disk alone
+    with pytest.raises(
+        StoreError, match=r"lacks step 3 .*, and the next job leaves it out: "
+    ) as left:
         old.close()
+    assert "holdfast copy" not in str(left.value)
     assert steps_in(store) == [1, 2]
 
 
@@ -1041,7 +1053,7 @@ def test_the_best_step_of_the_store_leaves_the_place_of_one_that_lasts(
 def test_a_job_is_named_durably_before_it_takes_the_store(tmp_path: Path) -> None:
     root = tmp_path
     with recording() as disk:
-        write_mark(open_store(root / "new" / "run"), "s3://bucket/run", ["1" * 16])
+        write_mark(open_store(root / "new" / "run"), LocalMark("s3://bucket/run"), ["1" * 16])
     calls = [(operation, path) for operation, path, *_ in disk.trace()]
     named = calls.index(("create", f"{root}/new/run/.job-{'1' * 16}"))
     for above in ("new/run", "new", ""):
@@ -1051,12 +1063,12 @@ def test_a_job_is_named_durably_before_it_takes_the_store(tmp_path: Path) -> Non
 def test_jobs_that_begin_at_once_are_all_named(local: str) -> None:
     one, third = "1" * 16, "3" * 16
     place = open_store(local)
-    write_mark(place, "s3://bucket/run", [one])
+    write_mark(place, LocalMark("s3://bucket/run"), [one])
     start = threading.Barrier(8)
 
     def begin(number: int) -> None:
         start.wait()
-        write_mark(place, "s3://bucket/run", [one, f"{number:x}" * 16, "../escapes"])
+        write_mark(place, LocalMark("s3://bucket/run"), [one, f"{number:x}" * 16, "../escapes"])
 
     threads = [threading.Thread(target=begin, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -1065,9 +1077,9 @@ def test_jobs_that_begin_at_once_are_all_named(local: str) -> None:
         thread.join()
     assert read_mark(place).jobs == {f"{number:x}" * 16 for number in range(8)}
     for number in range(200):
-        write_mark(place, "s3://bucket/run", [third, f"{number:016x}"])
+        write_mark(place, LocalMark("s3://bucket/run"), [third, f"{number:016x}"])
     assert len(read_mark(place).jobs) == 8 + 199  # one was there before
-    write_mark(place, "s3://bucket/run", [third, f"{199:016x}"], forgets=True)
+    write_mark(place, LocalMark("s3://bucket/run"), [third, f"{199:016x}"], forgets=True)
     jobs = read_mark(place).jobs
     assert len(jobs) == local_mark.JOBS_MAX + 2
     assert {third, f"{199:016x}"} <= jobs

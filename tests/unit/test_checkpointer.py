@@ -141,7 +141,7 @@ def test_a_damaged_newest_step_is_skipped_loudly_and_replaced_when_reached(
         assert checkpointer.restore(into) == 20
         assert (into["step"], into["w"][0]) == (20, 20.0)
         (record,) = [r for r in caplog.records if r.levelno >= logging.ERROR]
-        assert "step 30 is damaged and is skipped" in record.message
+        assert "step-00000030 is damaged and is skipped" in record.message
         assert "tensor w, chunk 0" in record.message
         with pytest.raises(CorruptError):
             checkpointer.restore(into, step=30)

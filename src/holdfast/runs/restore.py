@@ -129,7 +129,7 @@ def restore_newest(
                 _say_lost(run, ranks)
                 return step, report
             run.note(step, place, is_damaged=True)
-            logger.error("step %d is damaged and is skipped: %s", step, damage)
+            logger.error("step %d in %s is damaged and is skipped: %s", step, place, damage)
             faults.append(f"step {step}: {damage}")
         else:
             if faults:

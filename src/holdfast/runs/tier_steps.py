@@ -58,6 +58,8 @@ class TierSteps(ABC):
     _reach: Reach | None = None
     _past: set[int]  # steps of this disk that this run goes on without
     _lacking: set[int]  # steps of which files are on no host that is here
+    _only_here: Sequence[int] = ()  # local steps that the store lacked, at the last look
+    _is_restored = False  # by this job, to train on
     _away_until = 0.0  # the store has not answered a moment ago, and need not
     _before: str | None = None  # the job that had the store when this one looked
 
@@ -137,6 +139,8 @@ class TierSteps(ABC):
                 if step not in left and step not in result:
                     second = self.store.path(step) if step in (store or ()) else ""
                     result[step] = [Place(self.local.path(step), second, rank)]
+        if self.uploader is not None:
+            self._only_here = sorted(result.keys() - {*(result if store is None else store)})
         for step in store or ():
             result.setdefault(step, []).append(Place(self.store.path(step)))
         return dict(sorted(result.items()))
@@ -190,7 +194,7 @@ class TierSteps(ABC):
 
     def leave(self) -> None:
         """Let `begin` be called again: both places may have changed, as the state has."""
-        self.is_ready = False
+        self.is_ready, self._is_restored = False, True
         self._past.clear()
         self._lacking.clear()
 

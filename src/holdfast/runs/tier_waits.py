@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from .. import worker
 from ..engine import epochs
-from ..errors import HoldfastError, StoreError
+from ..errors import FencedError, HoldfastError, StoreError
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
+from ..stores.objects_errors import oldest_request
 from .host_uploads import HostUploads
 from .tier_steps import TierSteps, named
 from .uploader import Uploader
@@ -26,6 +27,10 @@ TURN_S = 1.0  # between two meetings of ranks that wait for an upload
 LATE_S = 10.0  # later than the time it has, a wait ends without the others
 FIRST_WORD_S = 10.0  # from here on, a job that ends says what it waits for
 WORD_S = 60.0  # between two such words
+_NEXT_JOB = (
+    "The next job with these two directories uploads the newest first, from its first step, save "
+    "or wait on"
+)
 
 
 @dataclass
@@ -133,6 +138,9 @@ class TierWaits(TierSteps):
         if self._was_ready and not self.is_ready:
             self._begin_alone()
         if not self._was_ready:
+            if self._is_restored and self._only_here:
+                where = f"{self.store.root} lacks {named(self._only_here)} of {self.local.root}"
+                logger.warning("%s, and this job has saved nothing. %s", where, _NEXT_JOB)
             return
         drain = _drain_for(limit_s)
         if self.uploader is not None:
@@ -187,15 +195,21 @@ class TierWaits(TierSteps):
             self.uploader.say_left()
 
     def _check_left(self, left: Sequence[int], limit_s: float) -> None:
-        if self.uploader is not None and left:
-            why = self.uploader.why()
-            raise StoreError(
-                f"{self.store.root} lacks {named(left)} of {self.local.root} after "
-                f"drain_s={limit_s:g} s{f' ({why})' if why else ''}. The local disk has "
-                f"{'it' if len(left) == 1 else 'them'}. The next job with these two directories "
-                "uploads those that its policy keeps, the newest first; or call, for each step, "
-                f"holdfast copy {self.local.path(left[-1])} {self.store.path(left[-1])}"
-            )
+        if self.uploader is None or not left:
+            return
+        why, it = self.uploader.why(), "it" if len(left) == 1 else "them"
+        text = f"{self.store.root} lacks {named(left)} of {self.local.root}"
+        if isinstance(self.uploader.failure, FencedError):
+            raise StoreError(f"{text}, and the next job leaves {it} out: {why}")
+        if self.uploader.failure is None and self.uploader.is_done(left):
+            raise StoreError(f"{text}: {why}")
+        text += f" after drain_s={limit_s:g} s{f' ({why})' if why else ''}. The local disk has {it}"
+        if not self.has_one_disk():
+            raise StoreError(f"{text}, with the disks of the other hosts. {_NEXT_JOB}")
+        raise StoreError(
+            f"{text}. {_NEXT_JOB}; or call, for each step, "
+            f"holdfast copy {self.local.path(left[-1])} {self.store.path(left[-1])}"
+        )
 
     def _is_up(self, step: int, newest: Callable[[], int | None], until: float) -> bool:
         """Wait for a turn; return whether a step is in the store."""
@@ -216,10 +230,12 @@ class TierWaits(TierSteps):
                 now = time.monotonic()
                 if now >= until:
                     said = f". The last error: {self.uploader.said}" if self.uploader.said else ""
+                    if not said and (request := oldest_request()) is not None:
+                        said = f". It waits for: {request[1]} {request[2]}"
                     raise StoreError(
                         f"step {step} is durable in {self.local.root}, but not yet in "
                         f"{self.store.root}, in the time that the save has (deadline_s). Its "
-                        f"upload goes on{said}"
+                        f"upload goes on while this job does{said}"
                     )
                 if now >= turn:
                     return False
