@@ -21,7 +21,7 @@ from holdfast.format.names import step_name, step_of
 from . import payload
 from .actors import Process
 from .disk import MOUNT, Disk, SimDirectory, SimFile
-from .oracle import Oracle
+from .oracle import Oracle, RestoreOracle
 from .ranks import RankGroup
 from .tier_worlds import SharedDiskWorld, StoreOracle, TierRank
 from .training import Job, Rank
@@ -62,7 +62,7 @@ class Promise:
     hosts: frozenset[str]
 
 
-class HostsOracle(Oracle):
+class HostsOracle(RestoreOracle):
     """Judges the store as where a job is on one host, and the local disks of all hosts together.
 
     Attributes:
@@ -133,6 +133,7 @@ class HostsOracle(Oracle):
             for known, promise in list(self.promises.items()):
                 if known > step or not promise.hosts <= hosts:
                     del self.promises[known]
+            self.lower()
 
     def gone_back(self, process: Process, step: int) -> None:
         """Take note of a job that has let go of a step, and of all later ones."""
@@ -147,7 +148,7 @@ class HostsOracle(Oracle):
             self.fault(f"{process.name} has gone back before step {step}; the store has {left}")
 
     def promised(self, job: int) -> int:
-        """Return the newest step that a job has to find."""
+        """See `RestoreOracle`."""
         hosts = self._world.hosts_of(job)
         here = [step for step, promise in self.promises.items() if promise.hosts <= hosts]
         in_store = [*self.store.acked] if self._world.durable[job] == "store" else []
@@ -181,6 +182,7 @@ class HostsOracle(Oracle):
         if place == self._world.root and int(epoch) > self.newest_taken:
             self.newest_taken = int(epoch)
             self._leave_behind(self._world.hosts_of(self.scheduler.current.process.job))
+        self.lower()
 
     def _leave_behind(self, mine: frozenset[str]) -> None:
         for step in [s for s, promise in self.promises.items() if not promise.hosts <= mine]:
@@ -293,11 +295,11 @@ class HostRank(TierRank):
 
     def _restored(self, checkpointer: Checkpointer) -> int:
         oracle, job = self._hosts, self._job
-        before, past = oracle.promised(job.number), {*oracle.past}
+        past = {*oracle.past}
         # Others may let go of it meanwhile, and save another one of its number.
         steps = {s for s, _ in past} | {*oracle.store.visible()}
         there = {s: oracle.store.value_at(s) for s in steps}
-        step = self._restored_as_promised(checkpointer, before)
+        step = self._restored_as_promised(checkpointer)
         value = self._into["value"]
         is_past = (step, value) in past and value not in (there[step], oracle.store.value_at(step))
         if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":

@@ -14,6 +14,7 @@ Judges without the product's help: it looks at the disk itself, and knows what e
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from crash.disk_model import Directory
 from holdfast.engine.removal import ANNOUNCED
@@ -292,6 +293,35 @@ class Oracle:
         if bad:
             self.fault(f"{when}: step {step} is not whole: {', '.join(bad)}")
         return bool(bad)
+
+
+class RestoreOracle(Oracle):
+    """An oracle that knows which step a job has to find when it restores."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._lowest: dict[Process, int] = {}  # that was promised since its restore began
+
+    def promised(self, job: int) -> int:
+        """Return the newest step that is promised to a job now."""
+        raise NotImplementedError
+
+    def restoring(self, process: Process) -> None:
+        """Take note of a process that begins to restore."""
+        self._lowest[process] = self.promised(process.job)
+
+    def lower(self) -> None:
+        """Take note of what is promised still, after a promise may have been given up."""
+        for process, lowest in self._lowest.items():
+            self._lowest[process] = min(lowest, self.promised(process.job))
+
+    def restored(self, process: Process) -> int:
+        """Return the least step that a process has to find, whenever it looked.
+
+        A step may have been let go of since it began, and another one saved with its number.
+        """
+        self.lower()
+        return self._lowest.pop(process)
 
 
 def _base(manifest: Manifest) -> str:

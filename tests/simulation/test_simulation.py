@@ -4,7 +4,9 @@ from collections import Counter
 
 import pytest
 
+from .actors import Process
 from .campaign import PLANTS, WORLDS, first_noticed, play
+from .oracle import RestoreOracle
 from .seams import installed
 
 SEEDS = range(1, 201)
@@ -63,6 +65,27 @@ def test_every_promise_holds_in_every_world(on: str) -> None:
 def test_every_promise_holds_in_more_worlds(on: str) -> None:
     _, failing = play(MORE_SEEDS, on)
     assert failing == []
+
+
+def test_a_step_that_was_saved_during_a_restore_need_not_be_found() -> None:
+    # Step 1 of one job was let go of while another one restored; a third saved a step 1 meanwhile.
+    _, failing = play(range(700_202_568, 700_202_569), "tiers-hosts")
+    assert failing == []
+
+
+@pytest.mark.parametrize(
+    ("newest", "least"), [((1, 0, 1), 0), ((1, 0, 0), 0), ((1, 2, 3), 1), ((3, 2, 2), 2)]
+)
+def test_a_restore_has_to_find_what_was_promised_all_the_while(
+    newest: tuple[int, ...], least: int
+) -> None:
+    process = Process("1.0", job=1, rank=0)
+    oracle = RestoreOracle(None, None, "", Counter[str]())
+    told = iter(newest)
+    oracle.promised = lambda job: next(told)  # type: ignore[method-assign]
+    oracle.restoring(process)
+    oracle.lower()
+    assert oracle.restored(process) == least
 
 
 @pytest.mark.parametrize("on", WORLDS)

@@ -135,13 +135,19 @@ ON_DISK: dict[str, Plant] = PLANTS | {
 }
 
 
-_hold = fence_module.Fence.hold
+_hold, _found = fence_module.Fence.hold, TierSteps.found
 
 
 def _hold_on_the_first_host(self: Any) -> None:
     """Leads of other hosts take no epoch of their disk, and look at none."""
     if not SEAT.scheduler.current.process.rank:
         _hold(self)
+
+
+def _found_in_store(self: Any, *given: Any, **more: Any) -> Any:
+    """Find the steps of the store alone."""
+    found = _found(self, *given, **more).items()
+    return {step: places for step, places in found if places[0].path == self.store.path(step)}
 
 
 # Where each host has a disk of its own.
@@ -154,4 +160,5 @@ ON_HOSTS: dict[str, Plant] = {
         (tiers, "write_mark", _named_in_its_directory),
     ],
     "acknowledged before the upload": PLANTS["acknowledged before the upload"],
+    "a restore does not look at local disks": [(TierSteps, "found", _found_in_store)],
 }

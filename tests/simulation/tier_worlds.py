@@ -24,7 +24,7 @@ from holdfast.runs.upload_thread import STOP_S
 from .actors import Process
 from .bucket import BASE, Bucket
 from .disk import MOUNT, Disk, SimDirectory, SimFile
-from .oracle import Oracle
+from .oracle import Oracle, RestoreOracle
 from .training import Job, Rank
 from .worlds import World
 
@@ -115,7 +115,7 @@ class DiskOracle(Oracle):
         """As of the store."""
 
 
-class TierOracle(Oracle):
+class TierOracle(RestoreOracle):
     """Both tiers; each change is looked at by whose place it is in."""
 
     def __init__(self, world: "TierWorld") -> None:
@@ -159,6 +159,7 @@ class TierOracle(Oracle):
             for disk in self.disks.values():
                 if disk is not mine:
                     disk.leave_behind()
+        self.lower()
 
     def troubled(self) -> None:
         """Take note that the store has failed a job.
@@ -212,7 +213,7 @@ class TierOracle(Oracle):
             disk.past.clear()
 
     def promised(self, job: int) -> int:
-        """Return the newest step that a job has to find."""
+        """See `RestoreOracle`."""
         in_store = max(self.store.acked, default=0) if self._world.durable[job] == "store" else 0
         return max(self.of(job).newest(), in_store)
 
@@ -236,23 +237,23 @@ class TierRank(Rank):
     def _tiers(self) -> TierOracle:
         return cast(TierOracle, self._oracle)
 
-    def _restored_as_promised(self, checkpointer: Checkpointer, before: int) -> int:
-        """Restore; ``before`` is the newest step that was promised when that began."""
+    def _restored_as_promised(self, checkpointer: Checkpointer) -> int:
+        self._tiers.restoring(self._process)
         step = Rank._restored(self, checkpointer)
         run = checkpointer._tiers
         assert run is not None
         self._process.forced |= run.store.damaged | run._past
-        promised = min(before, self._tiers.promised(self._job.number))
+        promised = self._tiers.restored(self._process)
         if step < promised and promised not in self._process.forced:
             self._oracle.fault(f"{self._process.name} restores step {step}, not {promised}")
         return step
 
     def _restored(self, checkpointer: Checkpointer) -> int:
         oracle, job = self._tiers, self._job
-        before, past = oracle.promised(job.number), {*oracle.of(job.number).past}
+        past = {*oracle.of(job.number).past}
         # Others may let go of it meanwhile, and save another one of its number.
         there = {s: oracle.store.value_at(s) for s in past | {*oracle.store.visible()}}
-        step = self._restored_as_promised(checkpointer, before)
+        step = self._restored_as_promised(checkpointer)
         disk, value = oracle.of(job.number), self._into["value"]
         is_past = step in past and value not in (there[step], oracle.store.value_at(step))
         if is_past and self._process.rank == 0 and oracle._world.durable[job.number] == "store":
