@@ -367,8 +367,28 @@ def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploa
     assert steps_in(store) == []
     with opened(store, local) as checkpointer:
         assert checkpointer.restore(state(0, 600_000)) == 1
+        checkpointer.wait("store")
+    assert steps_in(store) == [1]
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0, 600_000)) == 1
         checkpointer.save(2, state(2, 600_000))
     assert steps_in(store) == [1, 2]
+
+
+def test_a_job_that_only_waits_uploads_all_that_was_left(store: str, local: str) -> None:
+    keep = Keep.latest(5) | Keep.local(3)
+    checkpointer = opened(
+        store, local, durable="local", drain_s=0.1, upload_bytes_s=SLOW, keep=keep
+    )
+    for step in (1, 2, 3):
+        checkpointer.save(step, state(step, 600_000))
+    with pytest.raises(StoreError, match="lacks step"):
+        checkpointer.close()
+    next_job()
+    with opened(store, local, keep=keep) as checkpointer:
+        assert checkpointer.restore(state(0, 600_000)) == 3
+        checkpointer.wait("store")
+    assert steps_in(store) == [1, 2, 3]
 
 
 def test_a_job_that_ends_says_what_it_waits_for(
