@@ -129,6 +129,9 @@ def test_commands_take_no_file_of_another_host_for_lost(places: tuple[str, str, 
     assert (verified.damage, {fault.where for fault in verified.elsewhere}) == ((), others)
     assert "1 of 3 files (the others are on other hosts)" in verify.render(verify_all(first))[0]
     assert {fault.where for fault in holdfast.repair(step).damage} == others
+    assert holdfast.check_run(first, behind_min=1) == holdfast.check_run(second) == []
+    with pytest.raises(OptionError, match="rank 0 is on another host"):
+        holdfast.check_run(second, behind_min=1)
     listed = ls.ls(second)
     assert listed is not None
     assert {one["unfinished"] for one in listed["shown"]} == {ELSEWHERE}

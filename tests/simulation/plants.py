@@ -220,7 +220,7 @@ PLANTS: dict[str, Plant] = {
         (LocalStore, "prepare", _prepare_carelessly),
         (LocalStore, "publish", _sync_late),
     ],
-    "a step is made from a higher one": [(base_choice, "_may_be_base", lambda location, of: True)],
+    "a step is made from a higher one": [(base_choice, "_is_lower", lambda below, step: True)],
     "retention ignores bases": [
         (directory_module.Run, "_with_bases", lambda run, kept: kept),
         (directory_module.Run, "_check_unneeded", nothing),  # it would notice

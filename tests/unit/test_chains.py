@@ -366,7 +366,7 @@ def test_a_base_of_a_higher_number_stays_until_its_delta_is_gone(
 ) -> None:
     root, state, remove = new_path(), trained(3), LocalStore.remove
     with monkeypatch.context() as patched:  # as in a run of an earlier version
-        patched.setattr(base_choice, "_may_be_base", lambda location, of: True)
+        patched.setattr(base_choice, "_is_lower", lambda below, step: True)
         for step in (9, 5):
             codec = codecs.Delta(every=2)
             holdfast.save(stepped(state, step), at(root, step), codec=codec, options=OPTIONS)

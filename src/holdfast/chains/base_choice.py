@@ -4,6 +4,7 @@ The coordinator chooses; each rank has in memory what it wrote last, or reads it
 """
 
 import logging
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -24,7 +25,7 @@ from ..errors import CorruptError, NotCommittedError, OptionError, VersionError
 from ..format import spec
 from ..format.header import Header
 from ..format.links import TensorLoss
-from ..format.names import step_of
+from ..format.names import STEP_PATTERN, step_of
 from ..layout import Shard
 from ..options import Options
 from ..plan.shard_table import ShardTable, cut
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
+_is_lower = operator.lt  # of two steps
 Losses = list[tuple[Any, ...]]  # index of a tensor, and the fields of its `Loss`
 
 
@@ -57,7 +59,10 @@ def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | N
     run = os.path.dirname(store.location)
     location = last_link(run, rank)
     # Not what this one replaces.
-    is_own = location not in ("", store.location) and _may_be_base(location, store.location)
+    names = map(os.path.basename, (location, store.location))
+    below, step = map(STEP_PATTERN.fullmatch, names)
+    may_be = _is_lower(int(below[1]), int(step[1])) if below and step else below is step
+    is_own = may_be and location not in ("", store.location)
     base = store.sibling(os.path.basename(location)) if is_own else None
     known = known_chain(base) if base is not None else None
     if base is None or (known is None and not base.exists(spec.MANIFEST_NAME)):
@@ -82,14 +87,6 @@ def choose_base(store: "Store", codec: "Codec", rank: int) -> dict[str, Any] | N
         return None
     told = {"digest": known.content, "links": known.links, "save_id": known.save_id}
     return {"name": name, **told}
-
-
-def _may_be_base(location: str, of: str) -> bool:
-    """Return whether both are steps, the base the lower one; or neither is a step."""
-    below, step = step_of(os.path.basename(location)), step_of(os.path.basename(of))
-    if below is None or step is None:
-        return below is step
-    return below < step
 
 
 def step_before(store: "Store") -> str:

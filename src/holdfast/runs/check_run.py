@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..engine.check import read_manifest
 from ..engine.transfer import present
-from ..errors import HoldfastError, NotCommittedError, StoreError
+from ..errors import HoldfastError, NotCommittedError, OptionError, StoreError
 from ..format.lag import lag_of
 from ..format.local_mark import MARK_NAME
 from ..format.local_room import LocalRoom, local_room
@@ -24,6 +24,7 @@ from ..stores.base import Store
 from ..stores.tail import read_head, read_tails
 from ..stores.url import open_store
 from .alerts import GROWTH_SAVES, STRAGGLER_SAVES, Alert, Facts, Limits, judge
+from .local_mark import read_mark
 from .retention import Keep
 from .run_steps import RunSteps
 
@@ -50,7 +51,7 @@ def check_run(
             one is for the local directory of a run that has a store behind it.
 
     Raises:
-        OptionError: a limit is not a number above 0.
+        OptionError: a limit is not a number above 0; or ``behind_min`` is for another host.
         NotCommittedError: this is no run.
         StoreError: the disk or the network failed.
 
@@ -71,6 +72,11 @@ def check_run(
         raise NotCommittedError(
             f"{store.location} is no run: it has no steps, and no job says that it runs there; "
             "give the directory that holds step-00001000 and others"
+        )
+    if behind_min is not None and MARK_NAME in names and read_mark(store).lacks_manifests:
+        raise OptionError(
+            f"behind_min is given, and {store.location} does not say what is uploaded: rank 0 is "
+            "on another host. Check its directory there"
         )
     return judge(_facts(store, names, ranks), limits)
 
