@@ -198,6 +198,7 @@ def go_on(
         step = checkpointer.restore(into)
         assert is_whole(into, step or 0)
         retired = checkpointer.retire_after(back) if back else []
+        assert not back or checkpointer.latest() == back
         if save is not None:
             checkpointer.save(save, state_at(save))
     return step, retired
@@ -472,3 +473,109 @@ def test_an_exception_after_a_restore_does_not_leave_the_last_step_behind(
 ) -> None:
     run_ranks(2, fail_after_a_restore, *places, hosts)
     assert Checkpointer(places[0]).steps() == [1]
+
+
+def seen(checkpointer: Checkpointer) -> tuple[int | None, list[int], list[str]]:
+    """What a rank says of the steps, and of which it can load what `path` names, and where."""
+    paths = {step: checkpointer.path(step) for step in checkpointer.steps()}
+    whole = []
+    for step, path in paths.items():
+        try:
+            into = {"same": torch.zeros(5000), "step": -1}
+            holdfast.load(path, into, strict=False, group="alone")
+        except holdfast.errors.NotCommittedError:
+            continue
+        assert into["step"] == step
+        with holdfast.open(path) as checkpoint:
+            assert checkpoint.verify() == []
+        whole.append(path)
+    return checkpointer.latest(), [*paths], whole
+
+
+def look(
+    rank: int, store: str, local: str, disks: str, hosts: list[int], save: int
+) -> tuple[Any, Any, Any]:
+    """Restore; save a step; what this rank says of the steps after each, and when it is up."""
+    moved_in(rank, local, disks, hosts)
+    kept = Keep.latest(9) | Keep.local(9)
+    given: dict[str, Any] = {"keep": kept, "durable": "local", "drain_s": 60.0, "signals": ()}
+    into = state_at(-1)
+    with Checkpointer(store, local=local, **given) as checkpointer:
+        step = checkpointer.restore(into)
+        assert is_whole(into, step or 0)
+        restored = seen(checkpointer)
+        dist.barrier()
+        checkpointer.save(save, state_at(save), metrics={"loss": 1.0})
+        saved = checkpointer.latest(), checkpointer.steps()
+        assert rank or checkpointer.best("loss") == save  # its MANIFEST is here, if not its files
+        checkpointer.wait("store")
+    up = seen(checkpointer)
+    dist.barrier()  # no rank deletes what another looks at
+    return restored, saved, up
+
+
+@needs_namespaces
+@pytest.mark.parametrize("then", [[0, 1], [1, 0], [2, 0, 1], [1, 1, 0], [0, 0, 1]])
+def test_all_ranks_name_the_steps_that_were_found_on_any_host(
+    places: tuple[str, str, str], then: list[int]
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [2, 3])
+    for restored, saved, up in run_ranks(len(then), look, store, local, disks, then, 4):
+        assert restored == (3, [1, 2, 3], [f"{store}/{step_name(1)}"])
+        assert saved == (4, [1, 2, 3, 4])
+        assert up == (4, [1, 2, 3, 4], [f"{store}/{step_name(step)}" for step in (1, 2, 3, 4)])
+
+
+@needs_namespaces
+@pytest.mark.parametrize("then", [[0, 1], [1, 0], [2, 0, 1], [1, 0, 0]])
+def test_no_rank_names_a_step_that_another_job_has_left_behind(
+    places: tuple[str, str, str], then: list[int]
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [2, 3])
+    run_ranks(2, look, store, local, disks, [3, 3], 2)
+    in_store = [f"{store}/{step_name(step)}" for step in (1, 2)]
+    for restored, saved, up in run_ranks(len(then), look, store, local, disks, then, 3):
+        assert restored == (2, [1, 2], in_store)
+        assert saved == (3, [1, 2, 3])
+        assert up == (3, [1, 2, 3], [*in_store, f"{store}/{step_name(3)}"])
+
+
+@needs_namespaces
+@pytest.mark.parametrize("then", [[0, 2], [2, 0], [2, 0, 0]])
+def test_no_rank_names_a_step_of_which_a_host_is_gone(
+    places: tuple[str, str, str], then: list[int]
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [2, 3])
+    shutil.rmtree(f"{disks}/host1")
+    in_store = f"{store}/{step_name(1)}"
+    for restored, saved, up in run_ranks(len(then), look, store, local, disks, then, 3):
+        assert restored == (1, [1], [in_store])
+        assert saved == (3, [1, 3])
+        assert up == (3, [1, 3], [in_store, f"{store}/{step_name(3)}"])
+
+
+def ask_for(rank: int, store: str, local: str, disks: str, hosts: list[int], step: int) -> str:
+    moved_in(rank, local, disks, hosts)
+    checkpointer = Checkpointer(store, local=local, durable="local", signals=())
+    with checkpointer, pytest.raises(HoldfastError) as caught:
+        checkpointer.restore(state_at(-1), step=step)
+    return f"{caught.typename}: {caught.value}"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("then", [[0, 0], [0, 1]])
+def test_a_step_that_another_job_has_left_behind_is_not_restored_by_its_number(
+    places: tuple[str, str, str], then: list[int]
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 0], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 0], [2, 3])
+    run_ranks(2, look, store, local, disks, [3, 3], 2)
+    for text in run_ranks(2, ask_for, store, local, disks, then, 3):
+        assert f"{store}/{step_name(3)} does not exist" in text

@@ -67,6 +67,10 @@ class RunSteps:
         """
         return f"{self.root}/{step_name(checked_step(step))}"
 
+    def manifest_path(self, step: int) -> str:
+        """Return the directory that has the MANIFEST of a step."""
+        return self.path(step)
+
     def steps(self) -> list[int]:
         """List the committed steps, ascending.
 

@@ -8,12 +8,12 @@ import json
 import logging
 import time
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine import epochs
 from ..engine.transfer import is_same, present
-from ..errors import CorruptError, MismatchError, OptionError, StoreError
+from ..errors import CorruptError, HoldfastError, MismatchError, OptionError, StoreError
 from ..format import spec
 from ..format.local_mark import LocalMark
 from ..format.manifest import decode_manifest
@@ -57,6 +57,8 @@ class TierSteps(ABC):
     _hosts: Hosts | None
     _reach: Reach | None = None
     _past: set[int]  # steps of this disk that this run goes on without
+    _left: frozenset[int]  # of these, those of another past, as the ranks last found
+    _elsewhere: frozenset[int]  # local steps of the run, of which another host has MANIFEST
     _lacking: set[int]  # steps of which files are on no host that is here
     _only_here: Sequence[int] = ()  # local steps that the store lacked, at the last look
     _is_restored = False  # by this job, to train on
@@ -84,19 +86,48 @@ class TierSteps(ABC):
         return self.local.metrics
 
     def steps(self) -> list[int]:
-        """List the committed steps of both, ascending."""
+        """List the committed steps of both, ascending; of other hosts' disks, as last told."""
         self._away_until = 0.0
         return self._all_steps()
 
     def _all_steps(self) -> list[int]:
-        old = self.uploader.ignored if self.uploader is not None else frozenset[int]()
-        return sorted({*self.local.steps(), *(self._store_steps() or ())} - old)
+        here = ({*self.local.steps()} - self._left) | self._elsewhere
+        return sorted((here - self._lost) | {*(self._store_steps() or ())})
+
+    @property
+    def _lost(self) -> set[int]:
+        """Steps that all ranks go on without, since files of them are on no host that is here."""
+        return self._past & self._lacking
 
     def path(self, step: int) -> str:
-        """Return the directory of a step: on the local disk, if it is there."""
+        """Return the directory of a step: on the local disk, if all its files are there."""
         here = self.local.path(step)
+        return here if self._is_whole_here(step) else self.store.path(step)
+
+    def manifest_path(self, step: int) -> str:
+        """Return the directory of a step: on the local disk, if its MANIFEST is there."""
+        here = self.local.path(step)
+        is_left_out = step in self._left | self._lost
         is_here = self._here.exists(f"{step_name(step)}/{spec.MANIFEST_NAME}")
-        return here if is_here else self.store.path(step)
+        return here if is_here and not is_left_out else self.store.path(step)
+
+    def _is_whole_here(self, step: int) -> bool:
+        if step in self._left | self._lost:
+            return False
+        here = self._here.below(step_name(step))
+        try:
+            data = here.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
+            return all(present(here, decode_manifest(data, here.location)))
+        except HoldfastError:
+            return False  # it is in the store, or who reads it there is told what is wrong
+
+    def _note_elsewhere(self, steps: Iterable[int]) -> None:
+        """Take note of the local steps of the run, where this rank's own disk does not say it.
+
+        Once this job has begun, the coordinator's disk has all of them.
+        """
+        sees_all = self.is_ready and self._ranks.rank in self.found_hosts().of_coordinator()
+        self._elsewhere = frozenset() if sees_all else frozenset(steps)
 
     def found(self, ranks: "Group", *, anew: bool = True) -> dict[int, list[Place]]:
         """Return the steps of both with their places, on every rank: the local disk comes first.
@@ -132,6 +163,8 @@ class TierSteps(ABC):
             compared.answer = json.dumps(sorted(left)).encode()
             if self.uploader is not None:
                 self._note(left, store or [])
+        lead = hosts.leads[ranks.rank]
+        self._left = frozenset(json.loads(compared.answers[lead]))
         result: dict[int, list[Place]] = {}
         for rank, (reply, answer) in enumerate(zip(replies, compared.answers, strict=True)):
             left = set(json.loads(answer))
@@ -141,6 +174,8 @@ class TierSteps(ABC):
                     result[step] = [Place(self.local.path(step), second, rank)]
         if self.uploader is not None:
             self._only_here = sorted(result.keys() - {*(result if store is None else store)})
+        here = {*replies[lead]["steps"]} - self._left
+        self._note_elsewhere({*result} - here)
         for step in store or ():
             result.setdefault(step, []).append(Place(self.store.path(step)))
         return dict(sorted(result.items()))
@@ -156,6 +191,7 @@ class TierSteps(ABC):
             Why it cannot be restored: most often, a host is not here.
         """
         self._reach = None
+        self._lacking.discard(step)
         if place.path == self.store.path(step):
             return None
         first = open_store(place.path)
@@ -197,6 +233,7 @@ class TierSteps(ABC):
         self.is_ready, self._is_restored = False, True
         self._past.clear()
         self._lacking.clear()
+        self._left = self._elsewhere = frozenset()
 
     def note(self, step: int, place: Place, *, is_damaged: bool) -> None:
         """Take note of whether a step could be restored from a place.

@@ -94,6 +94,7 @@ class TieredRun(TierWaits):
         self._word, self._waits = "", 0  # of the meetings of waits, and how many there were
         self._hosts: Hosts | None = None
         self._past, self._lacking = set(), set()
+        self._left = self._elsewhere = frozenset()
         self._marked: list[str] = []  # the jobs that the disk of this rank is to name
 
     def look(self) -> None:
@@ -143,6 +144,7 @@ class TieredRun(TierWaits):
 
     def retire_elsewhere(self, steps: Sequence[int]) -> None:
         """Remove what other hosts have of steps that the coordinator has retired; on all ranks."""
+        self._elsewhere -= {*steps}
         with Phase(self._ranks):
             if self.uploader is None and self.found_hosts().is_lead:
                 for step in steps:
@@ -181,6 +183,9 @@ class TieredRun(TierWaits):
             if self.uploader is not None:
                 self._enter(self.uploader)
         self.is_ready = self._was_ready = True
+        self._note_elsewhere(self._elsewhere - self._lost)
+        self._past.clear()  # not before: it says which steps are lost
+        self._left = frozenset()
         if self.uploader is not None:
             self.uploader.leads = frozenset(hosts.leads) - {COORDINATOR}
             self.uploader.begin()
@@ -228,7 +233,6 @@ class TieredRun(TierWaits):
                 self._let_go(step, None)
         if self._past:
             self.local.drop_latest(self.local.steps())
-        self._past.clear()
         if self.uploader is not None:
             self.uploader.ignored = frozenset()
 
@@ -260,11 +264,14 @@ class TieredRun(TierWaits):
 
         On the coordinator's too: its disk may have files of steps whose MANIFEST another had.
         """
-        if not data or not self.found_hosts().is_lead:
+        if not data:
+            return
+        kept = {int(step): save_id for step, save_id in json.loads(data).items()}
+        self._note_elsewhere(kept)
+        if not self.found_hosts().is_lead:
             return
         try:
             self._mark()
-            kept = {int(step): save_id for step, save_id in json.loads(data).items()}
             for name in self.local.step_names():
                 if (step := step_of(name)) is not None:
                     self._let_go(step, kept.get(step))

@@ -36,6 +36,9 @@ class RunView:
     def steps(self) -> list[int]:
         """Return the committed steps, ascending, as this rank sees them.
 
+        With ``local``, after `restore` or the first save: without what was left out, and with what
+        the disks of other hosts had at the last `restore` or save.
+
         Raises:
             StoreError: the disk or the network failed.
         """
@@ -44,13 +47,16 @@ class RunView:
     def path(self, step: int) -> str:
         """Return the directory of ``step``, which need not exist.
 
+        With ``local``, that on the local disk, if all files are there; else that in the store,
+        which may not have it yet.
+
         Raises:
             OptionError: ``step`` is not an integer from 0.
         """
         return self._run.path(step)
 
     def latest(self) -> int | None:
-        """Return the newest committed step, as this rank sees it; None if there is none.
+        """Return the newest committed step, as `steps` lists them; None if there is none.
 
         Raises:
             StoreError: the disk or the network failed.
@@ -67,7 +73,8 @@ class RunView:
             CorruptError: its MANIFEST fails a check.
             VersionError: a newer holdfast wrote it.
         """
-        manifest = read_manifest(open_store(self._run.path(step)), check_of(self._options.trust))
+        store = open_store(self._run.manifest_path(step))
+        manifest = read_manifest(store, check_of(self._options.trust))
         return comparable_metrics(manifest.table.header.metrics)
 
     def best(self, metric: str | None = None, *, mode: str | None = None) -> int | None:
