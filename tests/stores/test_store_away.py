@@ -86,7 +86,7 @@ def test_failures_in_a_row_are_warned_of_once_and_then_rarely(
     def answer(request: doubles.Request) -> doubles.Reply:
         return doubles.error(403, "AccessDenied", f"of request {next(count)}")
 
-    monkeypatch.setattr(uploader, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(uploader, "PAUSES_S", (0.01,))
     for endless_s, least, most in ((600.0, 1, 1), (0.0, 4, 999)):
         caplog.clear()
         monkeypatch.setattr(uploader, "WORD_S", endless_s)
@@ -97,7 +97,7 @@ def test_failures_in_a_row_are_warned_of_once_and_then_rarely(
         ):
             until(lambda: thread._failures > 3, SOON_S)
         assert least <= len(warnings_of(caplog)) <= most
-        assert "is tried again in at most 0 s: list" in warnings_of(caplog)[0]
+        assert "is tried again in at most 0.01 s: list" in warnings_of(caplog)[0]
 
 
 def test_the_error_of_a_server_that_refuses_connections_is_the_same_each_time(
@@ -112,6 +112,15 @@ def test_the_error_of_a_server_that_refuses_connections_is_the_same_each_time(
     assert len(said) == 1
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Shells start what runs in the background with SIGINT ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_command_says_which_request_is_not_done_and_ctrl_c_ends_it() -> None:
     with socket.socket() as silent:  # it takes connections, and answers nothing
         silent.bind(("127.0.0.1", 0))
@@ -144,6 +153,7 @@ def test_a_command_says_which_request_is_not_done_and_ctrl_c_ends_it() -> None:
     assert (code, rest) == (128 + signal.SIGINT, b"")
 
 
+@pytest.mark.usefixtures("_interruptible")
 def test_a_second_ctrl_c_ends_watch_at_once_and_gives_the_screen_back() -> None:
     with (
         servers.serving("gcs") as up,

@@ -75,8 +75,8 @@ def check_run(
         )
     if behind_min is not None and MARK_NAME in names and read_mark(store).lacks_manifests:
         raise OptionError(
-            f"behind_min is given, and {store.location} does not say what is uploaded: rank 0 is "
-            "on another host. Check its directory there"
+            f"behind_min is given, but {store.location} does not tell which steps are uploaded: "
+            "rank 0 is on another host. Check that host's directory"
         )
     return judge(_facts(store, names, ranks), limits)
 

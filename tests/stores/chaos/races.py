@@ -27,7 +27,7 @@ KINDS = ("publish", "replace", "epoch")
 LOST = {  # what a loser may be told
     "publish": (AlreadyCommittedError, StoreError),
     "replace": (HoldfastError,),
-    "epoch": (FencedError,),
+    "epoch": (FencedError, AlreadyCommittedError),  # the latter by one that has published
 }
 CLEAR = ("another", "belongs to a newer job", "holds a committed", "taken by", "was replaced")
 
