@@ -141,9 +141,13 @@ class TieredRun(TierWaits):
                     "deleted. Call restore() again when it can be read"
                 )
 
-    def retire_elsewhere(self, steps: Sequence[int]) -> None:
-        """Remove what other hosts have of steps that the coordinator has retired; on all ranks."""
-        with Phase(self._ranks):
+    def retire_elsewhere(self, steps: Sequence[int], ranks: "Group") -> None:
+        """Remove what other hosts have of steps that the coordinator has retired; on all ranks.
+
+        Durably, before one of them is saved again: if a host kept the old MANIFEST, it would have
+        another checkpoint of that number than the store.
+        """
+        with Phase(ranks):
             if self.uploader is None and self.found_hosts().is_lead:
                 for step in steps:
                     self._let_go(step, None)
