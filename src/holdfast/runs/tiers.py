@@ -149,6 +149,9 @@ class TieredRun(TierWaits):
         """
         with Phase(ranks):
             if self.uploader is None and self.found_hosts().is_lead:
+                self.local.fence.hold()
+                # First, or it would say that MANIFEST is lost.
+                self.local.drop_latest({*self.local.steps()} - {*steps})
                 for step in steps:
                     self._let_go(step, None)
 
