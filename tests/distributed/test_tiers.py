@@ -373,6 +373,53 @@ def test_a_file_that_is_damaged_on_another_host_holds_up_no_other_step(
     assert not [name for name in os.listdir(store) if name.startswith(".uploading")]
 
 
+def replace_damaged(
+    rank: int, store: str, local: str, disks: str, hosts: list[int], damages: bool, dies: bool
+) -> None:
+    """Save step 2 again, which is damaged; perhaps die when rank 0 has deleted it on its host."""
+    moved_in(rank, local, disks, hosts)
+    if damages and rank == 0:
+        flip(local)
+    dist.barrier()
+    kept = Keep.latest(9) | Keep.local(9)
+    with Checkpointer(store, local=local, keep=kept, signals=()) as checkpointer:
+        into = state_at(-1)
+        assert checkpointer.restore(into) == 1
+        assert is_whole(into, 1)
+        if dies:
+            assert checkpointer._tiers is not None
+            checkpointer._tiers.retire_elsewhere = die  # type: ignore[method-assign]
+            with pytest.raises(ZeroDivisionError):
+                checkpointer.save(2, state_at(2))
+        else:
+            checkpointer.save(2, state_at(2))
+
+
+def die(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+@needs_namespaces
+@pytest.mark.parametrize("dies_before", [None, [0, 1], [1, 0]])
+def test_no_host_keeps_a_damaged_step_that_was_saved_again(
+    places: tuple[str, str, str], dies_before: list[int] | None
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [2])
+    run_ranks(2, replace_damaged, store, local, disks, [1, 0], True, dies_before is not None)
+    if dies_before is not None:
+        assert Checkpointer(store).steps() == [1]
+        run_ranks(2, replace_damaged, store, local, disks, dies_before, False, False)
+    if dies_before != [0, 1]:  # LATEST of the first host says nothing of the step any more
+        with pytest.raises(NotCommittedError, match=f"{ELSEWHERE}. Restore it on all hosts"):
+            holdfast.open(f"{disks}/host0/{step_name(2)}")
+    for then in ([0, 1], [1, 0]):
+        for step, _ in run_ranks(2, go_on, store, local, disks, then, None, 0):
+            assert step == 2
+    assert Checkpointer(store).steps() == [1, 2]
+
+
 def with_deltas(rank: int, store: str, local: str, disks: str) -> str:
     moved_in(rank, local, disks, [0, 1])
     with Checkpointer(store, local=local, codec="delta", signals=()) as checkpointer:

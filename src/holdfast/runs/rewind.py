@@ -150,5 +150,5 @@ class Rewind(RunView, ABC):
             for s in reversed(later if self._ranks.rank == COORDINATOR else []):
                 self._run.retire(s)
         if self._tiers is not None:
-            self._tiers.retire_elsewhere(later)
+            self._tiers.retire_elsewhere(later, self._ranks)
         return later

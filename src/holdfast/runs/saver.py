@@ -337,6 +337,8 @@ class Saver:
                 retire = self._run.retire if self._tiers is None else self._tiers.retire_damaged
                 with self._advising():
                     retire(step)
+        if self._tiers is not None:
+            self._tiers.retire_elsewhere([step], ranks)
         self._run.damaged.discard(step)
 
     @contextlib.contextmanager

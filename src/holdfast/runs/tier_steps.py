@@ -252,8 +252,9 @@ class TierSteps(ABC):
     def retire_damaged(self, step: int) -> None:
         """Remove a step that could not be restored, so that it is saved again; on the coordinator.
 
-        Also from the store, if it is damaged there: a job that begins before the upload would find
-        two steps of one number. But not before this job has the store.
+        Other hosts let go of it after that. It goes from the store too, if it is damaged there: a
+        job that begins before the upload would find two steps of one number. But not before this
+        job has the store.
 
         Raises:
             FencedError: another job has the store.

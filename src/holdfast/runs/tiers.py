@@ -142,11 +142,18 @@ class TieredRun(TierWaits):
                     "deleted. Call restore() again when it can be read"
                 )
 
-    def retire_elsewhere(self, steps: Sequence[int]) -> None:
-        """Remove what other hosts have of steps that the coordinator has retired; on all ranks."""
+    def retire_elsewhere(self, steps: Sequence[int], ranks: "Group") -> None:
+        """Remove what other hosts have of steps that the coordinator has retired; on all ranks.
+
+        Durably, before one of them is saved again: if a host kept the old MANIFEST, it would have
+        another checkpoint of that number than the store.
+        """
         self._elsewhere -= {*steps}
-        with Phase(self._ranks):
+        with Phase(ranks):
             if self.uploader is None and self.found_hosts().is_lead:
+                self.local.fence.hold()
+                # First, or it would say that MANIFEST is lost.
+                self.local.drop_latest({*self.local.steps()} - {*steps})
                 for step in steps:
                     self._let_go(step, None)
 
