@@ -1,5 +1,6 @@
 """A local disk before the store, for several ranks: one for all, or one of each host."""
 
+import errno
 import glob
 import os
 import shutil
@@ -17,13 +18,15 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import holdfast
 from holdfast import Checkpointer, Keep
-from holdfast.errors import HoldfastError, NotCommittedError, OptionError
+from holdfast.errors import HoldfastError, NotCommittedError, OptionError, StoreError
 from holdfast.format.names import step_name
 from holdfast.format.unfinished import ELSEWHERE
 from holdfast.report.read import read_run
 from holdfast.runs import checkpointer as checkpointer_module
 from holdfast.runs import uploader
+from holdfast.runs.fence import Fence
 from holdfast.runs.schedule import Schedule
+from holdfast.stores.local import LocalStore
 from holdfast.tools import ls, verify
 from holdfast.tools.verify import verify as verify_all
 from namespaces import needs_namespaces, own_disk
@@ -304,6 +307,118 @@ def test_a_job_that_was_overtaken_on_one_of_its_hosts_deletes_nothing_there(
     more = {"durable": "local", "drain_s": 60.0}
     for step, whole, _, _ in run_ranks(len(then), resume, store, local, disks, then, more):
         assert (step, whole) == (4, True)
+
+
+def save_in_between(
+    rank: int, store: str, local: str, disks: str, hosts: list[int], signs: str
+) -> list[int]:
+    """Save, wait until a newer job has looked at the steps, and save again."""
+    moved_in(rank, local, disks, hosts)
+    more = {"durable": "local", "drain_s": 0.1, "upload_bytes_s": 1000.0}
+    checkpointer = Checkpointer(store, local=local, signals=(), **more)
+    checkpointer.save(1, state_at(1))
+    Path(f"{signs}-begun").touch()
+    wait_for(f"{signs}-looked")
+    checkpointer.save(2, state_at(2))
+    Path(f"{signs}-saved").touch()
+    dist.barrier()
+    return checkpointer.steps()
+
+
+def wait_for(sign: str) -> None:
+    end = time.monotonic() + 60.0
+    while not Path(sign).exists():
+        assert time.monotonic() < end, sign
+        time.sleep(0.01)
+
+
+def take_late(
+    rank: int, store: str, local: str, disks: str, hosts: list[int], signs: str
+) -> tuple[int | None, str, str, list[int]]:
+    """Take over the disks when the older job has saved a step since this one looked."""
+    moved_in(rank, local, disks, hosts)
+    hold = Fence.hold
+
+    def hold_late(self: Fence) -> None:
+        Path(f"{signs}-looked").touch()
+        wait_for(f"{signs}-saved")
+        hold(self)
+
+    Fence.hold = hold_late  # type: ignore[method-assign]
+    kept, into = Keep.latest(9) | Keep.local(9), state_at(-1)
+    with Checkpointer(store, local=local, keep=kept, signals=()) as checkpointer:
+        step = checkpointer.restore(into)
+        try:
+            checkpointer.save(2, state_at(2))
+        except HoldfastError as error:
+            kind, text = type(error).__name__, str(error)
+        else:
+            kind = text = ""
+        checkpointer.save(3, state_at(3))
+        return step, kind, text, checkpointer.steps()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("then", [[0, 1], [1, 0]])
+def test_a_step_that_an_older_job_saves_before_its_disks_are_taken_stays(
+    places: tuple[str, str, str], tmp_path: Path, then: list[int]
+) -> None:
+    store, local, disks = places
+    signs = str(tmp_path / "job")
+    with ThreadPoolExecutor(1) as pool:
+        old = pool.submit(run_ranks, 2, save_in_between, store, local, disks, [0, 1], signs)
+        while not Path(f"{signs}-begun").exists() and not old.done():
+            time.sleep(0.01)
+        found = run_ranks(2, take_late, store, local, disks, then, signs)
+        old.result()
+    assert [kind for _, kind, _, _ in found] == ["AlreadyCommittedError", "PeerError"]
+    for step, _, text, steps in found:
+        assert (step, steps) == (1, [1, 2, 3])
+        assert f"{step_name(2)} holds a committed checkpoint" in text
+    for step in (1, 2, 3):
+        with holdfast.open(f"{store}/{step_name(step)}") as checkpoint:
+            assert checkpoint.verify() == []
+
+
+def fail_to_read(
+    rank: int, store: str, local: str, disks: str, hosts: list[int]
+) -> tuple[int | None, str]:
+    """Begin when the disk of rank 1 cannot be read for a moment; then save."""
+    moved_in(rank, local, disks, hosts)
+    kept, into = Keep.latest(9) | Keep.local(9), state_at(-1)
+    with Checkpointer(store, local=local, keep=kept, signals=()) as checkpointer:
+        step = checkpointer.restore(into)
+        get, failed = LocalStore.get, list[str]()
+
+        def fail_once(self: LocalStore, name: str, limit: int) -> bytes:
+            if rank == 1 and name == f"{step_name(2)}/MANIFEST" and not failed:
+                failed.append(name)
+                error = StoreError(f"read {self.location}/{name}: Input/output error")
+                error.errno = errno.EIO
+                raise error
+            return get(self, name, limit)
+
+        LocalStore.get = fail_once  # type: ignore[method-assign]
+        try:
+            checkpointer.save(3, state_at(3))
+        except HoldfastError as error:
+            text = str(error)
+        else:
+            text = ""
+        checkpointer.save(4, state_at(4))
+        return step, text
+
+
+@needs_namespaces
+def test_a_step_of_another_host_stays_if_its_manifest_cannot_be_read_for_a_moment(
+    places: tuple[str, str, str],
+) -> None:
+    store, local, disks = places
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [1, 2])
+    for step, text in run_ranks(2, fail_to_read, store, local, disks, [1, 0]):
+        assert step == 2
+        assert f"{step_name(2)}/MANIFEST: Input/output error" in text
+    assert Checkpointer(store).steps() == [1, 2, 4]
 
 
 def damage_on_another_host(

@@ -73,6 +73,12 @@ def test_a_step_that_was_saved_during_a_restore_need_not_be_found() -> None:
     assert failing == []
 
 
+def test_a_step_that_was_saved_while_the_disks_were_taken_is_not_saved_again() -> None:
+    # An older job saved step 2 after a newer one had looked, and before that had their disks.
+    _, failing = play(range(700_301_324, 700_301_325), "tiers-hosts")
+    assert failing == []
+
+
 @pytest.mark.parametrize(
     ("newest", "least"), [((1, 0, 1), 0), ((1, 0, 0), 0), ((1, 2, 3), 1), ((3, 2, 2), 2)]
 )

@@ -35,12 +35,14 @@ from holdfast.format.local_mark import LocalMark
 from holdfast.format.measured import decode_lines
 from holdfast.format.names import step_name
 from holdfast.runs import checkpointer as checkpointer_module
-from holdfast.runs import local_mark, tier_waits, upload_thread, uploader
+from holdfast.runs import local_mark, tier_steps, tier_waits, upload_thread, uploader
 from holdfast.runs.directory import Run
+from holdfast.runs.fence import Fence
 from holdfast.runs.local_mark import read_mark, write_mark
 from holdfast.runs.metrics_file import MetricsFile
 from holdfast.runs.place import Lack
 from holdfast.runs.schedule import Schedule
+from holdfast.stores.base import Store
 from holdfast.stores.local import LocalStore
 from holdfast.stores.url import open_store
 from holdfast.testing import recording
@@ -616,6 +618,53 @@ def test_a_step_of_another_past_does_not_count_because_it_could_not_be_read_for_
         assert checkpointer.restore(into) == 2
         checkpointer.save(3, into)
     assert restored(store, local)[:2] == (3, 20.0)
+
+
+def test_a_step_of_another_past_that_comes_while_the_disk_is_taken_does_not_count(
+    store: str, local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    left_local(store, local, 4)
+    next_job()
+    with opened(store, str(tmp_path / "other host")) as other:
+        assert other.restore(state(0)) == 1
+        other.save(2, state(2))
+    late = f"{local}/{step_name(4)}"
+    os.rename(late, tmp_path / "late")  # its job is about to publish it
+    hold = Fence.hold
+
+    def hold_late(self: Fence) -> None:
+        if self._store.location == local and not os.path.exists(late):
+            os.rename(tmp_path / "late", late)
+            monkeypatch.setattr(Fence, "hold", hold)
+        hold(self)
+
+    monkeypatch.setattr(Fence, "hold", hold_late)
+    next_job()
+    with opened(store, local) as checkpointer:
+        assert checkpointer.restore(state(0)) == 2
+        checkpointer.save(3, state(3))
+    assert Fence.hold is hold
+    assert steps_in(store) == [1, 2, 3]
+    assert restored(store, local)[:2] == (3, 3.0)
+
+
+def test_a_step_that_is_saved_while_a_disk_is_looked_at_is_no_run_without_a_store(
+    store: str, local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_local(store, local, 1)
+    os.rename(local, tmp_path / "late")  # another job is about to begin on this disk
+
+    def read_early(place: Store) -> LocalMark:
+        mark = read_mark(place)
+        if place.location == local and not os.path.exists(local):
+            os.rename(tmp_path / "late", local)
+        return mark
+
+    monkeypatch.setattr(tier_steps, "read_mark", read_early)
+    assert restored(store, local)[0] is None
+    assert restored(store, local)[0] == 1
 
 
 def left_local(store: str, local: str, *steps: int) -> None:

@@ -148,8 +148,9 @@ class TierSteps(ABC):
                 seen = self._ask_store(self._look_at_store) if asks else None
                 told = seen or {"store": None, "job": None}
             if hosts.is_lead:
+                steps = self.local.steps()  # first: who saves one has said before whose disk it is
                 mark = self.checked_mark()
-                told |= {"steps": self.local.steps(), "of": mark.store, "jobs": sorted(mark.jobs)}
+                told |= {"steps": steps, "of": mark.store, "jobs": sorted(mark.jobs)}
             listed.answer = json.dumps(told).encode()
         replies = [json.loads(answer) for answer in listed.answers]
         store, job = replies[COORDINATOR]["store"], replies[COORDINATOR]["job"]

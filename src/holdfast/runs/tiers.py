@@ -6,6 +6,7 @@ are read, is in `tier_steps.py`; who waits for uploads, in `tier_waits.py`. The 
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -165,15 +166,18 @@ class TieredRun(TierWaits):
             FencedError: another job has taken the store since this one looked.
             StoreError: the store cannot be used, and a save has to reach it.
         """
-        found = self.found(self._ranks, anew=False)
+        self.found(self._ranks, anew=False)  # before anything is written to a disk of another run
         hosts = self.found_hosts()
         with Phase(self._ranks) as begun:
             if self.uploader is not None:
                 begun.answer = f"{epochs.this_job()} {os.urandom(8).hex()}".encode()
-        job, self._word = begun.answers[COORDINATOR].decode().split()
-        with Phase(self._ranks):
             if hosts.is_lead:
                 self.local.fence.hold()  # each disk is one job's
+        job, self._word = begun.answers[COORDINATOR].decode().split()
+        # Until then an older job may have published a step, also on another host than rank 0's.
+        found = self.found(self._ranks, anew=False)
+        with Phase(self._ranks):
+            if hosts.is_lead:
                 self._drop_past()
                 self.checked_mark()
                 # Until this job has an epoch, the newest is of the job whose past it shares.
@@ -210,13 +214,26 @@ class TieredRun(TierWaits):
                 continue
             with Phase(self._ranks) as told:
                 if self._ranks.rank == first.owner:
-                    with contextlib.suppress(StoreError):  # it has just been deleted
-                        name = f"{step_name(step)}/{spec.MANIFEST_NAME}"
-                        told.answer = self._here.get(name, spec.MANIFEST_BYTES_MAX)
+                    told.answer = self._manifest_of(step)
             data = told.answers[first.owner]
             with Phase(self._ranks):
                 if self.uploader is not None and data:
                     take_manifest(self._here.below(step_name(step)), data)
+
+    def _manifest_of(self, step: int) -> bytes:
+        """Read MANIFEST of a step on this disk; empty: it has just been deleted.
+
+        Raises:
+            StoreError: it cannot be read. Were it passed over, the next save would delete the step.
+        """
+        try:
+            return self._here.get(
+                f"{step_name(step)}/{spec.MANIFEST_NAME}", spec.MANIFEST_BYTES_MAX
+            )
+        except StoreError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return b""
 
     def _enter(self, uploader: Uploader) -> None:
         uploader.may_enter = True
