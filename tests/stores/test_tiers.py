@@ -1,6 +1,8 @@
 """A run on a local disk and in the store behind it: `Checkpointer(…, local=…)`."""
 
 import contextlib
+import itertools
+import json
 import logging
 import os
 import re
@@ -21,6 +23,7 @@ import torch
 import holdfast
 from holdfast import Checkpointer, Event, Keep
 from holdfast.engine import epochs
+from holdfast.engine.check import read_manifest
 from holdfast.errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -35,14 +38,14 @@ from holdfast.format.local_mark import LocalMark
 from holdfast.format.measured import decode_lines
 from holdfast.format.names import step_name
 from holdfast.runs import checkpointer as checkpointer_module
-from holdfast.runs import local_mark, tier_steps, tier_waits, upload_thread, uploader
+from holdfast.runs import host_uploads, local_mark, tier_steps, tier_waits, upload_thread, uploader
 from holdfast.runs.directory import Run
 from holdfast.runs.fence import Fence
 from holdfast.runs.local_mark import read_mark, write_mark
 from holdfast.runs.metrics_file import MetricsFile
 from holdfast.runs.place import Lack
 from holdfast.runs.schedule import Schedule
-from holdfast.stores.base import Store
+from holdfast.stores.base import Store, list_if_there
 from holdfast.stores.local import LocalStore
 from holdfast.stores.url import open_store
 from holdfast.testing import recording
@@ -375,6 +378,37 @@ def test_a_job_that_ends_too_early_says_what_stays_behind_and_the_next_one_uploa
         assert checkpointer.restore(state(0, 600_000)) == 1
         checkpointer.save(2, state(2, 600_000))
     assert steps_in(store) == [1, 2]
+
+
+def test_what_a_newer_job_asks_of_other_hosts_is_not_taken_back_by_an_older_one(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_uploads, "LOOK_S", 0.01)
+    holdfast.save(state(1), tmp_path / "step-00000001", options=SMALL)
+    manifest = read_manifest(open_store(tmp_path / "step-00000001"))
+    data, run = (tmp_path / "step-00000001" / "MANIFEST").read_bytes(), open_store(store)
+    looks = itertools.count()
+
+    def asked() -> str:
+        return str(json.loads(run.get(host_uploads.ASKED_NAME, 4096))["name"])
+
+    def look() -> None:
+        if next(looks) == 0:
+            run.remove(host_uploads.ASKED_NAME)  # an earlier holdfast takes back what is there
+        elif run.exists(host_uploads.ASKED_NAME):
+            raise StoreError("it is asked again")
+
+    old = host_uploads.OtherHosts(run, 1, frozenset({1}), lambda: None)
+    new = host_uploads.OtherHosts(run, 1, frozenset({1}), look)
+    old.ask(manifest, data)
+    new.ask(manifest, data)
+    old.take_back()
+    assert asked() == new._name
+    with pytest.raises(StoreError, match="it is asked again"):
+        new.wait(manifest, [0])
+    assert asked() == new._name
+    new.take_back()
+    assert [e.name for e in list_if_there(run) or () if e.kind == "file"] == []
 
 
 def test_a_job_that_only_waits_uploads_all_that_was_left(store: str, local: str) -> None:

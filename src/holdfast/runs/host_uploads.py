@@ -55,20 +55,20 @@ class OtherHosts:
             check: called at every look; raises when the upload is to end.
         """
         self._run, self._step, self._leads, self._check = run, step, leads, check
-        self._has_asked = False
+        self._asked = b""
         self._name = f"{ASKED_PREFIX}{os.urandom(8).hex()}"  # answers to another call are not ours
 
     def ask(self, manifest: Manifest, data: bytes) -> None:
         """Name the step."""
-        self._has_asked = True
-        put(self._run, self._name, data)
         asked = {
             "step": self._step,
             "save_id": manifest.table.header.save_id,
             "name": self._name,
             "job": epochs.this_job(),
         }
-        put(self._run, ASKED_NAME, f"{json.dumps(asked)}\n".encode())
+        self._asked = f"{json.dumps(asked)}\n".encode()
+        put(self._run, self._name, data)
+        put(self._run, ASKED_NAME, self._asked)
 
     def wait(self, manifest: Manifest, files: Sequence[int]) -> None:
         """Wait until their files are there, durably.
@@ -100,6 +100,9 @@ class OtherHosts:
             while time.monotonic() < until:
                 self._check()
                 time.sleep(0.02)
+            with contextlib.suppress(StoreError):  # the next look finds it
+                if not self._run.exists(ASKED_NAME):  # an older job took it back as its own
+                    put(self._run, ASKED_NAME, self._asked)
 
     def _answers(self, kind: str) -> tuple[set[int], bool]:
         """Return the files of all answers of a kind, and whether all leads have given one."""
@@ -121,11 +124,13 @@ class OtherHosts:
                     raise CorruptError(text)
 
     def take_back(self) -> None:
-        """Take the step's name back, if it was given."""
-        if not self._has_asked:
+        """Take the step's name back, if it was given; not that of a newer job."""
+        if not self._asked:
             return
+        if self._run.exists(ASKED_NAME) and self._run.get(ASKED_NAME, _BYTES_MAX) == self._asked:
+            self._run.remove(ASKED_NAME)
         names = [answer_name(self._name, kind, n) for kind in _KINDS for n in self._leads]
-        for name in (ASKED_NAME, self._name, *names):
+        for name in (self._name, *names):
             self._run.remove(name)
 
 
