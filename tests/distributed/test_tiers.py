@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -148,6 +150,15 @@ def test_commands_take_no_file_of_another_host_for_lost(places: tuple[str, str, 
     shutil.copytree(second, first, dirs_exist_ok=True)
     assert holdfast.verify(step).elsewhere == ()
     assert not bad()
+    # What no key has signed makes nothing good that a key has signed.
+    key = Path(disks, "key")
+    pem = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    key.write_bytes(Ed25519PrivateKey.generate().private_bytes(*pem))
+    holdfast.sign(step, key=key)
+    for other in others:
+        os.unlink(other)
+    trusted = holdfast.Options(trust=(holdfast.signer(step) or "",))
+    assert {fault.where for fault in holdfast.verify(step, options=trusted).damage} == others
 
 
 def leave_behind(

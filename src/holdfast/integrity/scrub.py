@@ -211,9 +211,9 @@ def _read(run: Store, state: Pass, checkpoint: Checkpoint, pace: "_Pace", report
         parts = survey(
             subject.store, subject.manifest, subject.options, start=state.place, patient=True
         )
-        absent = files_elsewhere(subject.store, subject.manifest)
         with contextlib.closing(parts):
             for part in parts:
+                absent = files_elsewhere(subject.store, subject.manifest) if part.faults else ()
                 here = [fault for fault in part.faults if fault.where not in absent]
                 faults = [of_fault(subject, fault) for fault in here]
                 state.damage += [(name, fault) for fault in faults if fault not in told]

@@ -118,14 +118,20 @@ def verify(
             )
         found = verify_subject(checkpoint.subject, report, known, deep=deep, patient=patient)
         found = _with_foreign(replace(found, checkpoint=checkpoint), store)
-        if found.damage and (absent := files_elsewhere(store, checkpoint.subject.manifest)):
-            here = tuple(fault for fault in found.damage if fault.where not in absent)
-            elsewhere = tuple(fault for fault in found.damage if fault.where in absent)
-            found = replace(found, damage=here, elsewhere=elsewhere)
+        if options.trust is None:  # nobody signs what says which files are elsewhere
+            found = _without_elsewhere(found, checkpoint.subject)
         if not found.damage or _is_still(checkpoint):
             break
     known[location] = found
     return found
+
+
+def _without_elsewhere(found: Verified, subject: Subject) -> Verified:
+    """Take no file of another host for damage."""
+    absent = files_elsewhere(subject.store, subject.manifest) if found.damage else frozenset()
+    here = tuple(fault for fault in found.damage if fault.where not in absent)
+    elsewhere = tuple(fault for fault in found.damage if fault.where in absent)
+    return replace(found, damage=here, elsewhere=elsewhere)
 
 
 def _with_foreign(found: Verified, store: Store) -> Verified:

@@ -198,7 +198,7 @@ def _finite(value: object) -> float:
 
 def wrong_files(checkpoint: Checkpoint) -> str:
     """Say of data files that they are missing or have another size; reads no byte of them."""
-    subject, mark = checkpoint.subject, mark_of(checkpoint.subject.store.above())
+    subject, world_size = checkpoint.subject, checkpoint.world_size
     ranks = subject.manifest.table.file_rank.tolist()
     found: dict[str, int] = {}
     for folder in {name.rpartition("/")[0] for name in checkpoint.file_names}:
@@ -206,9 +206,9 @@ def wrong_files(checkpoint: Checkpoint) -> str:
             found |= {f"{folder}/{e.name}": e.size_bytes for e in subject.store.list(folder)}
     columns = (checkpoint.file_names, checkpoint.file_bytes, ranks)
     for name, size, rank in zip(*columns, strict=True):
-        if name not in found and mark.is_elsewhere(rank, checkpoint.world_size):
-            continue
         if name not in found:
+            if mark_of(subject.store.above()).is_elsewhere(rank, world_size):
+                continue
             return f"{name} is missing"
         if found[name] != size:
             return f"{name} has {found[name]:,} bytes; expected {size:,}"
