@@ -20,14 +20,20 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import holdfast
 from holdfast import Checkpointer, Keep
+from holdfast.engine import epochs
 from holdfast.errors import HoldfastError, NotCommittedError, OptionError, StoreError
+from holdfast.format.local_mark import LocalMark
 from holdfast.format.names import step_name
 from holdfast.format.unfinished import ELSEWHERE
 from holdfast.report.read import read_run
 from holdfast.runs import checkpointer as checkpointer_module
-from holdfast.runs import uploader
+from holdfast.runs import tiers, uploader
 from holdfast.runs.fence import Fence
 from holdfast.runs.schedule import Schedule
+from holdfast.runs.tier_steps import TierSteps
+from holdfast.runs.tiers import TieredRun
+from holdfast.runs.uploader import Uploader
+from holdfast.stores.base import Store
 from holdfast.stores.local import LocalStore
 from holdfast.tools import ls, verify
 from holdfast.tools.verify import verify as verify_all
@@ -390,6 +396,74 @@ def test_a_step_that_an_older_job_saves_before_its_disks_are_taken_stays(
     for step in (1, 2, 3):
         with holdfast.open(f"{store}/{step_name(step)}") as checkpoint:
             assert checkpoint.verify() == []
+
+
+def take_over(rank: int, store: str, local: str, disks: str, hosts: list[int], signs: str) -> bool:
+    """Have the disks; name this job on them, and take the store, when another one has read that."""
+    moved_in(rank, local, disks, hosts)
+    write_mark, enter = tiers.write_mark, TieredRun._enter
+
+    def write_late(*given: Any, **more: Any) -> None:
+        Path(f"{signs}-has-disks").touch()
+        wait_for(f"{signs}-read")
+        write_mark(*given, **more)
+
+    def enter_alone(self: TieredRun, uploader: Uploader) -> None:
+        enter(self, uploader)
+        Path(f"{signs}-has-store").touch()
+        raise OptionError("this job ends here")
+
+    tiers.write_mark, TieredRun._enter = write_late, enter_alone  # type: ignore[method-assign]
+    checkpointer = Checkpointer(store, local=local, signals=(), durable="local", drain_s=0.1)
+    try:
+        checkpointer.save(3, state_at(3))
+    except HoldfastError as error:
+        return "this job ends here" in str(error)
+    return False
+
+
+def look_meanwhile(
+    rank: int, store: str, local: str, disks: str, hosts: list[int], signs: str
+) -> tuple[int | None, bool]:
+    """Restore; read what the disk says as early, and what the store says as late as it may be."""
+    moved_in(rank, local, disks, hosts)
+    checked_mark, newest_job = TierSteps.checked_mark, epochs.newest_job
+
+    def read_early(self: TierSteps) -> LocalMark:
+        mark = checked_mark(self)
+        Path(f"{signs}-read").touch()
+        return mark
+
+    def look_late(place: Store) -> str | None:
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end and not Path(f"{signs}-has-store").exists():
+            time.sleep(0.01)
+        return newest_job(place)
+
+    TierSteps.checked_mark = read_early  # type: ignore[method-assign]
+    epochs.newest_job = look_late
+    into = state_at(-1)
+    more = {"durable": "local", "drain_s": 0.1}
+    with Checkpointer(store, local=local, keep=keep(), signals=(), **more) as checkpointer:
+        step = checkpointer.restore(into)
+    return step, is_whole(into, step or 0)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("hosts", [[0, 1], [1, 0]])
+def test_steps_of_another_host_count_while_a_job_takes_the_store(
+    places: tuple[str, str, str], tmp_path: Path, hosts: list[int]
+) -> None:
+    store, local, disks = places
+    signs = str(tmp_path / "job")
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [1, 2])
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(run_ranks, 2, take_over, store, local, disks, [0, 1], signs)
+        while not Path(f"{signs}-has-disks").exists() and not other.done():
+            time.sleep(0.01)
+        found = run_ranks(2, look_meanwhile, store, local, disks, hosts, signs)
+        assert other.result() == [True, True]
+    assert found == [(2, True)] * 2
 
 
 def fail_to_read(

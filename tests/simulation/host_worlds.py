@@ -78,7 +78,7 @@ class HostsOracle(RestoreOracle):
         self.promises: dict[int, Promise] = {}
         self.past: set[tuple[int, int]] = set()
         self._left = frozenset[str]()  # hosts that the job which has the store does not run on
-        self._harmed: set[int] = set()  # jobs that were there when a host of theirs lost its disk
+        self._harmed: set[int] = set()  # jobs that were there when a host of theirs lost data
 
     # What is told.
 
@@ -156,12 +156,23 @@ class HostsOracle(RestoreOracle):
 
     def lose(self, host: str) -> None:
         """Promise nothing more of what a host had a part of."""
+        self._harm(host)
+        for step in [s for s, promise in self.promises.items() if host in promise.hosts]:
+            del self.promises[step]
+
+    def damage(self, host: str, step: int, content: bytes) -> None:
+        """Promise nothing more of a step of which a host has a file that has gone bad."""
+        self.damaged.add(content)
+        self._harm(host)
+        if (promise := self.promises.get(step)) is not None and host in promise.hosts:
+            del self.promises[step]
+        self.lower()
+
+    def _harm(self, host: str) -> None:
         jobs = self._world.jobs
         self._harmed |= {
             j.number for j in jobs if j.processes and host in self._world.hosts_of(j.number)
         }
-        for step in [s for s, promise in self.promises.items() if host in promise.hosts]:
-            del self.promises[step]
 
     def forget_epochs(self) -> None:
         """Every process is gone; so may an epoch be that nobody has synced, and what it left."""
@@ -265,7 +276,7 @@ class HostsOracle(RestoreOracle):
 
     def _manifest(self, host: str, step: int) -> Any:
         node = self._disk.node(f"{MOUNT}/user/{host}/run/{step_name(step)}/MANIFEST")
-        if not isinstance(node, SimFile):
+        if not isinstance(node, SimFile) or node.now in self.damaged:
             return None
         try:
             return payload.decode_manifest(node.now, host)

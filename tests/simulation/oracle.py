@@ -13,12 +13,13 @@ Judges without the product's help: it looks at the disk itself, and knows what e
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from crash.disk_model import Directory
 from holdfast.engine.removal import ANNOUNCED
-from holdfast.errors import CorruptError
+from holdfast.errors import CorruptError, VersionError
 from holdfast.format.manifest import Manifest
 from holdfast.format.names import step_name, step_of
 from holdfast.runs.directory import GRACE_S
@@ -50,6 +51,7 @@ class Oracle:
     ) -> None:
         self.scheduler, self._disk, self._root = scheduler, disk, root
         self.counts, self._jumps = counts, counts["jump"]
+        self._troubles = _troubles(counts)
         self.faults: list[str] = []
         self.saves: dict[str, Saved] = {}
         self.acked: dict[int, int] = {}  # step → value
@@ -64,11 +66,17 @@ class Oracle:
         self._left_at: dict[int, float] = {}  # steps, and when they were last let go of
         self._late: Counter[int] = Counter()
         self._taken: list[tuple[float, int]] = []  # when each epoch was taken
+        self.damaged: set[bytes] = set()  # what files hold that have gone bad
 
     def fault(self, text: str) -> None:
         """Note a broken promise."""
         self.scheduler.note(f"FAULT {text}")
         self.faults.append(f"call {self.scheduler.calls}: {text}")
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether a call has failed in this world, or its answer was lost."""
+        return _troubles(self.counts) > self._troubles
 
     def saving(self, save_id: str) -> None:
         """Take note of a save that begins."""
@@ -188,8 +196,8 @@ class Oracle:
             self._let_go |= {(step, known) for known in self._published_values.pop(step, [])}
             self._let_go.add((step, value))
             self.acked.pop(step, None)
-        elif self.acked.get(step) == value:
-            del self.acked[step]
+        elif self.is_damaged(step) or self.acked.get(step) == value:
+            self.acked.pop(step, None)  # what is damaged may not say any more what it held
 
     def _removed(self, process: Process, path: str) -> None:
         """Data of another job goes with its step, by a rebase, or when it is a day old.
@@ -242,7 +250,7 @@ class Oracle:
             if step is not None and isinstance(file, SimFile):
                 try:
                     found[step] = payload.decode_manifest(file.now, name)
-                except CorruptError:
+                except (CorruptError, VersionError):
                     found[step] = None
         return found
 
@@ -272,9 +280,16 @@ class Oracle:
         """Whether a step may lack its base: one of them was given up."""
         return not self._given_up.isdisjoint((step, step_of(_base(manifest))))
 
+    def is_damaged(self, step: int) -> bool:
+        """Whether a file of a step has gone bad since it was written."""
+        place = self._disk.node(f"{self._root}/{step_name(step)}")
+        return bool(self.damaged) and any(f.now in self.damaged for _, f in files_of(place))
+
     def _torn(self, step: int, manifest: Manifest | None, when: str) -> bool:
         """Whether a step is not whole, which is a fault."""
         where = f"{self._root}/{step_name(step)}"
+        if self.is_damaged(step):
+            return True
         if manifest is None:
             self.fault(f"{when}: the MANIFEST of step {step} is torn")
             return True
@@ -322,6 +337,20 @@ class RestoreOracle(Oracle):
         """
         self.lower()
         return self._lowest.pop(process)
+
+
+def files_of(place: Any, name: str = "") -> Iterator[tuple[str, SimFile]]:
+    """Give all MANIFESTs and data files below a directory, by their paths from there."""
+    for entry, node in sorted(place.now.items()) if isinstance(place, Directory) else ():
+        path = f"{name}/{entry}".lstrip("/")
+        if isinstance(node, SimFile) and entry.endswith(("MANIFEST", ".hf")):
+            yield path, node
+        yield from files_of(node, path)
+
+
+def _troubles(counts: Counter[str]) -> int:
+    kinds = "calls fail", "calls lost", "calls late", "calls again", "the store does not answer"
+    return sum(counts[kind] for kind in kinds)
 
 
 def _base(manifest: Manifest) -> str:

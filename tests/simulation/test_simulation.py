@@ -23,9 +23,12 @@ HAPPENINGS = (
 AND_ON = {
     "disk": ("rebased", "replaced"),
     "objects": ("calls late", "calls again", "calls lost", "replaced"),
-    "tiers": ("calls late", "calls again", "lost disks", "the store does not answer"),
-    "tiers-disk": ("lost disks", "the store does not answer"),
-    "tiers-hosts": ("lost disks", "went back"),
+    "tiers": (
+        *("calls late", "calls again", "lost disks", "damaged files"),
+        "the store does not answer",
+    ),
+    "tiers-disk": ("lost disks", "damaged files", "the store does not answer"),
+    "tiers-hosts": ("lost disks", "damaged files", "went back"),
 }
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.

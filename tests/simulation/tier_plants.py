@@ -14,6 +14,7 @@ from holdfast.runs.tiers import TieredRun
 from holdfast.runs.uploader import Uploader
 from holdfast.saving import save as save_module
 
+from . import payload
 from .plants import Plant, hold_without_a_look, keep_but_one, nothing
 from .seams import SEAT
 
@@ -100,7 +101,12 @@ def _enter_later(self: Any, uploader: Any) -> None:
     uploader.may_enter = True
 
 
+def _unchecked_value(name: str, content: bytes) -> int:
+    return payload.value_in(content)
+
+
 PLANTS: dict[str, Plant] = {
+    "nobody looks whether data is damaged": [(payload, "checked_value", _unchecked_value)],
     "acknowledged before the upload": [(Uploader, "is_up", lambda self, step: True)],
     "MANIFEST goes up first": [(uploader, "transfer", _transfer_manifest_first)],
     "an upload does not look at the epoch": [
@@ -160,5 +166,6 @@ ON_HOSTS: dict[str, Plant] = {
         (tiers, "write_mark", _named_in_its_directory),
     ],
     "acknowledged before the upload": PLANTS["acknowledged before the upload"],
+    "nobody looks whether data is damaged": PLANTS["nobody looks whether data is damaged"],
     "a restore does not look at local disks": [(TierSteps, "found", _found_in_store)],
 }

@@ -2,7 +2,8 @@
 
 Two hosts have a disk each; a job runs on one of them, with all its ranks. Its coordinator uploads
 in a thread of its own. A host may lose its disk between two jobs; the store may not answer for a
-while. What `worlds.py` does to jobs happens here too, at calls of the disk and at requests alike.
+while. A byte of a local file may change between two jobs. What `worlds.py` does to jobs happens
+here too, at calls of the disk and at requests alike.
 
 Each tier has a promise of its own: what was acknowledged by the disk outlives every crash but the
 loss of that disk, until a job on another one has trained on without it. What was acknowledged by
@@ -19,12 +20,14 @@ from typing import Any, cast
 
 from crash.disk_model import Directory
 from holdfast import Checkpointer, Keep
+from holdfast.errors import CorruptError, MismatchError, NotCommittedError, OptionError
+from holdfast.format.names import step_of
 from holdfast.runs.upload_thread import STOP_S
 
 from .actors import Process
 from .bucket import BASE, Bucket
 from .disk import MOUNT, Disk, SimDirectory, SimFile
-from .oracle import Oracle, RestoreOracle
+from .oracle import Oracle, RestoreOracle, files_of
 from .training import Job, Rank
 from .worlds import World
 
@@ -70,7 +73,7 @@ class DiskOracle(Oracle):
 
     def newest(self) -> int:
         """Return the newest step that it promises."""
-        return max(self.acked, default=0)
+        return max((step for step in self.acked if not self.is_damaged(step)), default=0)
 
     def leave_behind(self) -> None:
         """Promise nothing more of what the store does not have."""
@@ -187,6 +190,11 @@ class TierOracle(RestoreOracle):
         if (one := self._at(place)) is not None:
             one.take(place, job, epoch)
 
+    def damage(self, host: str, step: int, content: bytes) -> None:
+        """Take note of a file on the disk of a host that has gone bad, and of what it holds now."""
+        self.disks[host].damaged.add(content)
+        self.lower()
+
     def acknowledge(self, step: int, value: int) -> None:
         """Take note of a step that is durable where its job asked for it."""
         job = self.scheduler.current.process.job
@@ -239,7 +247,14 @@ class TierRank(Rank):
 
     def _restored_as_promised(self, checkpointer: Checkpointer) -> int:
         self._tiers.restoring(self._process)
-        step = Rank._restored(self, checkpointer)
+        try:
+            step = Rank._restored(self, checkpointer)
+        except (CorruptError, MismatchError, NotCommittedError, OptionError) as error:
+            promised = self._tiers.restored(self._process)
+            may_fail = isinstance(error, CorruptError) and self._oracle.is_troubled
+            if promised and not may_fail:
+                self._oracle.fault(f"{self._process.name} cannot restore step {promised}: {error}")
+            raise
         run = checkpointer._tiers
         assert run is not None
         self._process.forced |= run.store.damaged | run._past
@@ -296,6 +311,7 @@ class TierWorld(World):
 
     def __init__(self, seed: int, counts: Counter[str], *, traced: bool = False) -> None:
         super().__init__(seed, counts, traced=traced)
+        self._damages = random.Random(f"damage {seed}")
         if isinstance(self.bucket, Bucket):
             self.bucket.keeps_folders = random.Random(f"folders {seed}").random() < 0.3
 
@@ -374,6 +390,8 @@ class TierWorld(World):
         self.oracle.judge("between two jobs")
         if self.rng.random() < 0.15:
             self._lose_a_disk(self.rng.choice(self.host_names))
+        if self._damages.random() < 0.15:
+            self._damage_a_file(self._damages.choice(self.host_names))
         return super()._pause_s(job)
 
     def _lose_a_disk(self, host: str) -> None:
@@ -388,6 +406,21 @@ class TierWorld(World):
         oracle.disks[host].lose(is_taken=oracle.newest_taken > 0)
         self.scheduler.note(f"UPSET host {host} has a new disk")
         self.counts["lost disks"] += 1
+
+    def _damage_a_file(self, host: str) -> None:
+        """Change a byte of a file of a step, as a bad disk does."""
+        steps = self.disk.node(f"{MOUNT}/user/{host}/run")
+        if not (files := [(path, file) for path, file in files_of(steps) if file.now]):
+            return
+        path, file = self._damages.choice(files)
+        content = bytearray(file.now)
+        content[self._damages.randrange(len(content))] ^= 1 << self._damages.randrange(8)
+        file.now = file.durable = bytes(content)
+        file.pending.clear()
+        oracle = cast(TierOracle, self.oracle)
+        oracle.damage(host, step_of(path.split("/")[0]) or 0, file.now)
+        self.scheduler.note(f"UPSET {path} of host {host} is damaged")
+        self.counts["damaged files"] += 1
 
     def _cut_power(self) -> None:
         super()._cut_power()

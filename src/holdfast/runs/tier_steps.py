@@ -141,19 +141,16 @@ class TierSteps(ABC):
             StoreError: the store cannot be read, and a save has to reach it.
         """
         hosts = self.found_hosts()
+        store, job = self._look_at_store(ranks, anew)
         with Phase(ranks) as listed:
+            # After the store: a job is named on its disks before it has the store.
             told: dict[str, Any] = {}
-            if self.uploader is not None:
-                asks = anew or self.uploader.unseen is None
-                seen = self._ask_store(self._look_at_store) if asks else None
-                told = seen or {"store": None, "job": None}
             if hosts.is_lead:
                 steps = self.local.steps()  # first: who saves one has said before whose disk it is
                 mark = self.checked_mark()
-                told |= {"steps": steps, "of": mark.store, "jobs": sorted(mark.jobs)}
+                told = {"steps": steps, "of": mark.store, "jobs": sorted(mark.jobs)}
             listed.answer = json.dumps(told).encode()
         replies = [json.loads(answer) for answer in listed.answers]
-        store, job = replies[COORDINATOR]["store"], replies[COORDINATOR]["job"]
         self._before = job
         if self.uploader is not None:
             known = {name for reply in replies for name in reply.get("jobs", ())}
@@ -315,8 +312,19 @@ class TierSteps(ABC):
         """List the steps of the store; None: it cannot be read, and need not be."""
         return self._ask_store(self.store.steps)
 
-    def _look_at_store(self) -> dict[str, Any]:
-        return {"store": self.store.steps(), "job": epochs.newest_job(self._there)}
+    def _look_at_store(self, ranks: "Group", anew: bool) -> tuple[list[int] | None, str | None]:
+        """Return the steps of the store and the newest job there; on all ranks. None: not known."""
+
+        def look() -> tuple[list[int], str | None]:
+            return self.store.steps(), epochs.newest_job(self._there)
+
+        with Phase(ranks) as asked:
+            if self.uploader is not None:
+                asks = anew or self.uploader.unseen is None
+                seen = self._ask_store(look) if asks else None
+                asked.answer = json.dumps(seen or (None, None)).encode()
+        steps, job = json.loads(asked.answers[COORDINATOR])
+        return steps, job
 
     def _ask_store(self, read: Callable[[], Result]) -> Result | None:
         if time.monotonic() < self._away_until:
