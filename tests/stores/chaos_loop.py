@@ -43,7 +43,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", choices=SERVERS, default="seaweedfs")
     parser.add_argument("--rounds", type=int, default=100, help="at random; races: five times that")
-    parser.add_argument("--first", type=int, default=0, help="number of the first random round")
+    parser.add_argument("--first", type=int, default=0, help="number of the first round or kill")
+    parser.add_argument(
+        "--every", type=int, default=1, help="play each such kill alone, from --first"
+    )
     parser.add_argument("--seed", default=str(random.randrange(1 << 32)))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--kinds", nargs="+", choices=TIERED, default=TIERED, help="of tiers-kills")
@@ -94,27 +97,30 @@ def _add(tally: Tally, made: Tally, where: str) -> None:
 def kills(field: Field, options: argparse.Namespace, tally: Tally) -> None:
     """Kill at every request of a save, a save that retires, and a replace, before and after it."""
     for name in ENUMERATED:
-        _kill_at_every(name, field, options, tally)
+        _kill_at_each(name, field, options, tally)
 
 
 def tiers_kills(field: Field, options: argparse.Namespace, tally: Tally) -> None:
     """Kill at every request of a job that has a local disk before the store."""
     for name in options.kinds:
-        _kill_at_every(name, field, options, tally)
+        _kill_at_each(name, field, options, tally)
 
 
-def _kill_at_every(name: str, field: Field, options: argparse.Namespace, tally: Tally) -> None:
+def _kill_at_each(name: str, field: Field, options: argparse.Namespace, tally: Tally) -> None:
     rng = random.Random(f"{options.seed} {name}")
     made, seen = play(field, SCENARIOS[name], None)
     _add(tally, made, f"{name}, unharmed")
     counts = {int(sender): count for sender, count in seen["counts"].items()}
+    planned = [
+        (Harm(action, sender, at), rng.choice(["self", "all"]))
+        for sender, count in sorted(counts.items())
+        for at in range(1, count + 1)
+        for action in ("kill-before", "kill-after")
+    ]
     done = Tally()
-    for sender, count in sorted(counts.items()):
-        for at in range(1, count + 1):
-            for action in ("kill-before", "kill-after"):
-                harm, victims = Harm(action, sender, at), rng.choice(["self", "all"])
-                made, _ = play(field, SCENARIOS[name], harm, victims)
-                _add(done, made, f"{name}, {harm}, {victims}")
+    for harm, victims in planned[options.first :: options.every]:
+        made, _ = play(field, SCENARIOS[name], harm, victims)
+        _add(done, made, f"{name}, {harm}, {victims}")
     print(f"  {name}: {counts} requests of the ranks; {done}", flush=True)
     tally.add(done)
 
