@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import logging
 import os
 import shutil
 import time
@@ -146,6 +147,9 @@ def test_commands_take_no_file_of_another_host_for_lost(places: tuple[str, str, 
     listed = ls.ls(second)
     assert listed is not None
     assert {one["unfinished"] for one in listed["shown"]} == {ELSEWHERE}
+    titles = [finding.title for finding in read_run(second).findings]
+    assert "Which steps are committed is not known" in titles
+    assert not any("not committed" in title for title in titles)
     with pytest.raises(NotCommittedError, match=f"{ELSEWHERE}. Restore it on all hosts"):
         holdfast.open(f"{second}/{step_name(2)}")
 
@@ -166,6 +170,60 @@ def test_commands_take_no_file_of_another_host_for_lost(places: tuple[str, str, 
         os.unlink(other)
     trusted = holdfast.Options(trust=(holdfast.signer(step) or "",))
     assert {fault.where for fault in holdfast.verify(step, options=trusted).damage} == others
+
+
+def restore_and_listen(
+    rank: int, store: str, local: str, disks: str, hosts: list[int], again: int
+) -> tuple[int | None, list[str]]:
+    """Restore, and save one step; return what was logged as an error."""
+    moved_in(rank, local, disks, hosts)
+    said: list[str] = []
+    listener = logging.Handler(logging.ERROR)
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("holdfast").addHandler(listener)
+    more = {"durable": "local", "drain_s": 60.0}
+    with Checkpointer(store, local=local, keep=keep(), signals=(), **more) as checkpointer:
+        step = checkpointer.restore(state_at(-1))
+        if again:
+            checkpointer.save(again, state_at(again))
+    return step, said
+
+
+@needs_namespaces
+@pytest.mark.parametrize("then", [[1, 2], [2, 1], [1]])
+def test_a_step_whose_manifest_is_on_a_host_that_is_gone_is_spoken_of(
+    places: tuple[str, str, str], then: list[int]
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [2, 3])
+    (step, said), *others = run_ranks(len(then), restore_and_listen, store, local, disks, then, 0)
+    assert step == 1
+    assert len(said) == 1 and "step 2, 3 in" in said[0] and "start with that host" in said[0]
+    assert all(other == (1, []) for other in others)
+    # With that host, they are there; then all hosts know of the same job.
+    assert run_ranks(2, restore_and_listen, store, local, disks, [1, 0], 4) == [(3, [])] * 2
+
+
+@needs_namespaces
+def test_what_another_job_has_left_behind_needs_no_host(places: tuple[str, str, str]) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    run_ranks(2, leave_behind, store, local, disks, [0, 1], [2, 3])
+    run_ranks(1, train, store, local, disks, [2], [2], {})
+    assert run_ranks(2, restore_and_listen, store, local, disks, [2, 1], 0) == [(2, [])] * 2
+
+
+@needs_namespaces
+def test_a_save_that_died_is_not_taken_for_one_of_a_host_that_is_gone(
+    places: tuple[str, str, str],
+) -> None:
+    store, local, disks = places
+    run_ranks(2, train, store, local, disks, [0, 1], [1], {})
+    for host in ("host0", "host1"):
+        os.makedirs(f"{disks}/{host}/{step_name(2)}/data/{'0' * 32}")
+    assert run_ranks(2, restore_and_listen, store, local, disks, [1, 0], 0) == [(1, [])] * 2
+    assert run_ranks(2, restore_and_listen, store, local, disks, [0, 2], 0) == [(1, [])] * 2
 
 
 def leave_behind(

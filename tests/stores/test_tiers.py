@@ -889,11 +889,14 @@ def test_damage_on_the_local_disk_is_made_up_for_by_the_store(store: str, local:
         assert into["n"] == 2
 
 
-def test_a_damaged_local_manifest_is_made_up_for_by_the_store(store: str, local: str) -> None:
+def test_a_damaged_local_manifest_is_made_up_for_by_the_store(
+    store: str, local: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(store, local) as checkpointer:
         checkpointer.save(1, state(1))
     Path(local, step_name(1), "MANIFEST").write_bytes(b"x" * 1000)
     assert restored(store, local) == (1, 1.0, f"{checkpointer.root}/{step_name(1)}")
+    assert f"Trying {checkpointer.root}/{step_name(1)}" in caplog.text
     next_job()
     into = state(0)
     alone = opened(store + "-2", local + "-2", durable="local", drain_s=0.1, upload_bytes_s=1000)
@@ -1151,6 +1154,24 @@ def test_the_best_step_of_the_store_leaves_the_place_of_one_that_lasts(
                 checkpointer.save(step, state(step), metrics={"loss": 100.0 - step})
             assert 10 in steps_in(local)
     assert steps_in(store) == [1, 10, 14]
+
+
+def test_a_step_that_the_policy_keeps_does_not_go_without_a_word(store: str, local: str) -> None:
+    texts: list[str] = []
+    keep = Keep.latest(1) | Keep.every(10) | Keep.local(1)
+    given: dict[str, Any] = {"observe": [lambda event: texts.append(event.text)]}
+    with opened(store, local, durable="local", keep=keep, **given) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait("store")
+        assert checkpointer._tiers is not None
+        assert checkpointer._tiers.uploader is not None
+        with checkpointer._tiers.uploader.paused():
+            for step in (10, 15, 20, 21):
+                checkpointer.save(step, state(step))
+    though = "step 10 is not uploaded, though the policy keeps it: newer ones have taken its place"
+    assert though in texts
+    assert not any(text.startswith("step 15 is not uploaded, though") for text in texts)
+    assert steps_in(store) == [20, 21]
 
 
 def test_a_job_is_named_durably_before_it_takes_the_store(tmp_path: Path) -> None:

@@ -505,6 +505,20 @@ def test_data_that_a_delta_needs_stays_when_its_manifest_is_lost(
         assert holdfast.open(checkpointer.path(2)).tensor("w").equal(torch.arange(9000.0) + 2 / 64)
 
 
+def test_why_a_step_cannot_be_read_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    manifest = tmp_path / "step-00000001" / "MANIFEST"
+    manifest.write_bytes(b"x" * 100)
+    described = Described(LocalStore(tmp_path))
+    assert not described.read(1) and not described.read(1)
+    manifest.write_bytes(b"")
+    assert not described.read(1)
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 2
+
+
 def test_a_step_that_has_just_gone_is_forgotten_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ from ..format.local_room import LOCAL_ROOM
 from ..format.measured import FAILURE
 from ..format.names import some, step_of
 from ..format.stragglers import Straggler, robust, stragglers
+from ..format.unfinished import ELSEWHERE
 from .data import Finding, HeatRow, RunData, Save, Step
 from .words import show_age, show_bytes, show_seconds
 
@@ -62,7 +63,9 @@ def _all_well(run: RunData) -> Finding:
     good = [step for step in run.steps if step.state == "committed"]
     text = "No straggler, no known damage, room on the disk, and no metric out of its range."
     if not good:
-        return Finding("note", "empty", "No step is committed yet", "")
+        is_known = not any(step.unfinished == ELSEWHERE for step in run.steps)
+        title = "No step is committed yet" if is_known else "Which steps are committed is not known"
+        return Finding("note", "empty", title, "")
     return Finding("good", "well", "All is well", text)
 
 
@@ -306,7 +309,11 @@ def _notes(run: RunData) -> Iterator[Finding]:
     if pending:
         for why in dict.fromkeys(step.unfinished for step in pending):
             names = ", ".join([s.name for s in pending if s.unfinished == why][-3:])
-            text = f"{why[:1].upper()}{why[1:]}. The next job goes on with it, or removes it."
+            text = f"{why[:1].upper()}{why[1:]}."
+            if why == ELSEWHERE:
+                yield Finding("note", "elsewhere", f"{names}: no MANIFEST on this host", text)
+                continue
+            text += " The next job goes on with it, or removes it."
             yield Finding("note", "uncommitted", f"{names}: not committed", text)
     if timing.unread_files:
         files = f"{timing.unread_files:,} older file{'s' * (timing.unread_files != 1)} of metrics"

@@ -173,8 +173,8 @@ def _behind(now_s: float, step: int, since_s: float, limit_min: float) -> list[A
     if waits_min <= limit_min:
         return []
     text = (
-        f"since step {step}, {waits_min:.1f} min ago, no step has reached the store; the limit is "
-        f"{limit_min:g} min"
+        f"from step {step} on, saved {waits_min:.1f} min ago, no step has reached the store; the "
+        f"limit is {limit_min:g} min"
     )
     return [Alert("behind", text, step)]
 

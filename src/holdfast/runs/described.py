@@ -22,6 +22,7 @@ class Described:
         self._store = store
         self._headers: dict[int, Header] = {}
         self._stamps: dict[int, object] = {}  # of their MANIFESTs: a step may be replaced
+        self._said: dict[int, str] = {}  # why a step could not be read
 
     def forget(self, step: int) -> None:
         """Forget a step: one of this number may be saved again, with others."""
@@ -42,9 +43,11 @@ class Described:
         except (CorruptError, StoreError, VersionError) as error:
             # One that is not there any more has just been let go of, by another thread or job.
             is_gone = isinstance(error, StoreError) and error.errno == errno.ENOENT
-            level = logging.DEBUG if is_gone else logging.WARNING
+            is_said = is_gone or self._said.get(step) == str(error)
+            level = logging.DEBUG if is_said else logging.WARNING
             logger.log(level, "step %d cannot be read, and is not deleted: %s", step, error)
             self.forget(step)
+            self._said[step] = str(error)
             return False
         return True
 

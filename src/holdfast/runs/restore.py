@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_state
@@ -114,10 +115,11 @@ def restore_newest(
     gone, gone_steps = "", set[int]()
     for _ in range(TRIES):
         faults = []
-        for step, place in _in_turn(run.found(ranks)):
+        for step, place, other in _in_turn(run.found(ranks)):
+            instead = f". Trying {other}" if other else ""
             if (lack := run.lacks(step, place)) is not None:
                 run.note(step, place, is_damaged=True)
-                logger.error("step %d in %s is left out: %s", step, place, lack.text)
+                logger.error("step %d in %s is left out: %s%s", step, place, lack.text, instead)
                 faults += [f"step {step}: {lack.text}"] if lack.is_damage else []
                 continue
             damage, gone, report = _try(run, step, place, into, ranks, request, options)
@@ -129,7 +131,8 @@ def restore_newest(
                 _say_lost(run, ranks)
                 return step, report
             run.note(step, place, is_damaged=True)
-            logger.error("step %d in %s is damaged and is skipped: %s", step, place, damage)
+            given = (step, place, damage, instead)
+            logger.error("step %d in %s is damaged and is skipped: %s%s", *given)
             faults.append(f"step {step}: {damage}")
         else:
             if faults:
@@ -152,11 +155,11 @@ def _say_lost(run: "Run | TieredRun", ranks: "Group") -> None:
         logger.error("a newer step was not restored: %s", lost)
 
 
-def _in_turn(found: Mapping[int, Sequence[Place]]) -> Iterator[tuple[int, Place]]:
-    """Yield each step with each of its places, the newest first."""
+def _in_turn(found: Mapping[int, Sequence[Place]]) -> Iterator[tuple[int, Place, Place | None]]:
+    """Yield each step with each of its places and the one after that, the newest first."""
     for step in sorted(found, reverse=True):
-        for place in found[step]:
-            yield step, place
+        for place, other in zip_longest(found[step], found[step][1:]):
+            yield step, place, other
 
 
 def _load(

@@ -26,6 +26,7 @@ from ..stores.base import Store
 from ..stores.layered import layered
 from ..stores.url import is_remote, open_store
 from .directory import Run
+from .headless import headless, leads, newest_headless
 from .hosts import Hosts, find_hosts
 from .local_mark import check_order, read_mark
 from .metrics_file import MetricsFile
@@ -64,6 +65,8 @@ class TierSteps(ABC):
     _is_restored = False  # by this job, to train on
     _away_until = 0.0  # the store has not answered a moment ago, and need not
     _before: str | None = None  # the job that had the store when this one looked
+    _is_store_known = True  # or it could not be read then
+    _said_headless: Sequence[int] = ()
 
     @property
     def root(self) -> str:
@@ -149,9 +152,10 @@ class TierSteps(ABC):
                 steps = self.local.steps()  # first: who saves one has said before whose disk it is
                 mark = self.checked_mark()
                 told = {"steps": steps, "of": mark.store, "jobs": sorted(mark.jobs)}
+                told |= {"headless": headless(self.local, mark), "leads": leads(mark)}
             listed.answer = json.dumps(told).encode()
         replies = [json.loads(answer) for answer in listed.answers]
-        self._before = job
+        self._before, self._is_store_known = job, store is not None
         if self.uploader is not None:
             known = {name for reply in replies for name in reply.get("jobs", ())}
             self.uploader.unseen = known if store is None else None
@@ -172,6 +176,7 @@ class TierSteps(ABC):
                     result[step] = [Place(self.local.path(step), second, rank)]
         if self.uploader is not None:
             self._only_here = sorted(result.keys() - {*(result if store is None else store)})
+            self._say_headless(newest_headless(replies, [*result, *(store or ())], job))
         here = {*replies[lead]["steps"]} - self._left
         self._note_elsewhere({*result} - here)
         for step in store or ():
@@ -210,9 +215,10 @@ class TierSteps(ABC):
         missing = int((holders.of_file < 0).sum())
         if missing and second is None:
             self._lacking.add(step)
+            unknown = "cannot be read" if not self._is_store_known else "does not have this step"
             return Lack(
                 f"{missing} of its {len(manifest.file_names)} files are on no host that is here, "
-                f"and {self.store.root} does not have this step"
+                f"and {self.store.root} {unknown}"
             )
         is_spread = self.found_hosts().is_spread
         if is_spread and second is None and not sends(ranks):
@@ -247,33 +253,6 @@ class TierSteps(ABC):
             tier.damaged.discard(step)
             self._past.discard(step)
 
-    def retire_damaged(self, step: int) -> None:
-        """Remove a step that could not be restored, so that it is saved again; on the coordinator.
-
-        Other hosts let go of it after that. It goes from the store too, if it is damaged there: a
-        job that begins before the upload would find two steps of one number. But not before this
-        job has the store.
-
-        Raises:
-            FencedError: another job has the store.
-            AlreadyCommittedError: the store has this step, and nothing says that it is damaged.
-        """
-        assert self.uploader is not None, "the coordinator alone removes"
-        with self.uploader.paused():
-            self.uploader.check(step)
-            self.local.retire(step)
-            if step not in self.store.damaged or not self.uploader.has_entered:
-                return
-            try:
-                self.store.retire(step)
-            except StoreError as error:
-                if self.durable == "store":
-                    raise
-                logger.warning("step %d, which is damaged, stays for now: %s", step, error)
-            else:
-                self.store.damaged.discard(step)
-                self.uploader.forget(self.store.steps())
-
     def lost(self) -> str | None:
         """Say that a newer step than all has lost its MANIFEST; None: no."""
         steps = self._all_steps()
@@ -300,8 +279,9 @@ class TierSteps(ABC):
         if mark.store and mark.store != self.store.root:
             raise OptionError(
                 f"local is {self.local.root}, which holds steps of {mark.store}; expected a "
-                f"directory of {self.store.root}, or a new one. If that run was moved there, first "
-                f"copy the steps that it lacks: holdfast copy {self.local.root} {self.store.root}"
+                f"directory of {self.store.root}, or a new one. If that run was moved there, give "
+                "a new one, and copy the steps that the store lacks: "
+                f"holdfast copy {self.local.root} {self.store.root}"
             )
         if not is_remote(self.store.root):
             with contextlib.suppress(StoreError):  # `found` says it, or goes on without
@@ -339,7 +319,7 @@ class TierSteps(ABC):
             self._away_until = time.monotonic() + AWAY_S
             logger.warning(
                 "%s cannot be read, so only the steps of %s are looked at; uploads begin when it "
-                "can: %s",
+                "can. If another job has trained on there, this one then ends: %s",
                 *(self.store.root, self.local.root, error),
             )
             return None
@@ -382,6 +362,17 @@ class TierSteps(ABC):
         """Compare a step; None: one is damaged, which who restores it finds, or has gone."""
         below = step_name(step)
         return is_same(self._here.below(below), self._there.below(below))
+
+    def _say_headless(self, steps: Sequence[int]) -> None:
+        """Say that other hosts have files of steps whose MANIFEST may be on a host that is away."""
+        if steps and steps != self._said_headless:
+            logger.error(
+                "%s in %s: left out, since another host has MANIFEST, if these steps were saved "
+                "whole: that of rank 0 of the last job. To keep them, start with that host before "
+                "a save, which deletes their files",
+                *(named(steps), self.local.root),
+            )
+        self._said_headless = steps
 
     def _note(self, old: set[int], store: list[int]) -> None:
         """Leave the steps of another past out, and take note of those of the store."""

@@ -204,10 +204,13 @@ class TierWaits(TierSteps):
         if self.uploader.failure is None and self.uploader.is_done(left):
             raise StoreError(f"{text}: {why}")
         text += f" after drain_s={limit_s:g} s{f' ({why})' if why else ''}. The local disk has {it}"
+        next_job = _NEXT_JOB
+        if self.uploader.unseen is not None:
+            next_job += f", unless {self.store.root} has steps of another job"
         if not self.has_one_disk():
-            raise StoreError(f"{text}, with the disks of the other hosts. {_NEXT_JOB}")
+            raise StoreError(f"{text}, with the disks of the other hosts. {next_job}")
         raise StoreError(
-            f"{text}. {_NEXT_JOB}; or call, for each step, "
+            f"{text}. {next_job}; or call, for each step, "
             f"holdfast copy {self.local.path(left[-1])} {self.store.path(left[-1])}"
         )
 

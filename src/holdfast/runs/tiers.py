@@ -143,6 +143,33 @@ class TieredRun(TierWaits):
                     "deleted. Call restore() again when it can be read"
                 )
 
+    def retire_damaged(self, step: int) -> None:
+        """Remove a step that could not be restored, so that it is saved again; on the coordinator.
+
+        Other hosts let go of it after that. It goes from the store too, if it is damaged there: a
+        job that begins before the upload would find two steps of one number. But not before this
+        job has the store.
+
+        Raises:
+            FencedError: another job has the store.
+            AlreadyCommittedError: the store has this step, and nothing says that it is damaged.
+        """
+        assert self.uploader is not None, "the coordinator alone removes"
+        with self.uploader.paused():
+            self.uploader.check(step)
+            self.local.retire(step)
+            if step not in self.store.damaged or not self.uploader.has_entered:
+                return
+            try:
+                self.store.retire(step)
+            except StoreError as error:
+                if self.durable == "store":
+                    raise
+                logger.warning("step %d, which is damaged, stays for now: %s", step, error)
+            else:
+                self.store.damaged.discard(step)
+                self.uploader.forget(self.store.steps())
+
     def retire_elsewhere(self, steps: Sequence[int], ranks: "Group") -> None:
         """Remove what other hosts have of steps that the coordinator has retired; on all ranks.
 

@@ -41,7 +41,7 @@ from .directory import Run
 from .host_uploads import OtherHosts, forget_asked
 from .retention import Keep, Metrics
 from .throttle import upload_options
-from .upload_policy import Tiers, next_up, spared, stays, wait_s, wanted
+from .upload_policy import Tiers, lasting, next_up, spared, stays, wait_s, wanted
 from .upload_thread import LOOK_S, Stopped, Told
 from .upload_waits import UploadWaits
 
@@ -168,8 +168,10 @@ class Uploader(UploadWaits):
             kept = stays(tiers, self._keep, self._at, is_full=is_full)
             kept |= self._awaited.keys() & set(usable)
             waiting = [s for s in wanted(tiers, self._keep) if s not in kept | set(self._bad)]
+            lasts = lasting(tiers, self._keep)
         for step in waiting:
-            text = f"step {step} is not uploaded: newer ones have taken its place"
+            though = ", though the policy keeps it" if step in lasts else ""
+            text = f"step {step} is not uploaded{though}: newer ones have taken its place"
             self._behind(step, text, logging.INFO)
         return kept
 

@@ -1,0 +1,45 @@
+"""Local steps of which the hosts that are here have data files, and none of them MANIFEST.
+
+That is on the host of rank 0, which may be away. Or the step is of a save that died: nothing here
+tells the two apart.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ..format.local_mark import LocalMark
+from ..format.names import step_of
+from .directory import Run
+
+
+def headless(local: Run, mark: LocalMark) -> list[int]:
+    """Return the steps of a local disk that have no MANIFEST, where another host has rank 0."""
+    names = local.uncommitted() if mark.lacks_manifests else []
+    return [step for name in names if (step := step_of(name)) is not None]
+
+
+def leads(mark: LocalMark) -> bool:
+    """Return whether a disk was that of rank 0 in the last job that it knows of."""
+    return bool(mark.store) and not mark.lacks_manifests
+
+
+def newest_headless(
+    replies: Sequence[Mapping[str, Any]], found: Collection[int], job: str | None
+) -> list[int]:
+    """Return those steps that are newer than all that were found, if the host of rank 0 is away.
+
+    Args:
+        replies: of each rank; that of a lead says what the functions above return, and the jobs
+            that its disk names. A disk that was rank 0's in the same job names all jobs that a
+            disk beside it names.
+        job: that has the store; what a disk has that does not name it is of another past.
+    """
+    heads = [{*reply["jobs"]} for reply in replies if reply.get("leads")]
+    steps = set[int]()
+    for reply in replies:
+        jobs = {*reply.get("jobs", ())}
+        is_past = job is not None and job not in jobs
+        if not (is_past or any(jobs <= head for head in heads)):
+            steps.update(reply.get("headless", ()))
+    newest = max(found, default=-1)
+    return sorted(step for step in steps if step > newest)
