@@ -367,9 +367,9 @@ class TierSteps(ABC):
         """Say that other hosts have files of steps whose MANIFEST may be on a host that is away."""
         if steps and steps != self._said_headless:
             logger.error(
-                "%s in %s: left out, since another host has MANIFEST, if these steps were saved "
-                "whole: that of rank 0 of the last job. To keep them, start with that host before "
-                "a save, which deletes their files",
+                "%s in %s: left out, since no host that is here has MANIFEST. If these steps were "
+                "saved whole, the host of rank 0 of the last job has it. To keep them, start with "
+                "that host: the next save without it deletes their files",
                 *(named(steps), self.local.root),
             )
         self._said_headless = steps
