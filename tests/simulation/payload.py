@@ -282,7 +282,10 @@ def checked_value(name: str, content: bytes) -> int:
     rank, number = file_name.removesuffix(".hf").split("-")
     if not content.startswith(f"{save_id} {int(rank)} {number} ".encode()):
         raise CorruptError(f"{name} is torn")
-    value = value_in(content)
+    try:
+        value = value_in(content)
+    except (ValueError, IndexError) as error:
+        raise CorruptError(f"{name} is torn") from error
     if content != content_of(save_id, int(rank), int(number), value):
         raise CorruptError(f"{name} is torn")
     return value

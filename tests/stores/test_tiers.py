@@ -45,6 +45,7 @@ from holdfast.runs.local_mark import read_mark, write_mark
 from holdfast.runs.metrics_file import MetricsFile
 from holdfast.runs.place import Lack
 from holdfast.runs.schedule import Schedule
+from holdfast.runs.tier_steps import TierSteps
 from holdfast.stores.base import Store, list_if_there
 from holdfast.stores.local import LocalStore
 from holdfast.stores.url import open_store
@@ -910,6 +911,46 @@ def test_a_damaged_local_manifest_is_made_up_for_by_the_store(
         pytest.raises(CorruptError, match="every checkpoint of"),
     ):
         checkpointer.restore(into)
+
+
+@pytest.mark.parametrize(
+    ("place", "before"), [(TierSteps, "lacks"), (tier_steps, "present")], ids=["MANIFEST", "data"]
+)
+def test_a_local_step_that_a_live_job_deletes_during_a_restore_is_not_damaged(
+    *,
+    store: str,
+    local: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    before: str,
+) -> None:
+    left_local(store, local, 1, 2)
+    first, second = (Path(local, step_name(step)) for step in (1, 2))
+    second.rename(tmp_path / "2")
+    real, calls = getattr(place, before), itertools.count()
+
+    def after_the_live_job(*given: Any) -> Any:
+        if not next(calls):
+            (tmp_path / "2").rename(second)
+            (first / "MANIFEST").unlink()
+            shutil.rmtree(first)
+        return real(*given)
+
+    monkeypatch.setattr(place, before, after_the_live_job)
+    assert restored(store, local, durable="local", drain_s=0.1)[:2] == (2, 2.0)
+    assert next(calls) > 1
+
+
+def test_a_local_manifest_that_names_another_version_is_made_up_for_by_the_store(
+    store: str, local: str
+) -> None:
+    with opened(store, local) as checkpointer:
+        checkpointer.save(1, state(1))
+    manifest = Path(local, step_name(1), "MANIFEST")
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[:10] + b"\x01" + whole[11:])  # a bit of it may have changed
+    assert restored(store, local) == (1, 1.0, f"{checkpointer.root}/{step_name(1)}")
 
 
 def test_a_forked_child_uploads_nothing(store: str, local: str) -> None:

@@ -17,6 +17,7 @@ from ..errors import (
     OptionError,
     ReplacedError,
     StoreError,
+    VersionError,
 )
 from ..format import spec
 from ..format.manifest import Manifest, decode_manifest
@@ -138,7 +139,7 @@ def is_same(here: Store, there: Store) -> bool | None:
         one, other = (s.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX) for s in (here, there))
         if one != other:
             decode_manifest(one, f"{here.location}/{spec.MANIFEST_NAME}")
-    except (CorruptError, StoreError):
+    except (CorruptError, StoreError, VersionError):
         return None
     return one == other
 

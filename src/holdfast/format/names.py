@@ -5,7 +5,7 @@ Knows no file system.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..layout import Key, Path
@@ -132,6 +132,11 @@ def some(names: Sequence[str], count: int = 0) -> str:
     left = max(len(names), count) - NAMED_MAX
     more = f" and {left:,} more" if left > 0 else ""
     return f"{', '.join(names[:NAMED_MAX])}{more}"
+
+
+def named(steps: Collection[int]) -> str:
+    """Show numbers of steps to people: ``step 1, 2, 3 and 5 more``."""
+    return f"step {some([str(step) for step in sorted(steps)])}"
 
 
 def dotted(path: Path) -> str:

@@ -4,12 +4,15 @@ That is on the host of rank 0, which may be away. Or the step is of a save that 
 tells the two apart.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..format.local_mark import LocalMark
-from ..format.names import step_of
+from ..format.names import named, step_of
 from .directory import Run
+
+logger = logging.getLogger("holdfast")
 
 
 def headless(local: Run, mark: LocalMark) -> list[int]:
@@ -21,6 +24,24 @@ def headless(local: Run, mark: LocalMark) -> list[int]:
 def leads(mark: LocalMark) -> bool:
     """Return whether a disk was that of rank 0 in the last job that it knows of."""
     return bool(mark.store) and not mark.lacks_manifests
+
+
+class Headless:
+    """Says which of these steps may be whole; once, as long as they are the same."""
+
+    def __init__(self) -> None:
+        self._said: Sequence[int] = ()
+
+    def say(self, where: str, steps: Sequence[int]) -> None:
+        """Log the steps of a local directory."""
+        if steps and steps != self._said:
+            logger.error(
+                "%s in %s: left out, since no host that is here has MANIFEST. If these steps "
+                "were saved whole, the host of rank 0 of the last job has it. To keep them, start "
+                "with that host: the next save without it deletes their files",
+                *(named(steps), where),
+            )
+        self._said = steps
 
 
 def newest_headless(

@@ -25,7 +25,12 @@ class Lack(NamedTuple):
 
     Attributes:
         is_damage: what is left is not what was saved; else a part is on a disk that is not here.
+        is_gone: another process has deleted it since it was found.
     """
 
     text: str
     is_damage: bool = False
+    is_gone: bool = False
+
+
+GONE = Lack("it was deleted meanwhile", is_gone=True)

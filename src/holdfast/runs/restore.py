@@ -117,12 +117,15 @@ def restore_newest(
         faults = []
         for step, place, other in _in_turn(run.found(ranks)):
             instead = f". Trying {other}" if other else ""
-            if (lack := run.lacks(step, place)) is not None:
+            lack = run.lacks(step, place)
+            if lack is not None and not lack.is_gone:
                 run.note(step, place, is_damaged=True)
                 logger.error("step %d in %s is left out: %s%s", step, place, lack.text, instead)
                 faults += [f"step {step}: {lack.text}"] if lack.is_damage else []
                 continue
-            damage, gone, report = _try(run, step, place, into, ranks, request, options)
+            damage, gone, report = "", lack.text if lack else "", None
+            if lack is None:
+                damage, gone, report = _try(run, step, place, into, ranks, request, options)
             if gone:
                 logger.info("step %d was deleted meanwhile; trying the newest again", step)
                 gone_steps.add(step)

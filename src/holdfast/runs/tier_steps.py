@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine import epochs
 from ..engine.transfer import is_same, present
-from ..errors import CorruptError, HoldfastError, MismatchError, OptionError, StoreError
+from ..errors import (
+    CorruptError,
+    HoldfastError,
+    MismatchError,
+    OptionError,
+    StoreError,
+    VersionError,
+)
 from ..format import spec
 from ..format.local_mark import LocalMark
 from ..format.manifest import decode_manifest
-from ..format.names import some, step_name
+from ..format.names import named, step_name
 from ..group.base import COORDINATOR, sends
 from ..group.phase import Phase
 from ..loading.reach import Reach
@@ -26,11 +33,11 @@ from ..stores.base import Store
 from ..stores.layered import layered
 from ..stores.url import is_remote, open_store
 from .directory import Run
-from .headless import headless, leads, newest_headless
+from .headless import Headless, headless, leads, newest_headless
 from .hosts import Hosts, find_hosts
 from .local_mark import check_order, read_mark
 from .metrics_file import MetricsFile
-from .place import Lack, Place
+from .place import GONE, Lack, Place
 from .retention import Keep
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ class TierSteps(ABC):
     _away_until = 0.0  # the store has not answered a moment ago, and need not
     _before: str | None = None  # the job that had the store when this one looked
     _is_store_known = True  # or it could not be read then
-    _said_headless: Sequence[int] = ()
+    _headless: Headless
 
     @property
     def root(self) -> str:
@@ -176,7 +183,8 @@ class TierSteps(ABC):
                     result[step] = [Place(self.local.path(step), second, rank)]
         if self.uploader is not None:
             self._only_here = sorted(result.keys() - {*(result if store is None else store)})
-            self._say_headless(newest_headless(replies, [*result, *(store or ())], job))
+            lacking = newest_headless(replies, [*result, *(store or ())], job)
+            self._headless.say(self.local.root, lacking)
         here = {*replies[lead]["steps"]} - self._left
         self._note_elsewhere({*result} - here)
         for step in store or ():
@@ -207,13 +215,19 @@ class TierSteps(ABC):
         data = told.answers[place.owner]
         try:
             manifest = decode_manifest(data, f"{place.path}/{spec.MANIFEST_NAME}")
-        except CorruptError as error:
+        except (CorruptError, VersionError) as error:
+            if not data and self._is_gone(place):
+                return GONE
+            if second is None and isinstance(error, VersionError):
+                raise
             return Lack(str(error) if data else "its MANIFEST cannot be read", is_damage=True)
         with Phase(ranks) as seen:
             seen.answer = bytes(present(first, manifest))
         holders = holders_of([[bool(byte) for byte in answer] for answer in seen.answers])
         missing = int((holders.of_file < 0).sum())
         if missing and second is None:
+            if self._is_gone(place):
+                return GONE
             self._lacking.add(step)
             unknown = "cannot be read" if not self._is_store_known else "does not have this step"
             return Lack(
@@ -231,6 +245,15 @@ class TierSteps(ABC):
         given = {spec.MANIFEST_NAME: data}
         self._reach = Reach(layered(first, second, given), holders if is_spread else None)
         return None
+
+    def _is_gone(self, place: Place) -> bool:
+        """Return whether a step was deleted since it was found; on all ranks."""
+        with Phase(self._ranks) as asked:
+            if self._ranks.rank == place.owner:
+                with contextlib.suppress(StoreError):  # what cannot be asked is not gone
+                    there = open_store(place.path).exists(spec.MANIFEST_NAME)
+                    asked.answer = b"" if there else b"1"
+        return bool(asked.answers[place.owner])
 
     def leave(self) -> None:
         """Let `begin` be called again: both places may have changed, as the state has."""
@@ -363,17 +386,6 @@ class TierSteps(ABC):
         below = step_name(step)
         return is_same(self._here.below(below), self._there.below(below))
 
-    def _say_headless(self, steps: Sequence[int]) -> None:
-        """Say that other hosts have files of steps whose MANIFEST may be on a host that is away."""
-        if steps and steps != self._said_headless:
-            logger.error(
-                "%s in %s: left out, since no host that is here has MANIFEST. If these steps were "
-                "saved whole, the host of rank 0 of the last job has it. To keep them, start with "
-                "that host: the next save without it deletes their files",
-                *(named(steps), self.local.root),
-            )
-        self._said_headless = steps
-
     def _note(self, old: set[int], store: list[int]) -> None:
         """Leave the steps of another past out, and take note of those of the store."""
         assert self.uploader is not None
@@ -385,7 +397,3 @@ class TierSteps(ABC):
             )
         self.uploader.ignored = frozenset(old)
         self.uploader.forget(store)
-
-
-def named(steps: "Sequence[int] | set[int]") -> str:
-    return f"step {some([str(step) for step in sorted(steps)])}"

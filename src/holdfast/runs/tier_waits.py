@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from .. import worker
 from ..engine import epochs
 from ..errors import FencedError, HoldfastError, StoreError
+from ..format.names import named
 from ..group.base import COORDINATOR
 from ..group.phase import Phase
 from ..stores.objects_errors import oldest_request
 from .host_uploads import HostUploads
-from .tier_steps import TierSteps, named
+from .tier_steps import TierSteps
 from .uploader import Uploader
 
 logger = logging.getLogger("holdfast")
