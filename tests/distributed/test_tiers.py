@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def test_commands_take_no_file_of_another_host_for_lost(places: tuple[str, str, 
     assert listed is not None
     assert {one["unfinished"] for one in listed["shown"]} == {ELSEWHERE}
     titles = [finding.title for finding in read_run(second).findings]
-    assert "Which steps are committed is not known" in titles
+    assert "The committed steps are unknown" in titles
     assert not any("not committed" in title for title in titles)
     with pytest.raises(NotCommittedError, match=f"{ELSEWHERE}. Restore it on all hosts"):
         holdfast.open(f"{second}/{step_name(2)}")
@@ -199,7 +199,9 @@ def test_a_step_whose_manifest_is_on_a_host_that_is_gone_is_spoken_of(
     run_ranks(2, leave_behind, store, local, disks, [0, 1], [2, 3])
     (step, said), *others = run_ranks(len(then), restore_and_listen, store, local, disks, then, 0)
     assert step == 1
-    assert len(said) == 1 and "step 2, 3 in" in said[0] and "start with that host" in said[0]
+    assert (
+        len(said) == 1 and "step 2, 3 in" in said[0] and "start the job with that host" in said[0]
+    )
     assert all(other == (1, []) for other in others)
     # With that host, they are there; then all hosts know of the same job.
     assert run_ranks(2, restore_and_listen, store, local, disks, [1, 0], 4) == [(3, [])] * 2
@@ -346,6 +348,14 @@ def test_files_of_a_host_that_is_gone_come_from_the_store(places: tuple[str, str
         assert (step, whole, path) == (1, True, f"{local}/{step_name(1)}")
 
 
+def wait_for(sign: str, job: "Future[Any] | None" = None) -> None:
+    """Wait until a file is there, or the job that is to make it has ended."""
+    end = time.monotonic() + 60.0
+    while not Path(sign).exists() and not (job and job.done()):
+        assert time.monotonic() < end, sign
+        time.sleep(0.01)
+
+
 def overtaken(rank: int, store: str, local: str, disks: str, hosts: list[int], signs: str) -> str:
     """Save, wait until a newer job has, and save again."""
     moved_in(rank, local, disks, hosts)
@@ -353,8 +363,7 @@ def overtaken(rank: int, store: str, local: str, disks: str, hosts: list[int], s
     checkpointer = Checkpointer(store, local=local, keep=keep(), signals=(), **more)
     checkpointer.save(1, state_at(1))
     Path(f"{signs}-begun").touch()
-    while not Path(f"{signs}-over").exists():
-        time.sleep(0.01)
+    wait_for(f"{signs}-over")
     try:
         checkpointer.save(2, state_at(2))
     except HoldfastError as error:
@@ -373,8 +382,7 @@ def test_a_job_that_was_overtaken_on_one_of_its_hosts_deletes_nothing_there(
     signs = str(tmp_path / "job")
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(run_ranks, 2, overtaken, store, local, disks, [0, 1], signs)
-        while not Path(f"{signs}-begun").exists() and not old.done():
-            time.sleep(0.01)
+        wait_for(f"{signs}-begun", old)
         run_ranks(len(then), leave_behind, store, local, disks, then, [3, 4])
         Path(f"{signs}-over").touch()
         errors = old.result()
@@ -399,13 +407,6 @@ def save_in_between(
     Path(f"{signs}-saved").touch()
     dist.barrier()
     return checkpointer.steps()
-
-
-def wait_for(sign: str) -> None:
-    end = time.monotonic() + 60.0
-    while not Path(sign).exists():
-        assert time.monotonic() < end, sign
-        time.sleep(0.01)
 
 
 def take_late(
@@ -443,8 +444,7 @@ def test_a_step_that_an_older_job_saves_before_its_disks_are_taken_stays(
     signs = str(tmp_path / "job")
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(run_ranks, 2, save_in_between, store, local, disks, [0, 1], signs)
-        while not Path(f"{signs}-begun").exists() and not old.done():
-            time.sleep(0.01)
+        wait_for(f"{signs}-begun", old)
         found = run_ranks(2, take_late, store, local, disks, then, signs)
         old.result()
     assert [kind for _, kind, _, _ in found] == ["AlreadyCommittedError", "PeerError"]
@@ -517,8 +517,7 @@ def test_steps_of_another_host_count_while_a_job_takes_the_store(
     run_ranks(2, leave_behind, store, local, disks, [0, 1], [1, 2])
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(run_ranks, 2, take_over, store, local, disks, [0, 1], signs)
-        while not Path(f"{signs}-has-disks").exists() and not other.done():
-            time.sleep(0.01)
+        wait_for(f"{signs}-has-disks", other)
         found = run_ranks(2, look_meanwhile, store, local, disks, hosts, signs)
         assert other.result() == [True, True]
     assert found == [(2, True)] * 2

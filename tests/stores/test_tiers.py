@@ -611,10 +611,7 @@ def test_local_steps_that_another_host_has_trained_on_without_do_not_count(
     with pytest.raises(StoreError, match="step 2"):
         lost.close()
     assert restored(store, local, durable="local", drain_s=0.1, upload_bytes_s=1000)[:2] == (2, 20)
-    next_job()
-    with opened(store, str(tmp_path / "other host")) as other:
-        assert other.restore(state(0)) == 1
-        other.save(3, state(3))
+    train_on_another_host(store, tmp_path, 3, 3)
     assert steps_in(store) == [1, 3]
     assert restored(store, local)[:2] == (3, 3.0)
     assert f"step 2 of {local}: left out" in caplog.text
@@ -633,10 +630,7 @@ def test_a_step_of_another_past_does_not_count_because_it_could_not_be_read_for_
     with opened(store, local) as checkpointer:
         checkpointer.save(1, state(1))
     left_local(store, local, 2)
-    next_job()
-    with opened(store, str(tmp_path / "other host")) as other:
-        assert other.restore(state(0)) == 1
-        other.save(2, state(20))
+    train_on_another_host(store, tmp_path, 2, 20)
     get, failed = LocalStore.get, list[str]()
 
     def fail_once(self: LocalStore, name: str, limit: int) -> bytes:
@@ -661,10 +655,7 @@ def test_a_step_of_another_past_that_comes_while_the_disk_is_taken_does_not_coun
     with opened(store, local) as checkpointer:
         checkpointer.save(1, state(1))
     left_local(store, local, 4)
-    next_job()
-    with opened(store, str(tmp_path / "other host")) as other:
-        assert other.restore(state(0)) == 1
-        other.save(2, state(2))
+    train_on_another_host(store, tmp_path, 2, 2)
     late = f"{local}/{step_name(4)}"
     os.rename(late, tmp_path / "late")  # its job is about to publish it
     hold = Fence.hold
@@ -700,6 +691,14 @@ def test_a_step_that_is_saved_while_a_disk_is_looked_at_is_no_run_without_a_stor
     monkeypatch.setattr(tier_steps, "read_mark", read_early)
     assert restored(store, local)[0] is None
     assert restored(store, local)[0] == 1
+
+
+def train_on_another_host(store: str, tmp_path: Path, step: int, value: int) -> None:
+    """Go on from step 1 without the local disk."""
+    next_job()
+    with opened(store, str(tmp_path / "other host")) as other:
+        assert other.restore(state(0)) == 1
+        other.save(step, state(value))
 
 
 def left_local(store: str, local: str, *steps: int) -> None:

@@ -64,7 +64,7 @@ def _all_well(run: RunData) -> Finding:
     text = "No straggler, no known damage, room on the disk, and no metric out of its range."
     if not good:
         is_known = not any(step.unfinished == ELSEWHERE for step in run.steps)
-        title = "No step is committed yet" if is_known else "Which steps are committed is not known"
+        title = "No step is committed yet" if is_known else "The committed steps are unknown"
         return Finding("note", "empty", title, "")
     return Finding("good", "well", "All is well", text)
 

@@ -173,7 +173,7 @@ def _behind(now_s: float, step: int, since_s: float, limit_min: float) -> list[A
     if waits_min <= limit_min:
         return []
     text = (
-        f"from step {step} on, saved {waits_min:.1f} min ago, no step has reached the store; the "
+        f"the store lacks step {step}, saved {waits_min:.1f} min ago, and all newer steps; the "
         f"limit is {limit_min:g} min"
     )
     return [Alert("behind", text, step)]

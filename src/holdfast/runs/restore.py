@@ -117,19 +117,20 @@ def restore_newest(
         faults = []
         for step, place, other in _in_turn(run.found(ranks)):
             instead = f". Trying {other}" if other else ""
-            lack = run.lacks(step, place)
-            if lack is not None and not lack.is_gone:
-                run.note(step, place, is_damaged=True)
-                logger.error("step %d in %s is left out: %s%s", step, place, lack.text, instead)
-                faults += [f"step {step}: {lack.text}"] if lack.is_damage else []
-                continue
-            damage, gone, report = "", lack.text if lack else "", None
-            if lack is None:
+            damage, gone, report = "", "", None
+            if (lack := run.lacks(step, place)) is None:
                 damage, gone, report = _try(run, step, place, into, ranks, request, options)
+            elif lack.is_gone:
+                gone = lack.text
             if gone:
                 logger.info("step %d was deleted meanwhile; trying the newest again", step)
                 gone_steps.add(step)
                 break
+            if lack is not None:
+                run.note(step, place, is_damaged=True)
+                logger.error("step %d in %s is left out: %s%s", step, place, lack.text, instead)
+                faults += [f"step {step}: {lack.text}"] if lack.is_damage else []
+                continue
             if not damage and report is not None:
                 _say_lost(run, ranks)
                 return step, report

@@ -33,10 +33,10 @@ from ..stores.base import Store
 from ..stores.layered import layered
 from ..stores.url import is_remote, open_store
 from .directory import Run
-from .headless import Headless, headless, leads, newest_headless
 from .hosts import Hosts, find_hosts
 from .local_mark import check_order, read_mark
 from .metrics_file import MetricsFile
+from .missing_manifests import MissingManifests
 from .place import GONE, Lack, Place
 from .retention import Keep
 
@@ -73,7 +73,7 @@ class TierSteps(ABC):
     _away_until = 0.0  # the store has not answered a moment ago, and need not
     _before: str | None = None  # the job that had the store when this one looked
     _is_store_known = True  # or it could not be read then
-    _headless: Headless
+    _missing: MissingManifests
 
     @property
     def root(self) -> str:
@@ -159,7 +159,7 @@ class TierSteps(ABC):
                 steps = self.local.steps()  # first: who saves one has said before whose disk it is
                 mark = self.checked_mark()
                 told = {"steps": steps, "of": mark.store, "jobs": sorted(mark.jobs)}
-                told |= {"headless": headless(self.local, mark), "leads": leads(mark)}
+                told |= self._missing.reply(self.local, mark)
             listed.answer = json.dumps(told).encode()
         replies = [json.loads(answer) for answer in listed.answers]
         self._before, self._is_store_known = job, store is not None
@@ -183,8 +183,7 @@ class TierSteps(ABC):
                     result[step] = [Place(self.local.path(step), second, rank)]
         if self.uploader is not None:
             self._only_here = sorted(result.keys() - {*(result if store is None else store)})
-            lacking = newest_headless(replies, [*result, *(store or ())], job)
-            self._headless.say(self.local.root, lacking)
+            self._missing.say(self.local.root, replies, [*result, *(store or ())], job)
         here = {*replies[lead]["steps"]} - self._left
         self._note_elsewhere({*result} - here)
         for step in store or ():
@@ -229,10 +228,10 @@ class TierSteps(ABC):
             if self._is_gone(place):
                 return GONE
             self._lacking.add(step)
-            unknown = "cannot be read" if not self._is_store_known else "does not have this step"
+            why = "does not have this step" if self._is_store_known else "cannot be read"
             return Lack(
                 f"{missing} of its {len(manifest.file_names)} files are on no host that is here, "
-                f"and {self.store.root} {unknown}"
+                f"and {self.store.root} {why}"
             )
         is_spread = self.found_hosts().is_spread
         if is_spread and second is None and not sends(ranks):
@@ -342,7 +341,7 @@ class TierSteps(ABC):
             self._away_until = time.monotonic() + AWAY_S
             logger.warning(
                 "%s cannot be read, so only the steps of %s are looked at; uploads begin when it "
-                "can. If another job has trained on there, this one then ends: %s",
+                "can. If another job has trained there, this job then ends with FencedError: %s",
                 *(self.store.root, self.local.root, error),
             )
             return None

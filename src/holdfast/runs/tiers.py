@@ -28,10 +28,10 @@ from ..options import Options
 from ..saving.request import SaveRequest
 from ..stores.url import absolute, is_remote, open_store
 from .directory import Run
-from .headless import Headless
 from .host_uploads import HostUploads
 from .hosts import Hosts
 from .local_mark import check_apart, lost_marks, write_mark
+from .missing_manifests import MissingManifests
 from .place import Place
 from .retention import Keep, Metrics
 from .tier_waits import TierWaits
@@ -95,7 +95,7 @@ class TieredRun(TierWaits):
         self.is_ready = self._was_ready = False
         self._word, self._waits = "", 0  # of the meetings of waits, and how many there were
         self._hosts: Hosts | None = None
-        self._headless = Headless()
+        self._missing = MissingManifests()
         self._past, self._lacking = set(), set()
         self._left = self._elsewhere = frozenset()
         self._marked: list[str] = []  # the jobs that the disk of this rank is to name
