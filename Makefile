@@ -169,7 +169,7 @@ build/observers/.installed: $(VENV)/.python tests/integrations/observers/require
 	build/observers/bin/python -m pip install -q --disable-pip-version-check -r tests/integrations/observers/requirements.txt
 	@touch $@
 
-# Object stores and HDFS, each against a server of its own: 6 minutes. STORES=moto for some of them.
+# Object stores and HDFS, each against a server of its own: 7 to 10 minutes. STORES=moto for some of them.
 STORES ?= moto seaweedfs azurite gcs hdfs
 stores: $(VENV)/.native build/stores/.installed $(if $(filter hdfs,$(STORES)),build/stores/.hadoop)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup tests/stores $(STORES:%=--store %) --refused
