@@ -87,6 +87,13 @@ void bind_vfs(nb::module_& module) {
   module.def(
       "look_anew", [](const std::string& path) { without_gil([&] { look_anew(path); }); },
       "path"_a);
+  module.def(
+      "above_with",
+      [](const std::string& path, const std::string& name, nb::bytes beginning) {
+        const std::string_view begins(beginning.c_str(), beginning.size());
+        return value_of(without_gil([&] { return above_with(path, name, begins); }));
+      },
+      "path"_a, "name"_a, "beginning"_a);
   nb::class_<Vfs>(module, "Vfs")
       .def_static("posix", &Vfs::posix)
       .def_static("recording", &Vfs::recording)
@@ -98,6 +105,8 @@ void bind_vfs(nb::module_& module) {
       .def("open_beneath", checked(&Vfs::open_beneath), "root"_a, "name"_a, "direct"_a = false)
       .def("close", checked(&Vfs::close), "fd"_a)
       .def("write", write_buffer, "fd"_a, "data"_a, "offset"_a)
+      .def(
+          "start_sync", [](Vfs& vfs, int fd) { without_gil([&] { vfs.start_sync(fd); }); }, "fd"_a)
       .def("read", read_bytes, "fd"_a, "size"_a, "offset"_a)
       .def("size", checked(&Vfs::size), "fd"_a)
       .def("allocate", checked(&Vfs::allocate), "fd"_a, "size"_a)

@@ -50,7 +50,7 @@ TORCH_FILES |= {"runs/checkpointer.py", "data/random_state.py", "data/data_state
 TORCH_FILES |= {"chains/recompress.py", "chains/trial.py", "convert/own.py"}
 TORCH_FILES |= {"convert/cast.py", "convert/export.py", "convert/as_transformers.py"}
 TORCH_FILES |= {"convert/rebuild.py", "convert/dcp_metadata.py"}
-GROUP_FILES = {"engine/commit.py", "engine/exchange.py"}
+GROUP_FILES = {"engine/exchange.py"}
 EDGE_MAY_IMPORT = {
     "tools": {
         "brief",

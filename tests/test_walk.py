@@ -29,11 +29,11 @@ BOUNDS = {
     "save": walk.Walk(24, 167, 55, 7),
     "load": walk.Walk(22, 157, 51, 6),
     "lossless save": walk.Walk(31, 247, 76, 8),
-    "lazy save": walk.Walk(29, 250, 93, 8),
-    "delta link": walk.Walk(36, 306, 97, 8),
+    "lazy save": walk.Walk(29, 248, 92, 8),
+    "delta link": walk.Walk(36, 305, 97, 8),
     "lossless save of a layer": walk.Walk(40, 402, 106, 8),
-    "lazy save of a layer": walk.Walk(41, 475, 149, 8),
-    "delta link of a layer": walk.Walk(45, 476, 134, 8),
+    "lazy save of a layer": walk.Walk(41, 472, 148, 8),
+    "delta link of a layer": walk.Walk(45, 475, 134, 8),
     "load of a chain of 3": walk.Walk(42, 1562, 639, 8),
 }
 # Calls for one more plain tensor; they only fall too.

@@ -229,6 +229,9 @@ class Vfs:
     def write(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of ``data`` at ``offset``; resumes short writes and EINTR."""
 
+    def start_sync(self, fd: int) -> None:
+        """Let the disk begin with what was written, so that a `sync` waits less: a hint."""
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read ``size`` bytes, fewer only at the end of the file."""
 
@@ -310,6 +313,12 @@ class Queue:
 
 def look_anew(path: str) -> None:
     """Have what is looked for in the directory of ``path`` next come from the server (NFS)."""
+
+def above_with(path: str, name: str, beginning: bytes) -> str:
+    """The nearest directory above ``path`` with a file ``name`` that begins so; empty: none.
+
+    One that cannot be read counts as none. A StoreError (ENOTDIR): something above is a file.
+    """
 
 def probe(directory: str, vfs: Vfs | None = None) -> str:
     """The fastest backend that works in ``directory``: an unnamed file is written and read back.

@@ -124,6 +124,18 @@ def check_order(path: object, state: object, usage: str) -> None:
         raise OptionError(f"{usage}; found {shown(path)} as the path, {shown(state)} as the state")
 
 
+def check_saved(path: object, state: object) -> None:
+    """Check what is to be saved.
+
+    Raises:
+        OptionError: path and state stand in each other's place.
+        StateError: it is not a dict; the text says what to write.
+    """
+    usage = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
+    check_order(path, state, usage)
+    check_state(state)
+
+
 def check_into(path: object, into: object) -> NoReturn:
     """Say what is wrong with a target that is no dict.
 

@@ -124,17 +124,18 @@ def rename_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_the_manifest_fsync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LocalStore, "_write_durably", _write_carelessly)
+    patch.setattr(LocalStore, "prepare", _prepare_carelessly)
 
 
 def sync_the_manifest_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
-    def write(self: LocalStore, path: str, data: bytes) -> None:
-        descriptor = self.vfs.create(path)
+    def write(self: LocalStore, pending_name: str, data: bytes) -> None:
+        descriptor = self.vfs.create(self._path(pending_name))
         self.vfs.sync(descriptor)
         self.vfs.write(descriptor, data, 0)
-        self.vfs.close(descriptor)
+        self._begun[pending_name] = descriptor
 
-    patch.setattr(LocalStore, "_write_durably", write)
+    patch.setattr(LocalStore, "begin", write)
+    patch.setattr(LocalStore, "prepare", _prepare_carelessly)
 
 
 def publish_by_rename_without_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,7 @@ def remove_the_old_files_before_rebasing(patch: pytest.MonkeyPatch) -> None:
     commit_again = recompress_module.commit_again
 
     def remove_first(store: LocalStore, *rest: Any) -> None:
-        mine = rest[0].save_id
+        mine = rest[0].header.save_id
         for save in store.list("data"):
             if save.name != mine:
                 remove_files(store, save.name)
@@ -203,10 +204,10 @@ def take_the_new_data_for_the_old(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.engine.retire, "_published", lambda store: "")
 
 
-def _write_carelessly(self: LocalStore, path: str, data: bytes) -> None:
-    descriptor = self.vfs.create(path)
-    self.vfs.write(descriptor, data, 0)
-    self.vfs.close(descriptor)
+def _prepare_carelessly(self: LocalStore, pending_name: str, data: bytes, name: str = "") -> None:
+    if pending_name not in self._begun:
+        self.begin(pending_name, data)
+    self.vfs.close(self._begun.pop(pending_name))
 
 
 def _publish_without_fsync(self: LocalStore, pending_name: str, name: str) -> bool:

@@ -17,7 +17,16 @@ from holdfast.errors import HoldfastError
 from holdfast.stores.local import LocalStore
 
 STEPS = ("exists", "get", "list", "create", "remove", "remove_directory", "sync_made", "revoke")
-STEPS += ("sync_path", "sync_directory", "modified_s", "_write_durably", "_link", "link", "rename")
+STEPS += (
+    "sync_path",
+    "sync_directory",
+    "modified_s",
+    "begin",
+    "prepare",
+    "_link",
+    "link",
+    "rename",
+)
 WAIT_S = 20.0
 AFTER_ALL = float("inf")
 

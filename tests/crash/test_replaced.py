@@ -185,7 +185,7 @@ def interleave(
     path: Path, other: Callable[[], object], first: int, second: int, begins_at: str
 ) -> tuple[Actor, Actor]:
     """Stop a replace before a call, another job before one; let them end in that order."""
-    saver = Actor(lambda: replace(path, 2), first, "_write_durably")
+    saver = Actor(lambda: replace(path, 2), first, "begin")
     saver.start()
     also = Actor(other, second, begins_at)
     also.start()
@@ -270,7 +270,7 @@ def test_of_two_that_replace_the_last_one_stands(scratch: Path, stride: int) -> 
     def other(path: Path) -> None:
         holdfast.save(make_state(3), path, options=LARGER, replace=True)
 
-    begins_at = "_write_durably"
+    begins_at = "begin"
     tried = every_interleaving(scratch, other, check, begins_at=begins_at, stride=stride)
     assert tried > 300 / stride and lost
 

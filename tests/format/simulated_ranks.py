@@ -148,6 +148,7 @@ def _leaves(
     for path, target in ties.items():
         if target in state:
             leaves.tensors[path] = _local(path, target, state[target])
+            leaves.ties[path] = target
     return leaves
 
 

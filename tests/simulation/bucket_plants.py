@@ -6,7 +6,7 @@ As in `plants.py`. The first ones are of the store: what it must keep to for the
 from typing import Any
 
 from holdfast.engine import commit as commits
-from holdfast.engine import ledger, retire, swap
+from holdfast.engine import discard, ledger, retire, swap
 from holdfast.runs import directory as directory_module
 from holdfast.runs import fence as fence_module
 from holdfast.stores import objects
@@ -61,7 +61,7 @@ def _remove_old_data_first(made: Any, stamp: str) -> None:
     store = made._store
     for save in retire._saves(store, store.list()):
         if save != made._save_id:
-            commits.remove_files(store, save)
+            discard.remove_files(store, save)
     _swap(made, stamp)
 
 
@@ -86,7 +86,7 @@ def _not_published(made: Any, is_lost: bool) -> bool:
 
 def _retire_data_first(store: Any) -> None:
     for save in retire._saves(store, store.list()):
-        commits.remove_files(store, save)
+        discard.remove_files(store, save)
     retire.retire(store)
 
 

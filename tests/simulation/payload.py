@@ -241,16 +241,18 @@ def stage(
     """Return what writes in the background."""
     handle.staged()
 
-    def write() -> Any:
+    def write(begin: Any) -> Any:
         parts: Any = agreed.store, LEASE, agreed.files, agreed.shards, agreed.value
         basis = begin_link(agreed, request.options) if agreed.codec.every > 1 else None
-        return write_pipeline.write_shards(*parts, RAW, None, handle.ledger), basis
+        tables = write_pipeline.write_shards(*parts, RAW, None, handle.ledger)
+        begin(tables, basis)
+        return tables, basis
 
     return write
 
 
 def write_raw(writer: Any, shards: Any, value: int, images: Any, ledger: Any) -> None:
-    """Write one data file and make it durable."""
+    """Write one data file, which `finish` makes durable."""
     plan, store = writer.plan, writer._store
     writer.number += 1
     name = data_file_name(plan.header.save_id, plan.rank, writer.number)
@@ -258,8 +260,6 @@ def write_raw(writer: Any, shards: Any, value: int, images: Any, ledger: Any) ->
     writer._names.append(name)
     content = content_of(plan.header.save_id, plan.rank, writer.number, value)
     store.vfs.write(writer._descriptor, content, 0)
-    writer._sync(store.vfs.sync, writer._descriptor)
-    writer._close_descriptor()
     writer.tables.append(written_of(plan.header, plan.rank, writer.number, value, list(shards)))
 
 
@@ -364,7 +364,6 @@ PATCHES: list[tuple[Any, str, Any]] = [
     (save_module, "lease", lambda *place: nullcontext(LEASE)),
     (save_module, "begin_link", begin_link),
     (save_module, "objects_from", lambda plan, rank, objects: []),
-    (save_module, "join_objects", lambda plan, held: ()),
     (save_module, "losses_of", lambda basis, header: []),
     (save_module, "written_in", lambda tables: tables[0]),
     (share_module, "encode_written", lambda written: written),

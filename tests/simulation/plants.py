@@ -5,6 +5,7 @@ A plant is a list of (where, name, what stands there instead), put in place afte
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from holdfast.runs import directory as directory_module
 from holdfast.runs import fence as fence_module
 from holdfast.saving import save as save_module
 from holdfast.stores.local import LocalStore
+
+from . import payload
 
 Plant = list[tuple[Any, str, Any]]
 
@@ -59,7 +62,11 @@ def _sync_made_by_one(store: Any, name: str) -> None:
 
 
 def _prepare_carelessly(store: Any, pending_name: str, data: bytes, name: str = "") -> None:
-    _write_carelessly(store, store._path(pending_name), data)
+    begun = store._begun.pop(pending_name, None)
+    if begun is None:
+        _write_carelessly(store, store._path(pending_name), data)
+    else:
+        store.vfs.close(begun)
 
 
 def _sync_late(store: Any, pending_name: str, name: str) -> bool:
@@ -104,19 +111,17 @@ class _LastLookBeforeTheSync(commits.Commit):
         super().publish()
 
 
-class _CommitWithoutOne(commits.Commit):
-    """Leaves out what the last rank wrote."""
-
-    def prepare(self, header: Any, planned: Planned, written: Any, content: str = "") -> None:
-        if header.world_size > 1:
-            first = planned.first[:-1]
-            some = np.arange(int(first[-1]))
-            first_number = planned.first_number[:-1]
-            numbers = planned.numbers[: int(first_number[-1])]
-            kept = planned.tensor[some], numbers, planned.chunks[some]
-            planned = Planned(*kept, first, first_number)
-            written = written[:-1]
-        super().prepare(header, planned, written, content)
+def _manifest_without_one(store: Any, header: Any, planned: Planned, written: Any) -> Any:
+    """Leave out what the last rank wrote."""
+    if header.world_size > 1:
+        first = planned.first[:-1]
+        some = np.arange(int(first[-1]))
+        first_number = planned.first_number[:-1]
+        numbers = planned.numbers[: int(first_number[-1])]
+        kept = planned.tensor[some], numbers, planned.chunks[some]
+        planned = Planned(*kept, first, first_number)
+        written = written[:-1]
+    return payload.manifest_of(store, header, planned, written)
 
 
 def _retire_data_first(store: Any) -> None:
@@ -134,8 +139,11 @@ def hold_without_a_look(fence: Any) -> None:
         _hold(fence)
 
 
-def _modified_by_own_clock(store: Any, name: str) -> float:
-    return float(save_module.time.time())
+_stat = LocalStore._stat
+
+
+def _stat_by_own_clock(store: Any, name: str) -> Any:
+    return SimpleNamespace(**{**vars(_stat(store, name)), "st_mtime": save_module.time.time()})
 
 
 def keep_but_one(run: Any, kept: set[int]) -> set[int]:
@@ -201,7 +209,7 @@ PLANTS: dict[str, Plant] = {
     "no fsync of directories that others made": [(LocalStore, "sync_path", nothing)],
     "no fsync of directories but by one rank": [(LocalStore, "sync_made", _sync_made_by_one)],
     "no fsync of directories above": [(LocalStore, "sync_above", nothing)],
-    "no fsync of the pending manifest": [(LocalStore, "_write_durably", _write_carelessly)],
+    "no fsync of the pending manifest": [(LocalStore, "prepare", _prepare_carelessly)],
     "fsync again after a failed one": [(DataFileWriter, "_sync", _sync_again)],
     "acknowledged before the link is durable": [(LocalStore, "publish", _publish_without_sync)],
     "link before the last check": [(commits, "Commit", _LinkBeforeTheLastLook)],
@@ -231,13 +239,13 @@ PLANTS: dict[str, Plant] = {
     "retention leaves no mark": [(directory_module, "leaving", contextlib.nullcontext)],
     "retention lets the newest go": [(directory_module.Run, "_with_bases", keep_but_one)],
     "commit without one rank": [
-        (commits, "Commit", _CommitWithoutOne),
+        (commits, "_manifest_of", _manifest_without_one),
         (commits, "check_tiling", nothing),
     ],
     "files removed though published": [
         (commits, "_certainly_not_published", lambda store, data: True)
     ],
-    "own clock for the disk's": [(LocalStore, "modified_s", _modified_by_own_clock)],
+    "own clock for the disk's": [(LocalStore, "_stat", _stat_by_own_clock)],
 }
 
 

@@ -33,14 +33,15 @@ AND_ON = {
 ENOUGH = 8000  # worlds; most are noticed within some hundred
 # One of many thousand worlds notices it: where to begin looking.
 FROM = {
-    ("disk", "retention leaves no mark"): 3_001,
-    ("disk", "retention leaves pending links"): 9_501,
+    ("disk", "retention leaves no mark"): 47_001,
+    ("disk", "retention leaves pending links"): 1_201,
     ("disk", "last check before the manifest is synced"): 1_901,
     ("disk", "pending manifests are not revoked"): 2_201,
     ("disk", "no fsync of directories that others made"): 1_001,
     ("objects", "a save puts no bar before its last look"): 38_301,
     ("objects", "no look at the deadline"): 5_301,
     ("objects", "a new job bars nothing"): 2_001,
+    ("tiers", "nobody looks whether data is damaged"): 20,
     ("tiers", "the store is taken with the first upload"): 5_901,
     ("tiers", "local steps of another past count"): 2_751,
     ("tiers-disk", "the store is taken with the first upload"): 4_751,

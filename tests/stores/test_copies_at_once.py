@@ -74,15 +74,15 @@ def test_what_is_torn_of_one_is_not_published_by_the_other(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a kill between the making of its pending MANIFEST and the bytes."""
-    whole = LocalStore._write_durably
+    whole = LocalStore.begin
 
-    def torn(self: LocalStore, path: str, data: bytes) -> None:
-        whole(self, path, b"")
+    def torn(self: LocalStore, pending_name: str, data: bytes) -> None:
+        whole(self, pending_name, b"")
         raise KeyboardInterrupt
 
     def dies() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(LocalStore, "_write_durably", torn)
+            patched.setattr(LocalStore, "begin", torn)
             patched.setattr(LocalStore, "remove", lambda *given: None)
             if open_store(target).shows_pending and target.startswith("/"):
                 with pytest.raises(KeyboardInterrupt):

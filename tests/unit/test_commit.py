@@ -23,6 +23,7 @@ from holdfast.format.rows import Written, written_in
 from holdfast.group.phase import Phase
 from holdfast.runs.directory import Run
 from holdfast.saving import save as save_module
+from holdfast.saving import share
 from holdfast.stores.local import LocalStore
 
 NewPath = Callable[[], Path]
@@ -234,9 +235,9 @@ def test_who_promised_its_files_and_lost_contact_leaves_them(new_path: NewPath) 
     other.write_bytes(b"2")
     phase: Any = Phase.__new__(Phase)
     phase.promised = True
-    commit.discard(store, SAVE_ID, 1, phase, PeerError("out of contact", rank=-1, cause=""))
+    share.discard(store, SAVE_ID, 1, phase, PeerError("out of contact", rank=-1, cause=""))
     assert mine.exists() and other.exists()
-    commit.discard(store, SAVE_ID, 1, phase, PeerError("rank 0 failed", rank=0, cause="EIO"))
+    share.discard(store, SAVE_ID, 1, phase, PeerError("rank 0 failed", rank=0, cause="EIO"))
     assert not mine.exists() and other.exists()
 
 

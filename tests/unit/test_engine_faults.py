@@ -12,7 +12,6 @@ import torch
 
 import holdfast
 from holdfast import Options, worker
-from holdfast.engine import commit as commit_module
 from holdfast.errors import (
     CorruptError,
     HoldfastError,
@@ -27,6 +26,7 @@ from holdfast.format import spec
 from holdfast.group.base import SingleGroup
 from holdfast.group.phase import Phase
 from holdfast.group.replies import decode_replies, encode_reply
+from holdfast.saving import share
 from holdfast.testing import Fault, faulty
 
 
@@ -78,7 +78,7 @@ def test_a_rank_discards_what_certainly_nobody_commits(
         written.answer = b""
     save_id = holdfast.open(tmp_path / "c").save_id
     error = PeerError("lost", rank=told_by, cause="")
-    commit_module.discard(store, save_id, rank, written, error)
+    share.discard(store, save_id, rank, written, error)
     assert sorted(file.name[:5] for file in tmp_path.rglob("*.hf")) == left
 
 

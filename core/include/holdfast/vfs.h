@@ -109,6 +109,8 @@ class Vfs {
   // The kernel starts to write large data to the disk at once, so a later sync() waits less. That
   // hint is no Operation.
   Status write(int fd, const void* data, std::size_t size, std::uint64_t offset);
+  // The same hint for all that was written, however little.
+  void start_sync(int fd);
   // Bytes read: fewer than `size` only at the end of the file.
   Result<std::size_t> read(int fd, void* data, std::size_t size, std::uint64_t offset);
   Result<std::uint64_t> size(int fd);
@@ -144,6 +146,11 @@ std::uint64_t bytes_after(int fd, std::uint64_t offset);
 // that directory holds ("close-to-open"). Else it answers from its caches for up to a minute, also
 // that a name is not there. Changes nothing, and says nothing of errors.
 void look_anew(const std::string& path);
+
+// The nearest directory above `path` with a file `name` that begins so; empty: there is none, or
+// none that can be read. Without an Operation. Errors: ENOTDIR.
+Result<std::string> above_with(const std::string& path, const std::string& name,
+                               std::string_view beginning);
 
 // Interrupted calls (EINTR, EAGAIN) are made again, this often in a row without progress.
 inline constexpr int kRetriesMax = 100;

@@ -4,7 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "holdfast/vfs.h"
@@ -38,7 +41,28 @@ bool ask_above(const std::string& path, Ask ask) {
   return found;
 }
 
+// Whether a file begins so; -ENOTDIR where something on its path is a file.
+int begins_so(const std::string& path, std::string_view beginning) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (file.get() < 0) return errno == ENOTDIR ? -ENOTDIR : 0;
+  std::string found(beginning.size(), '\0');
+  return ::pread(file.get(), found.data(), found.size(), 0) == ssize_t(found.size()) &&
+         found == beginning;
+}
+
 }  // namespace
+
+Result<std::string> above_with(const std::string& path, const std::string& name,
+                               std::string_view beginning) {
+  std::string above = path;
+  while (!above.empty()) {
+    above.resize(std::min(above.rfind('/'), above.size() - 1));
+    const int found = begins_so(above + '/' + name, beginning);
+    if (found < 0) return Status::system(-found, "find " + path);
+    if (found > 0) return above.empty() ? "/" : above;
+  }
+  return above;
+}
 
 void look_anew(const std::string& path) {
   ask_above(path, [](const std::string& directory) {

@@ -15,7 +15,8 @@ from ..codecs.base import Codec
 from ..codecs.groups import units_of
 from ..engine.basis import Basis
 from ..engine.chain import Chain, open_chain
-from ..engine.commit import check_absent, commit, remove_files
+from ..engine.commit import begin, check_absent, commit
+from ..engine.discard import remove_files
 from ..engine.file_plan import WriterPlan
 from ..engine.ledger import Ledger
 from ..engine.origin import OnDemand
@@ -82,7 +83,8 @@ def recompress(
     writing = make_writing(there, header, chain, chosen, word["save_id"] if word else "")
     try:
         made = write_again(chain, writing, options, report)
-        commit(there, _with_losses(header, made.basis), *made.told)
+        begun = begin(there, _with_losses(header, made.basis), *made.told)
+        commit(there, begun)
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
             remove_files(there, header.save_id)
@@ -132,7 +134,7 @@ def rebase(
     except BaseException:
         remove_files(store, header.save_id)
         raise
-    commit_again(store, header, *made.told, content_digest(manifest.table))
+    commit_again(store, begin(store, header, *made.told), content_digest(manifest.table))
     if store.exists(spec.SIGNATURE_NAME):
         store.remove(spec.SIGNATURE_NAME)  # it was of what is stored no more
     remove_files(store, old.save_id)

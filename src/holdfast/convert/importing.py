@@ -9,7 +9,8 @@ from math import prod
 
 import numpy as np
 
-from ..engine.commit import check_absent, commit, remove_files
+from ..engine.commit import begin, check_absent, commit
+from ..engine.discard import remove_files
 from ..engine.file_plan import WriterPlan
 from ..engine.ledger import Ledger
 from ..engine.pool import lease
@@ -191,7 +192,7 @@ def _write(source: Source, there: Store, header: Header, options: Options, repor
         planned = planned_of(
             header.tensors, header.chunk_elements, shards.tensor, shards.boxes, first
         )
-        commit(there, header, planned, [written_in(tables)])
+        commit(there, begin(there, header, planned, [written_in(tables)]))
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
             remove_files(there, header.save_id)

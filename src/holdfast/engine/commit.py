@@ -20,6 +20,7 @@ Invariants:
 import contextlib
 import errno
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from types import TracebackType
@@ -29,7 +30,6 @@ from ..errors import (
     CorruptError,
     NotCommittedError,
     OptionError,
-    PeerError,
     StateError,
     StoreError,
 )
@@ -41,15 +41,46 @@ from ..format.names import is_save_id, names_of_dcp, some, step_name, step_of
 from ..format.rows import Planned, Written, join_written
 from ..format.table import content_digest
 from ..format.tiling import check_shapes, check_tiling
-from ..group.base import COORDINATOR
-from ..group.phase import Phase
 from ..stores.base import NOT_A_FILE, Store
 from .around import check_above_none, within
 from .check import read_manifest
+from .discard import pending_name, remove_files
 from .known import known_at, remember
 from .marker import without_marker
 from .retire import REVOKED as REVOKED
 from .retire import is_leaving, revoke_save
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a `Commit` publishes: a checked manifest, its header and its bytes."""
+
+    header: Header
+    manifest: Manifest
+    data: bytes
+
+
+def begin(store: Store, header: Header, planned: Planned, written: Sequence[Written]) -> Begun:
+    """Check what all ranks wrote, and write its manifest under another name; nothing is durable.
+
+    Called before the data files are synced, it lets a disk take all of them at once. When it fails,
+    every file of this save is removed.
+
+    Args:
+        planned: what the ranks were to write.
+        written: what every rank has written, in rank order.
+
+    Raises:
+        StateError: no reader would take the manifest, or the boxes do not tile every tensor.
+    """
+    try:
+        begun = Begun(header, *_manifest_of(store, header, planned, written))
+    except BaseException:
+        remove_files(store, header.save_id)
+        raise
+    with contextlib.suppress(StoreError):  # `prepare` tries again, and says why it fails
+        store.begin(pending_name(header.save_id), begun.data)
+    return begun
 
 
 class Commit(contextlib.AbstractContextManager["Commit"]):
@@ -69,27 +100,23 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
     def __init__(self, store: Store, save_id: str, here: frozenset[int] | None = None) -> None:
         """Prepare; ``here`` are the ranks whose files are on this disk; None: all."""
         self._store, self._save_id, self._here = store, save_id, here
-        self._pending = f"{spec.PENDING_MANIFEST_PREFIX}{save_id}"
+        self._pending = pending_name(save_id)
         self._data = b""
         self._may_be_there = False  # MANIFEST, whatever is said
         self._is_refused = False  # for good: what was to be replaced by it has gone
 
-    def prepare(
-        self, header: Header, planned: Planned, written: Sequence[Written], content: str = ""
-    ) -> None:
-        """Check what all ranks wrote; make it and its manifest durable, that under another name.
+    def prepare(self, begun: Begun, content: str = "") -> None:
+        """Make a manifest durable under another name, and the names of what it names.
 
         Args:
-            planned: what the ranks were to write.
-            written: what every rank has written, in rank order.
             content: digest of what it has to hold; empty: anything.
 
         Raises:
-            StateError: the ranks' boxes do not tile every tensor, or it holds something else.
+            StateError: it holds something else.
             StoreError: the disk failed, a rank wrote somewhere else, or the base is let go of.
         """
         store = self._store
-        self.manifest, self._data = manifest, _ = _manifest_of(store, header, planned, written)
+        self.manifest, self._data = manifest, _ = begun.manifest, begun.data
         if content and content != content_digest(manifest.table):
             raise StateError(
                 f"the elements read from {store.location} differ from its MANIFEST; the checkpoint "
@@ -100,7 +127,9 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         store.sync_above(self._pending)
         check_present(store, manifest, self._here)
         check_base(store, manifest)
-        if header.base is not None:  # the next link is made from this one; here it may still fail
+        if (
+            begun.header.base is not None
+        ):  # the next link is made from this one; here it may still fail
             remember(manifest, self._data)
 
     def publish(self) -> None:
@@ -164,37 +193,20 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
 
 def commit(
     store: Store,
-    header: Header,
-    planned: Planned,
-    written: Sequence[Written],
+    begun: Begun,
     look: Callable[[], object] = lambda: None,
     here: frozenset[int] | None = None,
 ) -> None:
-    """Publish what was written.
+    """Publish what was begun.
 
     Args:
         here: as for `Commit`.
         look: called when all is durable; raises when it may not be published after all.
     """
-    with Commit(store, header.save_id, here) as made:
-        made.prepare(header, planned, written)
+    with Commit(store, begun.header.save_id, here) as made:
+        made.prepare(begun)
         look()
         made.publish()
-
-
-def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
-    """Remove the files of one rank after writing failed, on this rank or another.
-
-    The coordinator, who alone commits, removes those of all ranks: some may be dead. A rank that
-    has not told the others that it is done knows that nobody commits; so does one that was told of
-    another's failure. Any other (out of contact, or interrupted while it told them) cannot know:
-    then the files stay, and are swept when no manifest has named them for long.
-    """
-    told = isinstance(error, PeerError) and error.rank >= 0
-    if rank == COORDINATOR:
-        remove_files(store, save_id)
-    elif told or not written.promised:
-        remove_files(store, save_id, f"{rank:05d}-")
 
 
 def check_absent(store: Store, *, with_dcp: bool = False, reclaims: bool = True) -> None:
@@ -381,18 +393,3 @@ def _certainly_not_published(store: Store, data: bytes) -> bool:
     except StoreError:
         return False
     return True
-
-
-def remove_files(store: Store, save_id: str, prefix: str = "") -> None:
-    """Remove files that no manifest names, and directories left empty; let errors be.
-
-    Args:
-        prefix: only those whose names begin so.
-    """
-    below = f"{spec.DATA_DIRECTORY}/{save_id}"
-    with contextlib.suppress(StoreError):
-        names = [entry.name for entry in store.list(below)]
-        store.remove_all([f"{below}/{name}" for name in names if name.startswith(prefix)])
-    for directory in (below, spec.DATA_DIRECTORY, ""):
-        with contextlib.suppress(StoreError):
-            store.remove_directory(directory)

@@ -85,6 +85,7 @@ class Ledger:
         self.spans = [("wait", self.started, self.started + waited_s, 0)]
         self.write_began: float | None = None
         self._is_staged = False  # before it is written
+        self._writer: DataFileWriter | None = None
         self._marks: list[tuple[float, int, float]] = []  # (time, bytes written, seconds synced)
         self.met, self.clock = self.started + waited_s, time.time()
         self.stall_s = 0.0
@@ -137,6 +138,11 @@ class Ledger:
             raise CancelledError("the save was cancelled; nothing was committed")
         self.check_deadline()
 
+    def check_last(self, check: Callable[[], object]) -> None:
+        """Check what the caller asks for, which may take long on a slow disk; then the deadline."""
+        check()
+        self.check_deadline()
+
     def check_deadline(self) -> None:
         """Check that the save's deadline has not passed.
 
@@ -156,7 +162,8 @@ class Ledger:
         return f"{show_bytes(size_bytes)} in {time.perf_counter() - self.started:.2f} s{stalled}"
 
     def note_writes(self, writer: "DataFileWriter") -> None:
-        """Take over what a writer has counted."""
+        """Take over what a writer has counted; `close` does so for the last time."""
+        self._writer = writer
         self.written_bytes, self.waits = writer.writes.done_bytes, writer.writes.waits
         self.seconds["write"], self.seconds["sync"] = writer.writes.wait_s, writer.sync_s
         self._marks.append((time.perf_counter(), self.written_bytes, writer.sync_s))
@@ -176,6 +183,8 @@ class Ledger:
         Raises:
             CancelledError: it came before.
         """
+        if self._writer is not None:
+            self.note_writes(self._writer)
         with self._lock:
             self.check()
             self._closed = True

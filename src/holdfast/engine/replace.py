@@ -22,7 +22,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 
 from ..errors import (
@@ -35,13 +35,11 @@ from ..errors import (
     damaged,
 )
 from ..format import spec
-from ..format.header import Header
 from ..format.names import names_of_dcp, some, step_of
-from ..format.rows import Planned, Written
 from ..format.table import content_digest
 from ..stores.base import NOT_A_FILE, Store
 from .check import read_manifest
-from .commit import Commit, check_absent, check_base, commit
+from .commit import Begun, Commit, check_absent, check_base, commit
 from .epochs import check_epoch
 from .marker import without_marker
 from .removal import OVER
@@ -74,11 +72,9 @@ class Replacement(Commit):
     def __enter__(self) -> "Replacement":
         return self
 
-    def prepare(
-        self, header: Header, planned: Planned, written: Sequence[Written], content: str = ""
-    ) -> None:
+    def prepare(self, begun: Begun, content: str = "") -> None:
         """Do as `Commit`; make what is to be renamed, too."""
-        super().prepare(header, planned, written, content)
+        super().prepare(begun, content)
         self._store.link(self._pending, self._ready)
         check_base(self._store, self.manifest)  # who lets go of it finds both names from here on
 
@@ -148,13 +144,7 @@ class Replacement(Commit):
             return b""
 
 
-def commit_over(
-    store: Store,
-    header: Header,
-    planned: Planned,
-    written: Sequence[Written],
-    look: Callable[[], object] = lambda: None,
-) -> None:
+def commit_over(store: Store, begun: Begun, look: Callable[[], object] = lambda: None) -> None:
     """Publish what was written, in place of what is here. `remove_replaced` follows.
 
     Args:
@@ -167,7 +157,7 @@ def commit_over(
         StoreError: the disk failed, or another job has revoked what was prepared.
     """
     if not store.can_replace:
-        commit(store, header, planned, written, look)
+        commit(store, begun, look)
         return
     if not store.can_link:
 
@@ -176,10 +166,10 @@ def commit_over(
             check_epoch(store)
             look()
 
-        commit_swapped(store, header, planned, written, look_first)
+        commit_swapped(store, begun, look_first)
         return
-    with Replacement(store, header.save_id, OVER) as made:
-        made.prepare(header, planned, written)
+    with Replacement(store, begun.header.save_id, OVER) as made:
+        made.prepare(begun)
         if not store.exists(spec.MANIFEST_NAME):
             look()
             with contextlib.suppress(AlreadyCommittedError):  # another save came in between
@@ -195,9 +185,7 @@ def commit_over(
         made.replace()
 
 
-def commit_again(
-    store: Store, header: Header, planned: Planned, written: Sequence[Written], content: str
-) -> None:
+def commit_again(store: Store, begun: Begun, content: str) -> None:
     """Replace the manifest of a checkpoint by one of the same content, whose files are durable.
 
     When it names them not, every file of this save is removed.
@@ -209,8 +197,8 @@ def commit_again(
         StateError: the content is another; nothing was replaced.
         ReplacedError: the checkpoint is no longer what it was.
     """
-    with Replacement(store, header.save_id, AGAIN) as made:
-        made.prepare(header, planned, written, content)
+    with Replacement(store, begun.header.save_id, AGAIN) as made:
+        made.prepare(begun, content)
         made.sweep()
         # In this order: who is over by the first look has renamed before the second.
         if is_being_replaced(store):

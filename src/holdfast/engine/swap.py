@@ -16,15 +16,13 @@ ranks.
 
 import contextlib
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 
 from ..errors import ReplacedError, StoreError
 from ..format import spec
-from ..format.header import Header
-from ..format.rows import Planned, Written
 from ..stores.base import Store
-from .commit import Commit, check_present
+from .commit import Begun, Commit, check_present
 from .removal import OVER
 from .retire import LEAVING_PREFIX
 
@@ -97,13 +95,7 @@ class Swap(Commit):
         return found == self._data
 
 
-def commit_swapped(
-    store: Store,
-    header: Header,
-    planned: Planned,
-    written: Sequence[Written],
-    look: Callable[[], object],
-) -> None:
+def commit_swapped(store: Store, begun: Begun, look: Callable[[], object]) -> None:
     """Publish what was written, in place of what is here. `remove_replaced` follows.
 
     Args:
@@ -114,8 +106,8 @@ def commit_swapped(
         ReplacedError: what was here is no longer.
         StoreError: the store failed, or another job has taken this save for dead.
     """
-    with Swap(store, header.save_id) as made:
-        made.prepare(header, planned, written)
+    with Swap(store, begun.header.save_id) as made:
+        made.prepare(begun)
         try:
             stamp = store.stamp(spec.MANIFEST_NAME)
         except StoreError as error:

@@ -1,7 +1,8 @@
 """Payloads → data files. Knows positions and descriptors; no tensors.
 
 Room is reserved, the payload appended, and the file's stream writes what is full while more is
-filled in. A file is durable, with all that its footer says, when `finish` returns.
+filled in. A file is synced when the next one begins, the last one by `finish`: until then its
+descriptor stays open, since only that is told of every failure.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ class DataFileWriter:
         self.writes, self.sync_s = Writes(), 0.0
         self.tables: list[Table] = []
         self._names: list[str] = []
-        self._descriptor = -1  # of the file being written
+        self._descriptor = -1  # of the file being written, or not synced yet
         self._stream: FileStream  # its bytes
 
     def open(self, expected_bytes: int, *, is_exact: bool) -> FileStream:
@@ -63,6 +64,8 @@ class DataFileWriter:
             expected_bytes: of header and payloads, for which room is made on the disk.
             is_exact: there will be so many; else what is encoded may fit on a full disk.
         """
+        if self._descriptor >= 0:
+            self._sync_file()
         plan, self.number = self.plan, self.number + 1
         name = data_file_name(plan.header.save_id, plan.rank, self.number)
         is_small, queue = expected_bytes < self._lease.small_bytes, self._lease.queue
@@ -87,7 +90,7 @@ class DataFileWriter:
         return self._stream
 
     def close(self, table: Table) -> None:
-        """Write the footer, wait for every write, cut the padding off, make the file durable.
+        """Write the footer, wait for every write, cut the padding off.
 
         Args:
             table: of this file alone; size and checksum, which the footer has as 0, are put in.
@@ -100,18 +103,19 @@ class DataFileWriter:
         stream.finish(offset, footer)
         size = offset + len(footer)
         self._store.vfs.truncate(self._descriptor, size)
-        self._sync(self._store.vfs.sync, self._descriptor)
-        self._close_descriptor()
+        self._store.vfs.start_sync(self._descriptor)
         table.file_bytes[0], table.file_footer_checksum[0] = size, checksum
         self.tables.append(table)
 
     def finish(self) -> list[Table]:
-        """Make the names of all files durable; return the table of each.
+        """Make all files durable, and their names; return the table of each.
 
         Raises:
             SyncError: fsync failed; `abandon` and write it all again under other numbers.
         """
         if self._names:
+            if self._descriptor >= 0:
+                self._sync_file()
             self._sync(self._store.sync_made, self._names[0])
         return self.tables
 
@@ -137,6 +141,10 @@ class DataFileWriter:
             failure = SyncError(f"{error}{'' if 'What to do' in str(error) else lost}")
             failure.errno = error.errno
             raise failure from error
+
+    def _sync_file(self) -> None:
+        self._sync(self._store.vfs.sync, self._descriptor)
+        self._close_descriptor()
 
     def _close_descriptor(self) -> None:
         if self._descriptor >= 0:

@@ -5,6 +5,7 @@ payloads are their elements many at a time (`raw`), others segment by segment (`
 """
 
 import time
+from collections.abc import Callable
 
 from ..codecs.base import Codec
 from ..format.table import Table
@@ -29,6 +30,7 @@ def write_shards(
     codec: Codec,
     basis: Basis | None,
     ledger: Ledger,
+    begin: Callable[[list[Table], Basis | None], object] = lambda tables, basis: None,
 ) -> list[Table]:
     """Write one rank's shards into durable data files; return the table of each.
 
@@ -39,8 +41,11 @@ def write_shards(
         origin: what the elements are taken from; or where in the pool every chunk stands already.
         codec: of all of them.
         basis: what is known of the base; it becomes what is known of these.
+        begin: called with the tables and the basis when all is written, before the last file is
+            synced; again, after a failed fsync.
     """
     if not shards.tensor.size:
+        begin([], basis)
         return []
     ledger.write_began = time.perf_counter()
     images = None
@@ -55,9 +60,8 @@ def write_shards(
             else:
                 is_staged = images is not None
                 write_encoded(writer, shards, origin, codec, basis, ledger, is_staged=is_staged)
-            tables = writer.finish()
-            ledger.note_writes(writer)
-            return tables
+            begin(writer.tables, basis)
+            return writer.finish()
         except SyncError:
             writer.abandon()
             if last_attempt:

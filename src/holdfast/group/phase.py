@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any, cast
 
 from ..errors import HoldfastError, OptionError, PeerError
 from .base import Group, SingleGroup, all_sum, gather_max
@@ -30,14 +31,15 @@ def find_group(group: object, *, writing: bool = False) -> Group:
     """
     if group == "alone":
         return SingleGroup()
-    dist = sys.modules.get("torch.distributed")  # nobody has a process group without it
+    dist: Any = sys.modules.get("torch.distributed")  # nobody has a process group without it
     if dist is not None and dist.is_available():
-        from .torch import TorchGroup
+        is_torch = dist.is_initialized() if group is None else isinstance(group, dist.ProcessGroup)
+        if is_torch:
+            from .torch import TorchGroup
 
-        if isinstance(group, dist.ProcessGroup) or (group is None and dist.is_initialized()):
-            return TorchGroup(group)
+            return TorchGroup(cast(Any, group))
     if group is None:
-        if writing:
+        if writing and "WORLD_SIZE" in os.environ:
             _check_alone()
         return SingleGroup()
     if not hasattr(group, "all_gather"):
@@ -51,8 +53,8 @@ def find_group(group: object, *, writing: bool = False) -> Group:
 
 def _check_alone() -> None:
     """Check that no launcher (torchrun) started this process as one of several."""
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and size.isdecimal() and int(size) > 1:
+    size = os.environ["WORLD_SIZE"]
+    if size.isdecimal() and int(size) > 1 and (rank := os.environ.get("RANK", "")).isdecimal():
         raise OptionError(
             f"this is rank {rank} of {size} (RANK and WORLD_SIZE in the environment), but there is "
             "no process group, so each rank would save to the same path alone. Call "

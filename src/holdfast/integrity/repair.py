@@ -16,7 +16,8 @@ from typing import Any
 from ..brief import brief
 from ..engine.chain import Chain, open_readable
 from ..engine.check import read_manifest
-from ..engine.commit import check_absent, check_present, commit, remove_files
+from ..engine.commit import begin, check_absent, check_present, commit
+from ..engine.discard import remove_files
 from ..engine.retire import replacer_of
 from ..errors import (
     AlreadyCommittedError,
@@ -389,10 +390,9 @@ def _salvage(
     header = rewritten_header(part, codec, None)
     if lost or found.not_recovered:
         header = _marked(header, found.not_recovered, lost)
-    writing = make_writing(there, header, chain, codec, "")
     try:
-        made = write_again(chain, writing, options, report)
-        commit(there, header, *made.told)
+        made = write_again(chain, make_writing(there, header, chain, codec, ""), options, report)
+        commit(there, begin(there, header, *made.told))
     except BaseException:
         if not there.exists(spec.MANIFEST_NAME):
             remove_files(there, header.save_id)

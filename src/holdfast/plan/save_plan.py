@@ -5,7 +5,7 @@ Each rank describes what it holds (`LocalState`); `plan_save` merges those of al
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter, itemgetter, mul
 from typing import Any
@@ -18,6 +18,8 @@ from ..codecs.base import Codec
 from ..codecs.raw import Raw
 from ..errors import StateError
 from ..format.coding import RAW, Coding
+from ..format.header import Header
+from ..format.links import TensorLoss
 from ..format.names import display_names, dotted
 from ..format.rows import Planned, planned_of
 from ..layout import ITEM_BYTES, Path, Tensor
@@ -220,15 +222,19 @@ def objects_from(plan: SavePlan, rank: int, held: dict[Path, bytes]) -> list[str
     return [held[path].decode() for path, first in plan.objects if first == rank]
 
 
-def join_objects(plan: SavePlan, held: Sequence[list[str]]) -> tuple[tuple[Path, Any], ...]:
-    """Return the values of all ranks, in the plan's order; equal ones are one object.
+def header_with(
+    plan: SavePlan, header: Header, held: Sequence[list[str]], losses: tuple[TensorLoss, ...]
+) -> Header:
+    """Return a header with the values of all ranks, in the plan's order; equal ones are one object.
 
     Args:
         held: the `objects_from` of every rank.
+        losses: of all ranks.
     """
     texts = [*map(iter, held)]
     found = [(path, next(texts[rank])) for path, rank in plan.objects]
     values = {
         text: decode_object(text.encode()) for text in dict.fromkeys(map(itemgetter(1), found))
     }
-    return tuple([(path, values[text]) for path, text in found])
+    objects = tuple([(path, values[text]) for path, text in found])
+    return replace(header, objects=objects, losses=losses)

@@ -102,7 +102,7 @@ def local_state_for(leaves: Leaves, *, compare: bool) -> LocalState:
         for _, box in leaf.boxed:
             numbers += box.offset
             numbers += box.shape
-    names = Names(tuple(tensors), leaves.ties(), leaves.mesh)
+    names = Names(tuple(tensors), leaves.ties, leaves.mesh)
     boxes = bytes(counts), np.array(numbers, "<i8").tobytes()
     return LocalState(names, boxes, values, socket.gethostname())
 

@@ -1,7 +1,6 @@
 """The whole save, on one page: flatten → plan → stage → encode → write → commit.
 
-`save` walks it in the caller's thread. `save_async` walks as far as stage; the rest goes on in a
-thread, which meets the other ranks without collectives.
+`save_async` walks as far as stage. A thread does the rest, and uses no collectives.
 """
 
 import contextlib
@@ -11,16 +10,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace as with_fields
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import worker
-from ..arguments import check_order, check_state, encode_arguments
+from ..arguments import check_saved, encode_arguments
 from ..chains.base_choice import begin_link, choose_base, end_link, join_losses, losses_of
 from ..engine.basis import Basis
-from ..engine.commit import REVOKED, check_absent, commit, discard
+from ..engine.commit import REVOKED, Begun, begin, check_absent, commit
 from ..engine.file_plan import lay_out
 from ..engine.ledger import Ledger
 from ..engine.origin import LiveTensors
@@ -41,14 +39,15 @@ from ..group.replies import encode_reply
 from ..options import DEFAULTS, Options, options_of
 from ..plan import cached_plans
 from ..plan.local_states import encode_local_state
-from ..plan.save_plan import join_objects, objects_from
+from ..plan.save_plan import header_with, objects_from
 from ..state.steps import changed_by_steps, hold_steps
 from ..state.tree import Leaves, flatten
+from ..stores.base import Store
 from ..stores.url import open_store
 from .agreement import Agreement, Proposal, agree, arguments_of_all, local_state_for
 from .handle import SaveHandle, hold_step, raise_now, raise_untold, reserve, take_flight
 from .request import SaveRequest, check_background, checked_request, moved_deadline
-from .share import Share, decode_shares, encode_share
+from .share import Share, decode_shares, discard, encode_share
 
 if TYPE_CHECKING:
     from ..codecs.base import Codec
@@ -59,6 +58,8 @@ logger = logging.getLogger("holdfast")
 
 Records = list[dict[str, Any]]  # of every rank on the coordinator, of none elsewhere
 Files = tuple[list[Table], Basis | None]  # a rank's data files, and what the next link needs
+Begin = Callable[[list[Table], Basis | None], object]  # called with them before they are synced
+Write = Callable[[Begin], Files]
 
 
 def save(
@@ -170,12 +171,12 @@ def save_now(
     agreement, store = agree(proposal, told, ranks.rank), proposal.store
     ledger.planned(agreement.files.payload_bytes, told.waited_s, told.met)
 
-    def write() -> Files:
+    def write(begin: Begin) -> Files:
         files, shards, codec = agreement.files, agreement.cached.shards, agreement.codec
         basis = begin_link(agreement.writing, options) if codec.every > 1 else None
         with lease(store, options) as leased:
             live = LiveTensors(shards, proposal.leaves.tensors, files.header.chunk_elements)
-            tables = write_shards(store, leased, files, shards, live, codec, basis, ledger)
+            tables = write_shards(store, leased, files, shards, live, codec, basis, ledger, begin)
         return tables, basis
 
     records = _finish(agreement, ranks, write, ledger, request)
@@ -221,7 +222,7 @@ def start_save(
         except BaseException as error:
             failure = error  # the others are on their way: they are told of it as of any other
             handle.staged()  # as far as it will be: no step has to wait for them
-            fail = lambda: raise_now(failure)  # noqa: E731
+            fail = lambda begin: raise_now(failure)  # noqa: E731
             handle.start(lambda: _finish(agreement, background, fail, ledger, request))
             raise
         ledger.stall_s = time.perf_counter() - called  # with the wait for the save before
@@ -244,9 +245,7 @@ def _propose(
         is_mine: whether the process's one save in the background is this one; None: it is none.
     """
     if not isinstance(state, Mapping):
-        usage = 'save() takes the state first and the path second: holdfast.save(state, "runs/a")'
-        check_order(request.path, state, usage)
-        check_state(state)
+        check_saved(request.path, state)
     store = open_store(request.path, limit_s=request.deadline_s)
     named = request.codec
     codec = (CODECS.get(named) if isinstance(named, str) else None) or find_codec(named)
@@ -256,9 +255,8 @@ def _propose(
         check_replaceable(store) if request.replace else check_absent(store, reclaims=False)
         word["save_id"], word["step"] = secrets.token_hex(16), request.step
         word["base"] = choose_base(store, codec, ranks.rank) if codec.every > 1 else None
-        word["metrics"] = (
-            encode_value(dict(request.metrics), ("metrics",)) if request.metrics else {}
-        )
+        metrics = dict(request.metrics or {})
+        word["metrics"] = encode_value(metrics, ("metrics",)) if metrics else {}
         if request.free_bytes is not None:
             word["free_bytes"] = request.free_bytes()
         if not store.shows_pending:
@@ -287,9 +285,7 @@ def _propose(
     return Proposal(store, leaves, local_state, key, before, word, request.step)
 
 
-def _stage(
-    agreement: Agreement, leaves: Leaves, handle: SaveHandle, request: SaveRequest
-) -> Callable[[], Files]:
+def _stage(agreement: Agreement, leaves: Leaves, handle: SaveHandle, request: SaveRequest) -> Write:
     """Copy what has to be copied now; return what copies the rest, and writes."""
     ledger, store, files = handle.ledger, agreement.store, agreement.files
     shards, codec = agreement.cached.shards, agreement.codec
@@ -307,13 +303,14 @@ def _stage(
     worker.check()  # who left before may have changed what was copied; from here on steps wait
     handle.hold_with(copies.before_step) if copies else handle.staged()
 
-    def write() -> Files:
+    def write(begin: Begin) -> Files:
         if copies:
             copies.finish()
             handle.staged()
         ledger.staged_bytes = ledger.total_bytes
         basis = begin_link(agreement.writing, request.options) if codec.every > 1 else None
         tables = write_shards(store, lease, files, shards, images, codec, basis, ledger)
+        begin(tables, basis)
         if copies:
             copies.close()
         return tables, basis
@@ -322,32 +319,34 @@ def _stage(
 
 
 def _finish(
-    agreement: Agreement,
-    ranks: "Group",
-    write: Callable[[], Files],
-    ledger: Ledger,
-    request: SaveRequest,
+    agreement: Agreement, ranks: "Group", write: Write, ledger: Ledger, request: SaveRequest
 ) -> Records:
     """Write this rank's share; commit when all ranks have written theirs."""
-    store, header = agreement.store, agreement.files.header
-    written = Phase(ranks, gather=True)
+    store, plan, header = agreement.store, agreement.cached.plan, agreement.files.header
+    written, begun = Phase(ranks, gather=True), None
+    share: Share
+
+    def begin_commit(tables: list[Table], basis: Basis | None) -> None:
+        nonlocal share, begun
+        share = Share(
+            {"rank": ranks.rank},
+            objects_from(plan, ranks.rank, agreement.objects) if plan.objects else [],
+            losses_of(basis, header) if basis and basis.losses else [],
+            written_in(tables),
+        )
+        if ranks.world_size == 1:  # else the others' files are in the manifest too
+            begun = _begin(agreement, [share])
+
     try:
         with written:
-            tables, basis = write()
+            tables, basis = write(begin_commit)
             ledger.close()
             if request.here is not None and ranks.rank not in request.here:
                 make_durable(store, tables)
                 request.check_last()
-            plan = agreement.cached.plan
-            measured = {} if ranks.rank == COORDINATOR else ledger.record()  # its own comes later
-            share = Share(
-                {"rank": ranks.rank, **measured},
-                objects_from(plan, ranks.rank, agreement.objects) if plan.objects else [],
-                losses_of(basis, header) if basis and basis.losses else [],
-                written_in(tables),
-            )
-            if ranks.world_size > 1:
-                written.answer = encode_share(share)
+            if ranks.rank != COORDINATOR:  # whose own record comes later
+                share.record.update(ledger.record())
+            written.answer = encode_share(share) if ranks.world_size > 1 else b""
     except BaseException as error:
         discard(store, header.save_id, ranks.rank, written, error)
         if written.others is not None and getattr(error, "errno", 0) == errno.ENOENT:
@@ -358,7 +357,8 @@ def _finish(
     with Outcome(ranks) as outcome:
         if ranks.rank == COORDINATOR:
             shares = decode_shares(written.answers) if ranks.world_size > 1 else [share]
-            records = _commit(agreement, shares, ledger, request)
+            records = [*map(attrgetter("record"), shares)]
+            _commit(store, begun or _begin(agreement, shares), ledger, request)
             ledger.spans.append(("commit", started, time.perf_counter(), 0))
             outcome.answer = request.tell_ranks()
     request.heed(outcome.answers[0])
@@ -375,25 +375,23 @@ def _finish(
     return records
 
 
-def _commit(
-    agreement: Agreement, shares: list[Share], ledger: Ledger, request: SaveRequest
-) -> Records:
-    """Publish what all ranks wrote, on the coordinator; return what each has measured."""
-    plan, store = agreement.cached.plan, agreement.store
-    values = join_objects(plan, [*map(attrgetter("objects"), shares)]) if plan.objects else ()
+def _begin(agreement: Agreement, shares: list[Share]) -> Begun:
+    """Begin the commit of what all ranks wrote."""
+    plan, header = agreement.cached.plan, agreement.files.header
     losses = [*map(attrgetter("losses"), shares)]
-    lost = join_losses(losses) if any(losses) else ()
-    header = with_fields(agreement.files.header, objects=values, losses=lost)
+    if plan.objects or any(losses):
+        objects = [*map(attrgetter("objects"), shares)]
+        header = header_with(plan, header, objects, join_losses(losses) if any(losses) else ())
+    return begin(agreement.store, header, plan.planned, [*map(attrgetter("written"), shares)])
+
+
+def _commit(store: Store, begun: Begun, ledger: Ledger, request: SaveRequest) -> None:
+    """Publish what was begun, on the coordinator."""
     publish = commit_over if request.replace else partial(commit, here=request.here)
-
-    def look() -> None:
-        request.check_last()  # on a slow disk it may take until the deadline
-        ledger.check_deadline()
-
+    look = partial(ledger.check_last, request.check_last)
     try:
-        publish(store, header, plan.planned, [*map(attrgetter("written"), shares)], look)
+        publish(store, begun, look)
     except StoreError as error:
         if error.errno in REVOKED:
             look()  # the job that has taken this run over removes what was not published
         raise
-    return [*map(attrgetter("record"), shares)]

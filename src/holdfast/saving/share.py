@@ -1,13 +1,22 @@
-"""What one rank has written of a save, for the coordinator: an object here, bytes between ranks."""
+"""What one rank has written of a save, for the coordinator: an object here, bytes between ranks.
 
+Of a save that fails, each rank removes what it knows that nobody commits.
+"""
+
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..chains.base_choice import Losses
+from ..engine.discard import pending_name, remove_files
+from ..errors import PeerError, StoreError
 from ..format.rows import Written, decode_written, encode_written
+from ..group.base import COORDINATOR
+from ..group.phase import Phase
 from ..group.replies import decode_replies, encode_reply
+from ..stores.base import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +62,20 @@ def decode_shares(answers: Sequence[bytes]) -> list[Share]:
         )
         for reply in replies
     ]
+
+
+def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseException) -> None:
+    """Remove the files of one rank after writing failed, on this rank or another.
+
+    The coordinator, who alone commits, removes those of all ranks: some may be dead. A rank that
+    has not told the others that it is done knows that nobody commits; so does one that was told of
+    another's failure. Any other (out of contact, or interrupted while it told them) cannot know:
+    then the files stay, and are swept when no manifest has named them for long.
+    """
+    told = isinstance(error, PeerError) and error.rank >= 0
+    if rank == COORDINATOR:
+        with contextlib.suppress(StoreError):
+            store.remove(pending_name(save_id))
+        remove_files(store, save_id)
+    elif told or not written.promised:
+        remove_files(store, save_id, f"{rank:05d}-")

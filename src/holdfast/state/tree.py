@@ -49,6 +49,7 @@ class Leaves:
         exact: tensors that are an optimizer's state, so that they differ only by mistake.
         mesh: of the first DTensor, for people.
         optimizers: those of which every tensor is named by its parameter.
+        ties: {further path: first path} of tensors that share one memory.
     """
 
     tensors: dict[Path, LocalTensor] = field(default_factory=dict)
@@ -56,15 +57,7 @@ class Leaves:
     exact: set[Path] = field(default_factory=set)
     mesh: dict[str, Any] | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
-
-    def ties(self) -> dict[Path, Path]:
-        """Return {further path: first path} for tensors that share one memory."""
-        first: dict[object, Path] = {}
-        result = {}
-        for path, tensor in self.tensors.items():
-            if tensor.tie is not None and first.setdefault(tensor.tie, path) != path:
-                result[path] = first[tensor.tie]
-        return result
+    ties: dict[Path, Path] = field(default_factory=dict)
 
 
 def flatten(state: Mapping[Any, Any]) -> Leaves:
@@ -86,6 +79,10 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     if walk.groups:
         warn_of_old(walk.groups)
     leaves.tensors = local_tensors(walk.found)
+    first: dict[object, Path] = {}
+    for path, tensor in leaves.tensors.items():
+        if tensor.tie is not None and first.setdefault(tensor.tie, path) != path:
+            leaves.ties[path] = first[tensor.tie]
     for value in walk.found.values():
         if isinstance(value, DTensor):
             leaves.mesh = mesh_of(value)

@@ -128,6 +128,9 @@ class HdfsStore:
             raise _error(errno.EFBIG, f"read {file.where}: {text}")
         return bytes(file.read(file.size, 0))
 
+    def begin(self, pending_name: str, data: bytes) -> None:
+        """Do nothing: it would be one request more."""
+
     def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:
         """Write a file into a box of its own; its bytes are durable."""
         try:

@@ -1,7 +1,4 @@
-"""A directory on a file system of this machine (or one that looks like it: NFS, Lustre).
-
-Knows only names and bytes.
-"""
+"""A directory on a file system of this machine, or on NFS or Lustre. Knows names and bytes."""
 
 import contextlib
 import errno
@@ -11,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, starmap
 from operator import attrgetter
 
-from .._core import Vfs, look_anew, probe
+from .._core import Vfs, above_with, look_anew, probe
 from ..errors import StoreError, writable
 from .base import Entry, Names, having_each
 from .local_marks import append, bar, claim
@@ -23,9 +20,7 @@ STALE_ATTEMPTS = 3  # to read a file that another client of NFS may remove once 
 TICK_S = 10.0  # an entry that comes so much later changes its directory's time, on any file system
 
 _current_vfs = Vfs.posix()  # of new stores; `holdfast.testing` puts faulty and recording ones here
-
-# When a directory above a root was last changed, where this process has synced it since.
-_changed_s: dict[str, float] = {}
+_changed_s: dict[str, float] = {}  # of directories synced above a root: their last change before
 
 
 @contextlib.contextmanager
@@ -51,6 +46,7 @@ class LocalStore:
         self._below, self.vfs = f"{self.location.rstrip('/')}/", vfs or _current_vfs
         self._made: set[str] = set()  # directories in which this store has made one
         self._synced: set[str] = set()  # those, and where its files are: since they were made
+        self._begun: dict[str, int] = {}  # descriptors of what `begin` wrote, by name
 
     def sibling(self, name: str) -> "LocalStore":
         """Return the store of another directory in the one that this root is in."""
@@ -66,18 +62,8 @@ class LocalStore:
 
     def above_with(self, name: str, beginning: bytes) -> str:
         """Return the nearest directory above with a file of this name that begins so."""
-        above = self.location
-        while "/" in above:
-            above = above.rpartition("/")[0]
-            try:
-                with open(f"{above}/{name}", "rb", buffering=0) as file:
-                    if file.read(len(beginning)) == beginning:
-                        return above or "/"
-            except NotADirectoryError as error:
-                raise self._failure("find", "", error) from error
-            except OSError:
-                pass  # there is none, or none for us
-        return ""
+        location = self.location if self.location.isascii() else self._path("")
+        return above_with(location, name, beginning)
 
     def queue_kind(self, io: str, depth: int, block_bytes: int) -> LocalQueue:
         """Return how files here are read and written; ``io`` "auto": the fastest that works."""
@@ -140,9 +126,9 @@ class LocalStore:
             name: of a file that was just made: the time now is by the clock that gives files their
                 times, which may be another machine's.
         """
-        now_s = self.modified_s(name)
+        now_s = self._stat(name).st_mtime
         try:
-            young = list(_young_above(os.path.dirname(self.location), now_s))
+            young = _young_above(os.path.dirname(self.location), now_s)
         except OSError as error:
             raise self._failure("stat above", "", error) from error
         for directory, changed_s in young:
@@ -172,14 +158,31 @@ class LocalStore:
             finally:
                 self.vfs.close(descriptor)
 
-    def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:
-        """Write a file and sync its bytes; it is there whole, or not at all, unless by a crash."""
+    def begin(self, pending_name: str, data: bytes) -> None:
+        """Write a file, and let the disk begin; `prepare` syncs the same descriptor."""
+        if pending_name in self._begun:
+            self.remove(pending_name)
         path = self._path(pending_name)
         try:
-            self._write_durably(path, data)
+            self._make_directories(path.rpartition("/")[0])
+            self._begun[pending_name] = descriptor = self.vfs.create(path)
+            self.vfs.write(descriptor, data, 0)
+            self.vfs.start_sync(descriptor)
         except BaseException:
             with contextlib.suppress(StoreError):
-                self.vfs.unlink(path)
+                self.remove(pending_name)
+            raise
+
+    def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:
+        """Write a file and sync its bytes; it is there whole, or not at all, unless by a crash."""
+        if pending_name not in self._begun:
+            self.begin(pending_name, data)
+        try:
+            self.vfs.sync(self._begun[pending_name])
+            self.vfs.close(self._begun.pop(pending_name))
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self.remove(pending_name)
             raise
 
     def publish(self, pending_name: str, name: str) -> bool:
@@ -270,6 +273,9 @@ class LocalStore:
 
     def remove(self, name: str) -> None:
         """Remove a file; no error when it is not there."""
+        if (begun := self._begun.pop(name, -1)) >= 0:
+            with contextlib.suppress(StoreError):
+                self.vfs.close(begun)
         try:
             self.vfs.unlink(self._path(name))
         except StoreError as error:
@@ -337,15 +343,6 @@ class LocalStore:
         error.errno = cause.errno
         return error
 
-    def _write_durably(self, path: str, data: bytes) -> None:
-        self._make_directories(path.rpartition("/")[0])
-        descriptor = self.vfs.create(path)
-        try:
-            self.vfs.write(descriptor, data, 0)
-            self.vfs.sync(descriptor)
-        finally:
-            self.vfs.close(descriptor)
-
     def _link(self, source: str, target: str) -> bool:
         try:
             self.vfs.link(source, target)
@@ -367,9 +364,9 @@ class LocalStore:
                 self._made.add(directory.rpartition("/")[0] or "/")
 
 
-def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
-    """Yield directories above one, of its file system, with a young entry that is not synced."""
-    here = None
+def _young_above(path: str, now_s: float) -> list[tuple[str, float]]:
+    """Return directories above one, of its file system, with a young entry that is not synced."""
+    here, young = None, list[tuple[str, float]]()
     while path != "/":
         parent = path.rpartition("/")[0] or "/"
         try:
@@ -377,12 +374,13 @@ def _young_above(path: str, now_s: float) -> Iterator[tuple[str, float]]:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, *GONE):
                 raise  # it may be young
-            return  # what cannot be reached by its path was not made by it either
+            break  # what cannot be reached by its path was not made by it either
         if above.st_dev != here.st_dev:
-            return
+            break
         if now_s - above.st_ctime < SETTLED_S and _changed_s.get(parent) != above.st_ctime:
-            yield parent, above.st_ctime
+            young.append((parent, above.st_ctime))
         path, here = parent, above
+    return young
 
 
 def _nearby(directory: str) -> str:

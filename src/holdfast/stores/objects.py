@@ -140,6 +140,9 @@ class ObjectStore:
             raise self._missing("read", name)
         return data
 
+    def begin(self, pending_name: str, data: bytes) -> None:
+        """Do nothing: `prepare` makes no file."""
+
     def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:
         """Keep the bytes until they get their name; bar that, if nothing has it.
 

@@ -14,7 +14,8 @@ import pytest
 import holdfast.engine.commit
 import holdfast.engine.retire
 import holdfast.engine.swap
-from holdfast.engine.commit import Commit, remove_files
+from holdfast.engine.commit import Commit
+from holdfast.engine.discard import remove_files
 from holdfast.engine.swap import Swap
 from holdfast.runs.fence import Fence
 from holdfast.runs.tiers import TieredRun

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from ... import __version__
-from ...engine.commit import remove_files
+from ...engine.discard import remove_files
 from ...errors import PeerError, StoreError
 from ...format import spec
 from ...options import Options

@@ -28,7 +28,7 @@ from torch.futures import Future
 from ...brief import show_bytes
 from ...convert.dcp_paths import PICKLED, path_of
 from ...convert.torch_archive import plain_value
-from ...engine.commit import check_absent, commit
+from ...engine.commit import begin, check_absent, commit
 from ...engine.file_plan import WriterPlan
 from ...engine.ledger import Ledger
 from ...engine.marker import put_marker, without_marker
@@ -204,7 +204,7 @@ class HoldfastWriter(Placed, StorageWriter):
             raise
         try:
             publish = commit_over if self._replace else commit
-            publish(store, header, planned, [share.written for share in shares])
+            publish(store, begin(store, header, planned, [share.written for share in shares]))
         finally:
             end(store, word)
         put_marker(store)
