@@ -358,6 +358,12 @@ def test_a_path_may_be_relative_text_or_a_path(
     assert holdfast.open("a/../a/b/step 1").location == str(place / "a" / "b" / "step 1")
 
 
+def test_a_pipe_named_as_a_manifest_above_holds_no_save(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "MANIFEST")
+    holdfast.save({"w": torch.ones(3)}, tmp_path / "run" / "a")
+    assert holdfast.verify(tmp_path / "run" / "a").damage == ()
+
+
 def test_nothing_is_saved_within_a_checkpoint(new_path: NewPath) -> None:
     """It would not belong to the outer one, which would then be refused."""
     path, state = new_path(), {"w": torch.ones(3)}

@@ -92,8 +92,8 @@ def crowded() -> Ledger:
     ledger.write_began = ledger.started
     ledger.seconds["encode"] = 100.0
     for n in range(1, 100):
-        writes = SimpleNamespace(done_bytes=n * 10**13, waits=n, wait_s=10.0 * n)
-        ledger.note_writes(SimpleNamespace(writes=writes, sync_s=0.0))  # type: ignore[arg-type]
+        writes = SimpleNamespace(done_bytes=n * 10**13, waits=n, wait_s=10.0 * n, sync_s=0.0)
+        ledger.note_writes(writes)  # type: ignore[arg-type]
     for _ in range(100):
         ledger.spans.append(("wait", ledger.met + 10000.123456, ledger.met + 20000.123456, 10**15))
     return ledger

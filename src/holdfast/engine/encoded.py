@@ -71,7 +71,7 @@ def write_encoded(
             ledger.seconds["encode"] += made.encode_s
             if not is_staged:
                 ledger.staged_bytes += int(pieces.chunks.sizes[made.rows].sum())
-            ledger.note_writes(writer)
+            ledger.note_writes(writer.writes)
             ledger.check()
     files.close()
 

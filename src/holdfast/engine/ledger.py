@@ -13,7 +13,7 @@ from ..brief import show_bytes
 from ..errors import CancelledError, StoreError
 
 if TYPE_CHECKING:
-    from .write import DataFileWriter
+    from .stream import Writes
 
 PARTS = ("wait", "plan", "stage", "encode", "write", "sync", "commit", "retire")
 WITHIN = ("wait", "plan", "stage", "write", "sync", "commit")  # "encode" is of other threads
@@ -85,7 +85,7 @@ class Ledger:
         self.spans = [("wait", self.started, self.started + waited_s, 0)]
         self.write_began: float | None = None
         self._is_staged = False  # before it is written
-        self._writer: DataFileWriter | None = None
+        self._writes: Writes | None = None
         self._marks: list[tuple[float, int, float]] = []  # (time, bytes written, seconds synced)
         self.met, self.clock = self.started + waited_s, time.time()
         self.stall_s = 0.0
@@ -161,12 +161,12 @@ class Ledger:
         stalled = f", training held up for {self.stall_s:.3f} s" if self.stall_s else ""
         return f"{show_bytes(size_bytes)} in {time.perf_counter() - self.started:.2f} s{stalled}"
 
-    def note_writes(self, writer: "DataFileWriter") -> None:
+    def note_writes(self, writes: "Writes") -> None:
         """Take over what a writer has counted; `close` does so for the last time."""
-        self._writer = writer
-        self.written_bytes, self.waits = writer.writes.done_bytes, writer.writes.waits
-        self.seconds["write"], self.seconds["sync"] = writer.writes.wait_s, writer.sync_s
-        self._marks.append((time.perf_counter(), self.written_bytes, writer.sync_s))
+        self._writes = writes
+        self.written_bytes, self.waits = writes.done_bytes, writes.waits
+        self.seconds["write"], self.seconds["sync"] = writes.wait_s, writes.sync_s
+        self._marks.append((time.perf_counter(), self.written_bytes, writes.sync_s))
         if len(self._marks) > MARKS_MAX:
             del self._marks[:-1:2]  # two neighbours become one; the newest stays
 
@@ -183,8 +183,8 @@ class Ledger:
         Raises:
             CancelledError: it came before.
         """
-        if self._writer is not None:
-            self.note_writes(self._writer)
+        if self._writes is not None:
+            self.note_writes(self._writes)
         with self._lock:
             self.check()
             self._closed = True

@@ -66,7 +66,7 @@ def _write_file(
         if not is_staged:
             ledger.staged_bytes += int(sizes.sum())
         stream.advance(size)
-        ledger.note_writes(writer)
+        ledger.note_writes(writer.writes)
         ledger.check()
     counts = chunks.counts[file.shards]
     shard_digests = np.empty((len(counts), 2), np.uint64)

@@ -30,11 +30,13 @@ class Writes:
     Attributes:
         done_bytes: handed over by the disk.
         waits, wait_s: how often, and how long, the disk was waited for.
+        sync_s: how long fsync took.
     """
 
     done_bytes: int = 0
     waits: int = 0
     wait_s: float = 0.0
+    sync_s: float = 0.0
 
 
 class FileStream:

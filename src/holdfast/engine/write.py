@@ -33,8 +33,7 @@ class DataFileWriter:
         number: of the file being written.
         base: address of the pool.
         window_bytes: of the memory that a file passes through.
-        writes: of all files, without fsync; durable when `finish` returns.
-        sync_s: how long fsync took.
+        writes: of all files, which are durable when `finish` returns.
         tables: of the files that are closed.
     """
 
@@ -51,7 +50,7 @@ class DataFileWriter:
         self.number = plan.first_number - 1
         self.base = lease.pool.address(0)
         self.window_bytes = lease.pool.slots * lease.pool.slot_bytes
-        self.writes, self.sync_s = Writes(), 0.0
+        self.writes = Writes()
         self.tables: list[Table] = []
         self._names: list[str] = []
         self._descriptor = -1  # of the file being written, or not synced yet
@@ -133,7 +132,7 @@ class DataFileWriter:
         try:
             started = time.perf_counter()
             call(target)
-            self.sync_s += time.perf_counter() - started
+            self.writes.sync_s += time.perf_counter() - started
         except NoSpaceError:
             raise  # a full disk is as full under another name
         except StoreError as error:
