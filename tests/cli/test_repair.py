@@ -16,6 +16,7 @@ import torch
 import holdfast
 from format import reader
 from format.simulated_ranks import pieces, run_ranks, save_pieces
+from holdfast.engine.write import DataFileWriter
 from holdfast.errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -24,6 +25,7 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.format.table import content_digest
+from holdfast.saving import save as save_module
 from holdfast.testing import Fault, faulty
 from unit.test_chains import stepped
 from unit.test_lossless import trained
@@ -520,3 +522,26 @@ def test_the_example_in_the_docs(
     assert names["found"].damage and names["left"].whole == ("v",)
     assert names["done"].damage[0][0] == "step-00000300"
     assert holdfast.open("runs/c").names() == ["v"] and "checksum" in capsys.readouterr().out
+
+
+def test_what_a_dead_replace_was_to_publish_is_not_taken_for_a_damaged_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands whole before the data that it names is durable."""
+    path = tmp_path / "a"
+    holdfast.save({"w": torch.ones(4)}, path)
+
+    def die(writer: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DataFileWriter, "finish", die)
+        patched.setattr(DataFileWriter, "abandon", lambda writer: None)
+        patched.setattr(save_module, "discard", lambda *given: None)
+        with pytest.raises(RuntimeError):
+            holdfast.save({"w": torch.zeros(4)}, path, replace=True)
+    assert list(path.glob(".manifest-*"))
+    flip_bit(path / "MANIFEST", 100)
+    flip_bit(path / "MANIFEST", 200)
+    with pytest.raises(CorruptError, match="2 saves"):
+        holdfast.repair(path, write=True)

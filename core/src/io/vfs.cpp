@@ -237,8 +237,9 @@ Status Vfs::close(int fd) {
   const Call call{.operation = Operation::kClose, .fd = fd};
   const Admission admission = admit(call);
   // Linux frees the descriptor even when close() fails, EINTR included: never call it again. The
-  // copy is for its name, which takes longer to find than to close a file.
-  const Descriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  // copy is for its name, which takes longer to find than to close a file; it takes no place of
+  // stdin, stdout or stderr.
+  const Descriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   const std::int64_t closed = or_error(::close(fd));
   const std::int64_t result =
       settle(call, admission, admission.skipped ? admission.result : closed);

@@ -134,7 +134,8 @@ def rebase(
     except BaseException:
         remove_files(store, header.save_id)
         raise
-    commit_again(store, begin(store, header, *made.told), content_digest(manifest.table))
+    content = content_digest(manifest.table)
+    commit_again(store, begin(store, header, *made.told), content)
     if store.exists(spec.SIGNATURE_NAME):
         store.remove(spec.SIGNATURE_NAME)  # it was of what is stored no more
     remove_files(store, old.save_id)

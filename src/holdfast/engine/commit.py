@@ -73,13 +73,16 @@ def begin(store: Store, header: Header, planned: Planned, written: Sequence[Writ
     Raises:
         StateError: no reader would take the manifest, or the boxes do not tile every tensor.
     """
+    pending = pending_name(header.save_id)
     try:
         begun = Begun(header, *_manifest_of(store, header, planned, written))
+        with contextlib.suppress(StoreError):  # `prepare` tries again, and says why it fails
+            store.begin(pending, begun.data)
     except BaseException:
+        with contextlib.suppress(StoreError):
+            store.remove(pending)
         remove_files(store, header.save_id)
         raise
-    with contextlib.suppress(StoreError):  # `prepare` tries again, and says why it fails
-        store.begin(pending_name(header.save_id), begun.data)
     return begun
 
 
@@ -127,9 +130,7 @@ class Commit(contextlib.AbstractContextManager["Commit"]):
         store.sync_above(self._pending)
         check_present(store, manifest, self._here)
         check_base(store, manifest)
-        if (
-            begun.header.base is not None
-        ):  # the next link is made from this one; here it may still fail
+        if begun.header.base is not None:  # the next link is made from this; it may still fail
             remember(manifest, self._data)
 
     def publish(self) -> None:

@@ -43,7 +43,8 @@ logger = logging.getLogger("holdfast")
 # What is said where a pending manifest is gone, or barred; and where it can have no second name.
 _TAKEN = "another job may have taken this save for dead, or deleted its base"
 _NO_LINKS = ". Or this file system has no hard links: then choose a directory on another one"
-REVOKED = {errno.ENOENT: _TAKEN, errno.EEXIST: _TAKEN, errno.EPERM: _TAKEN + _NO_LINKS}
+REVOKED = {number: _TAKEN for number in (errno.ENOENT, errno.EEXIST, errno.ESTALE)}
+REVOKED |= {errno.EPERM: _TAKEN + _NO_LINKS}
 
 # The mark of a checkpoint that is being let go. One that a crash left goes with the checkpoint: it
 # says no more than that the next link is to be made from another.
@@ -55,7 +56,6 @@ AGAIN = ".again"
 
 # Longer than any save takes, shorter than a disk takes to fill with what dead ones left.
 GRACE_S = 24 * 3600.0
-
 
 _NAME, _IS_MARK = attrgetter("name"), methodcaller("startswith", LEAVING_PREFIX)
 

@@ -19,6 +19,7 @@ from ..engine.check import read_manifest
 from ..engine.commit import begin, check_absent, check_present, commit
 from ..engine.discard import remove_files
 from ..engine.retire import replacer_of
+from ..engine.write import sync_files
 from ..errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -211,12 +212,13 @@ def _find(
 def _mend(store: Store) -> Rebuilt | None:
     """Return what MANIFEST was to the bit, where it can be proven.
 
-    Its own checksum may prove it; or it stands whole where a commit that died was to publish it.
+    Its own checksum may prove it. Or it stands whole where a commit that died was to publish it,
+    and no other save has data here.
     """
-    candidates: list[bytes | None] = []
+    candidates, saves = list[bytes | None](), find_saves(store)
     with contextlib.suppress(StoreError):
         candidates.append(mend(store, store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)))
-    for entry in store.list():
+    for entry in store.list() if len(saves) == 1 else ():
         is_pending = entry.name.startswith(spec.PENDING_MANIFEST_PREFIX) and entry.kind == "file"
         if is_pending and not replacer_of(entry.name):  # what a mark holds was replaced
             with contextlib.suppress(StoreError):
@@ -292,16 +294,13 @@ def _put(store: Store, found: _Found) -> str | None:
     manifest = decode_manifest(data, spec.MANIFEST_NAME)
     check_tiling(manifest)
     check_present(store, manifest)
+    sync_files(store, manifest.file_names)
     pending = f"{spec.PENDING_MANIFEST_PREFIX}{secrets.token_hex(16)}"
     if not store.exists(spec.MANIFEST_NAME):
         _check_settled(store, manifest)
-        store.sync_path(next(iter(manifest.file_names), spec.MANIFEST_NAME))
+        store.sync_path(manifest.file_names[0])
+        store.sync_above(manifest.file_names[0])
         store.prepare(pending, data)
-        try:
-            store.sync_above(pending)
-        except BaseException:
-            store.remove(pending)
-            raise
         if not store.publish(pending, spec.MANIFEST_NAME):
             raise AlreadyCommittedError(
                 f"{store.location} was committed by a save meanwhile, and needs no repair"

@@ -36,7 +36,7 @@ from ..format.values import encode_value
 from ..group.base import COORDINATOR
 from ..group.phase import BriefPhase, Outcome, Phase, find_group
 from ..group.replies import encode_reply
-from ..options import DEFAULTS, Options, options_of
+from ..options import DEFAULTS, SLOT_BYTES, Options, options_of
 from ..plan import cached_plans
 from ..plan.local_states import encode_local_state
 from ..plan.save_plan import header_with, objects_from
@@ -334,8 +334,11 @@ def _finish(
             losses_of(basis, header) if basis and basis.losses else [],
             written_in(tables),
         )
-        if ranks.world_size == 1:  # else the others' files are in the manifest too
+        is_small = agreement.files.payload_bytes <= SLOT_BYTES  # others gain nothing
+        if ranks.world_size == 1 and is_small:  # else the others' files are in the manifest too
+            started = time.perf_counter()
             begun = _begin(agreement, [share])
+            ledger.spans.append(("commit", started, time.perf_counter(), 0))
 
     try:
         with written:

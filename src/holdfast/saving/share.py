@@ -74,8 +74,9 @@ def discard(store: Store, save_id: str, rank: int, written: Phase, error: BaseEx
     """
     told = isinstance(error, PeerError) and error.rank >= 0
     if rank == COORDINATOR:
-        with contextlib.suppress(StoreError):
-            store.remove(pending_name(save_id))
+        if store.shows_pending:
+            with contextlib.suppress(StoreError):
+                store.remove(pending_name(save_id))
         remove_files(store, save_id)
     elif told or not written.promised:
         remove_files(store, save_id, f"{rank:05d}-")

@@ -229,7 +229,7 @@ class Store(Protocol):
     def begin(self, pending_name: str, data: bytes) -> None:
         """Begin what `prepare` is to make durable, before other files are synced: a hint.
 
-        A disk then takes the bytes along with those files. When it fails, nothing is left.
+        A disk then takes the bytes along with those files.
         """
 
     def prepare(self, pending_name: str, data: bytes, name: str = "") -> None:

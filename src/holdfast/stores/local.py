@@ -123,8 +123,8 @@ class LocalStore:
         this process has synced, and nobody has changed since, is left out.
 
         Args:
-            name: of a file that was just made: the time now is by the clock that gives files their
-                times, which may be another machine's.
+            name: of a file that this save has made: its time is by the clock that gives files
+                their times, which may be another machine's.
         """
         now_s = self._stat(name).st_mtime
         try:
