@@ -7,6 +7,8 @@ import forked_ranks  # noqa: F401  before anything that makes pools
 import planted
 import pytest
 
+from holdfast._core import Vfs
+
 from .saved_runs import Plan
 
 SYNC = Plan("raw", "sync", "buffered", steps=4)
@@ -39,11 +41,18 @@ NOTHING = Planted(SYNC)
 
 
 def _all(plant: planted.Plant) -> Callable[[int], None]:
-    return lambda rank: plant(pytest.MonkeyPatch())
+    return lambda rank: _put(plant)
 
 
 def _one(which: int, plant: planted.Plant) -> Callable[[int], None]:
-    return lambda rank: plant(pytest.MonkeyPatch()) if rank == which else None
+    return lambda rank: _put(plant) if rank == which else None
+
+
+def _put(plant: planted.Plant) -> None:
+    """Break the protocol, on a kernel that heeds no hint to write early: it need not."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Vfs, "start_sync", lambda vfs, descriptor: None)
+    plant(patch)
 
 
 PLANTED = {
