@@ -47,7 +47,7 @@ def judge_recording(
 
     def save(where: Path, log: Path) -> list[tuple[int, int]]:
         told, ended = saved_runs.save_run(where / RUN, log, plan, planted.plant)
-        assert ended == {0: 0, 1: 0}, f"the ranks ended with {ended}"
+        assert not any(ended.values()), f"the ranks ended with {ended}"
         return told
 
     def judge(looked: saved_runs.Looked, acknowledged: set[int]) -> list[str]:

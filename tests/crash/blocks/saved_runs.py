@@ -1,4 +1,4 @@
-"""A run of holdfast's that is saved on a logged disk by two ranks, step after step."""
+"""A run of holdfast's that one rank or two save on a logged disk, step after step."""
 
 import os
 import random
@@ -47,6 +47,7 @@ class Plan:
     rebased: int = 0
     pause_s: float = 0.0
     noise: bool = False
+    ranks: int = WORLD_SIZE
 
     @staticmethod
     def choose(rng: random.Random) -> "Plan":
@@ -59,6 +60,7 @@ class Plan:
             rebased=2 if codec == "delta" else 0,
             pause_s=rng.choice((0.0, 0.0, 0.3)),
             noise=rng.random() < 0.5,
+            ranks=rng.choice((1, WORLD_SIZE)),
         )
 
 
@@ -69,14 +71,14 @@ Prepare = Callable[[int], None]  # called in each rank before it saves
 def save_run(
     root: Path, log: Path, plan: Plan, prepare: Prepare = lambda rank: None
 ) -> tuple[list[Told], dict[int, int]]:
-    """Save a run on two ranks; return what they acknowledged, and how each rank ended."""
+    """Save a run; return what they acknowledged, and how each rank ended."""
     reading, writing = os.pipe()
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def rank_main(rank: int) -> None:
         os.close(reading)
         signal.alarm(int(SAVED_S))
-        join(f"save-{log}", meeting.port, rank, WORLD_SIZE)
+        join(f"save-{log}", meeting.port, rank, plan.ranks)
         prepare(rank)
 
         def tell(step: int) -> None:
@@ -85,7 +87,7 @@ def save_run(
         save_steps(root, rank, plan, tell)
 
     noise = fork(lambda rank: write_noise(root.parent, writing), 0) if plan.noise else 0
-    children = [fork(rank_main, rank) for rank in range(WORLD_SIZE)]
+    children = [fork(rank_main, rank) for rank in range(plan.ranks)]
     os.close(writing)
     with open(reading) as lines:
         told = [(int(step), int(end)) for step, end in map(str.split, lines)]
