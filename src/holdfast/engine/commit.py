@@ -61,10 +61,10 @@ class Begun:
 
 
 def begin(store: Store, header: Header, planned: Planned, written: Sequence[Written]) -> Begun:
-    """Check what all ranks wrote, and write its manifest under another name; nothing is durable.
+    """Check the tables of all ranks, and write the manifest under another name, unsynced.
 
-    Called before the data files are synced, it lets a disk take all of them at once. When it fails,
-    every file of this save is removed.
+    If this is done before the data files are synced, a disk takes all of them at once. After a
+    failure every file of this save is removed.
 
     Args:
         planned: what the ranks were to write.
@@ -198,7 +198,7 @@ def commit(
     look: Callable[[], object] = lambda: None,
     here: frozenset[int] | None = None,
 ) -> None:
-    """Publish what was begun.
+    """Publish a checkpoint.
 
     Args:
         here: as for `Commit`.

@@ -26,6 +26,7 @@ from ..errors import NoSpaceError, StoreError
 from ..format import spec
 from ..format.unfinished import COPY
 from ..stores.base import Entry, Store
+from .discard import pending_name
 
 ANNOUNCED = ".gone-"  # in the names of a removal
 _BY, _DATA = "by", "data"  # in a directory of a removal
@@ -36,9 +37,7 @@ ATTEMPTS = 8  # to lift what others announce meanwhile
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
-def bar_of(save: str) -> str:
-    """Return the name of the pending manifest of a save, or of what bars it."""
-    return f"{spec.PENDING_MANIFEST_PREFIX}{save}"
+bar_of = pending_name  # what bars a save has the name of its pending manifest
 
 
 def pending_of_copy(store: Store, save: str) -> str:

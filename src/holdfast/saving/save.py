@@ -334,8 +334,8 @@ def _finish(
             losses_of(basis, header) if basis and basis.losses else [],
             written_in(tables),
         )
-        is_small = agreement.files.payload_bytes <= SLOT_BYTES  # others gain nothing
-        if ranks.world_size == 1 and is_small:  # else the others' files are in the manifest too
+        # Large saves gain nothing. With several ranks, the manifest names the others' files too.
+        if ranks.world_size == 1 and agreement.files.payload_bytes <= SLOT_BYTES:
             started = time.perf_counter()
             begun = _begin(agreement, [share])
             ledger.spans.append(("commit", started, time.perf_counter(), 0))
@@ -379,7 +379,7 @@ def _finish(
 
 
 def _begin(agreement: Agreement, shares: list[Share]) -> Begun:
-    """Begin the commit of what all ranks wrote."""
+    """Begin the commit of all ranks' files."""
     plan, header = agreement.cached.plan, agreement.files.header
     losses = [*map(attrgetter("losses"), shares)]
     if plan.objects or any(losses):
@@ -389,7 +389,7 @@ def _begin(agreement: Agreement, shares: list[Share]) -> Begun:
 
 
 def _commit(store: Store, begun: Begun, ledger: Ledger, request: SaveRequest) -> None:
-    """Publish what was begun, on the coordinator."""
+    """Publish the checkpoint, on the coordinator."""
     publish = commit_over if request.replace else partial(commit, here=request.here)
     look = partial(ledger.check_last, request.check_last)
     try:

@@ -20,7 +20,7 @@ STALE_ATTEMPTS = 3  # to read a file that another client of NFS may remove once 
 TICK_S = 10.0  # an entry that comes so much later changes its directory's time, on any file system
 
 _current_vfs = Vfs.posix()  # of new stores; `holdfast.testing` puts faulty and recording ones here
-_changed_s: dict[str, float] = {}  # of directories synced above a root: their last change before
+_changed_s: dict[str, float] = {}  # of directories above a root, as this process synced them
 
 
 @contextlib.contextmanager
