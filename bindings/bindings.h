@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "holdfast/status.h"
@@ -15,11 +16,13 @@ namespace holdfast {
 void bind_checksum(nanobind::module_& module);
 void bind_chunks(nanobind::module_& module);
 void bind_compact(nanobind::module_& module);
+void bind_cpus(nanobind::module_& module);
 void bind_excp(nanobind::module_& module);
 void bind_lossless(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 void bind_vfs(nanobind::module_& module);
 void bind_queue(nanobind::module_& module);
+void bind_reads(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_segment(nanobind::module_& module);
 void bind_table(nanobind::module_& module);
@@ -55,6 +58,24 @@ class BufferView {
 
  private:
   Py_buffer view_{};
+};
+
+// A column that a Python object lends: an array of numbers of the machine's own byte order.
+template <class Item>
+class Lent {
+ public:
+  explicit Lent(nanobind::handle object) : view_(object) {
+    if (view_.size() % sizeof(Item) != 0 ||
+        reinterpret_cast<std::uintptr_t>(view_.data()) % alignof(Item) != 0) {
+      throw nanobind::value_error("a column of other numbers");
+    }
+  }
+  std::span<const Item> all() const {
+    return {static_cast<const Item*>(view_.data()), view_.size() / sizeof(Item)};
+  }
+
+ private:
+  BufferView view_;
 };
 
 // Runs `body` without the GIL and returns what it returns.

@@ -107,18 +107,6 @@ void digest(const Digests& digests, const Words& counts, const DigestsOut& out) 
   digest_shards(span_of(digests), span_of(counts), span_of(out));
 }
 
-std::size_t damaged(const Words& payloads, const Words& sizes, const Words& gaps, const Words& rows,
-                    const Words& checksums, const nb::bytes& head) {
-  const std::size_t count = payloads.shape(0);
-  for (const Words* column : {&sizes, &gaps, &rows, &checksums}) require(*column, count);
-  std::vector<StoredChunk> chunks(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    chunks[i] = {memory_at(payloads(i)), sizes(i), gaps(i), rows(i), checksums(i)};
-  }
-  const SeedHead seed_head = head_of(head);
-  return without_gil(sum(sizes), [&] { return first_damaged(chunks, seed_head); });
-}
-
 }  // namespace
 
 void bind_chunks(nb::module_& module) {
@@ -128,8 +116,6 @@ void bind_chunks(nb::module_& module) {
   module.def("stage_chunks", &stage, "targets"_a, "sources"_a, "sizes"_a, "head"_a, "first_row"_a,
              "checksums"_a, "digests"_a);
   module.def("digest_shards", &digest, "digests"_a, "counts"_a, "out"_a);
-  module.def("first_damaged", &damaged, "payloads"_a, "sizes"_a, "gaps"_a, "rows"_a,
-             "checksums"_a, "head"_a);
 }
 
 }  // namespace holdfast

@@ -15,9 +15,11 @@ NB_MODULE(_core, module) {
   holdfast::bind_excp(module);
   holdfast::bind_lossless(module);
   holdfast::bind_compact(module);
+  holdfast::bind_cpus(module);
   holdfast::bind_pool(module);
   holdfast::bind_vfs(module);
   holdfast::bind_queue(module);
+  holdfast::bind_reads(module);
   holdfast::bind_replay(module);
   holdfast::bind_segment(module);
   holdfast::bind_table(module);

@@ -1,5 +1,6 @@
 """What the thread that calls a verb, and the worker that runs its body, are to each other."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -155,6 +156,16 @@ def test_who_drops_a_body_and_lost_that_word_by_an_interrupt_ends_it() -> None:
     assert job._take()  # an interrupt comes right here
     job.leave(KeyboardInterrupt())
     assert job.ended.wait(0)
+
+
+def test_a_worker_runs_where_its_caller_may() -> None:
+    everywhere = os.sched_getaffinity(0)
+    try:
+        for cpus in [{min(everywhere)}, everywhere, {max(everywhere)}, everywhere] * 20:
+            os.sched_setaffinity(0, cpus)  # of this thread
+            assert worker.run(lambda: os.sched_getaffinity(0)) == cpus
+    finally:
+        os.sched_setaffinity(0, everywhere)
 
 
 def test_an_interrupt_as_a_load_asks_for_its_last_hook_ends_the_load(

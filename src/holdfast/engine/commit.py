@@ -25,6 +25,8 @@ from itertools import chain
 from operator import attrgetter
 from types import TracebackType
 
+import numpy as np
+
 from ..errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -296,7 +298,7 @@ def _manifest_of(
             "fewer tensors or values, shorter names, or smaller shapes"
         ) from error
     try:
-        if manifest.is_cut.any():  # any other tensor is one shard, which is all of it
+        if np.count_nonzero(manifest.is_cut):  # any other tensor is one shard, which is all of it
             check_tiling(manifest)
     except CorruptError as error:
         raise StateError(

@@ -5,17 +5,22 @@ Chunks that lie in a target as they are stored are placed by one call, however m
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
 
-from .._core import copy, copy_pieces
+from .._core import copy, place_reads
 from ..boxes import U64, Boxes, unflatten
+from ..format.manifest import CHUNKS
 from ..layout import Box, Chunk, Path, boxes_of_range
 from ..plan.reads import Reads
 from ..state.tensors import TORCH_DTYPES
 
 Part = tuple[torch.Tensor, Box]  # the elements of a box
+
+_SHARDS = attrgetter("shard_first_row", "table.shard_tensor", "chunk_elements", "item_bytes")
+_READS = attrgetter("rows", "first", "count", "wants", "exact")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,26 +57,12 @@ class Targets:
             What is left: chunks that go elsewhere, each with what wants it.
         """
         manifest = reads.manifest
-        which, pair = reads.pairs()
-        wants = reads.wants[pair]
-        straight = reads.exact[pair] & (self.address[wants] != 0)
-        rest = reads[:0]
-        if not straight.all():
-            others, straight = np.flatnonzero(~straight), np.flatnonzero(straight)
-            rows, ones = reads.rows[which[others]], np.ones_like(others)
-            rest = Reads(manifest, rows, pair[others], ones, reads.wants, reads.exact)
-            which, wants = which[straight], wants[straight]
-        rows = reads.rows[which]
-        shard = manifest.shard_first_row.searchsorted(rows, "right") - 1
-        tensor = manifest.table.shard_tensor[shard]
-        before = (rows - manifest.shard_first_row[shard]) * manifest.chunk_elements[tensor]
-        copy_pieces(
-            self.address[wants] + (before * manifest.item_bytes[tensor]).astype(np.uint64),
-            (manifest.chunk_start[rows] + base).astype(np.uint64),
-            manifest.chunk_bytes[rows].astype(np.uint64),
-            1,
-        )
-        return rest
+        left = place_reads(CHUNKS(manifest), _SHARDS(manifest), _READS(reads), self.address, base)
+        if left is None:
+            return reads[:0]
+        which, pair = (np.frombuffer(column, np.int64) for column in left)
+        rows, ones = reads.rows[which], np.ones_like(pair)
+        return Reads(manifest, rows, pair, ones, reads.wants, reads.exact)
 
 
 def targets_of(

@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..format import spec
 from ..format.data_file import chunk_seed, seed_head
-from ..format.manifest import Manifest, decode_manifest
+from ..format.manifest import CHUNKS, Manifest, decode_manifest
 from ..format.names import dotted
 from ..format.signature import Statement
 from ..plan.reads import ChunkRead, ReadRun
@@ -192,19 +192,12 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
         manifest, rows, file = self._manifest, run.reads.rows, run.extent.file
         if manifest.signed is not None:
             return False
-        table, start = manifest.table, manifest.chunk_start[rows]
-        base = self.addresses[slot] - run.extent.offset
+        table, base = manifest.table, self.addresses[slot] - run.extent.offset
         head = seed_head(
             table.header.save_id, int(table.file_rank[file]), int(table.file_number[file])
         )
-        damaged = first_damaged(
-            (start + base).astype(np.uint64),
-            manifest.chunk_bytes[rows].astype(np.uint64),
-            (start - manifest.chunk_gap_start[rows]).astype(np.uint64),
-            (rows - manifest.file_first_chunk[file]).astype(np.uint64),
-            table.chunk_checksum[rows],
-            head,
-        )
+        columns = CHUNKS(manifest), table.chunk_checksum
+        damaged = first_damaged(*columns, rows, file, base, head)
         return damaged == len(rows)
 
     def payload(self, run: ReadRun, row: int, slot: int) -> Payload:

@@ -30,9 +30,11 @@ _CHECKED = attrgetter(
     *("shard_tensor", "shard_file", "shard_first_chunk", "shard_chunks", "shard_box"),
     *("chunk_size_mode", "chunk_offset"),
 )
+# Where chunks lie: what the core takes of a `Manifest`, to say what is read and to place it.
+CHUNKS = attrgetter("file_first_chunk", "chunk_start", "chunk_bytes", "chunk_gap_start")
 BLOCK_ROWS = 1 << 16  # looked at in one go: 64 dimensions of that many boxes take 64 MiB
-# Of `Manifest`, from ``file_first_chunk`` to ``is_cut``.
-Derived = tuple[I64, I64, I64, I64, I64, I64, I64, I64, Bools, I64, I64, Bools]
+# Of `Manifest`, from ``chunk_elements`` to ``is_cut``.
+Derived = tuple[I64, I64, I64, I64, I64, I64, I64, I64, I64, I64, Bools, I64, I64, Bools]
 _NO_REFERENCES, _NO_BASED = np.zeros(0, np.int64), np.zeros(0, np.bool_)
 
 
@@ -144,50 +146,48 @@ def check_table(table: Table, size_bytes: int = 0, digest: str = "", data: bytes
         CorruptError: anything of docs/format.md §7 that is about numbers.
     """
     header = table.header
-    types = map(ITEM_BYTES.__getitem__, map(_DTYPE, header.tensors))
-    item_bytes = np.fromiter(types, np.int64, len(header.tensors))
-    chunk_elements = chunk_steps(item_bytes, header.chunk_elements)
-    derived = derive_at_once(table, chunk_elements, item_bytes)
+    item_bytes = [*map(ITEM_BYTES.__getitem__, map(_DTYPE, header.tensors))]
+    derived = derive_at_once(table, item_bytes)
     if derived is None:
-        derived = derive_by_columns(table, chunk_elements, item_bytes)
+        derived = derive_by_columns(table, np.array(item_bytes, np.int64))
     save_ids, numbers = repeat(header.save_id), table.file_number.tolist()
     names = tuple(map(data_file_name, save_ids, table.file_rank.tolist(), numbers))
     data = data if len(names) == 1 else b""
-    return Manifest(table, names, chunk_elements, item_bytes, *derived, size_bytes, digest, data)
+    return Manifest(table, names, *derived, size_bytes, digest, data)
 
 
-def derive_at_once(table: Table, chunk_elements: I64, item_bytes: I64) -> Derived | None:
+def derive_at_once(table: Table, item_bytes: list[int]) -> Derived | None:
     """Check a plain table in one pass; None where it is not plain, or not right.
 
     Args:
-        chunk_elements, item_bytes: of each tensor.
+        item_bytes: of each tensor.
     """
     files, shards, chunks = len(table.file_bytes), len(table.shard_tensor), len(table.chunk_offset)
-    shapes = [*map(_SHAPE, table.header.tensors)]
-    ndim = np.array([*map(len, shapes)], np.int64)
-    shape = np.array([*chain.from_iterable(shapes)], np.int64)
-    sizes = (files + 1, files, shards, shards + 1, shards, len(shapes) + 1, chunks, chunks, chunks)
-    out, is_cut = np.empty(sum(sizes), np.int64), np.empty(len(shapes), np.bool_)
-    tensors, world_size = (item_bytes, chunk_elements, ndim, shape), table.header.world_size
-    if not derive_plain(_CHECKED(table), tensors, world_size, out, is_cut):
+    shapes, header, count = [*map(_SHAPE, table.header.tensors)], table.header, len(item_bytes)
+    of_shards = files + 1, files, shards, shards + 1, shards, count + 1
+    sizes = (count, count, *of_shards, chunks, chunks, chunks)
+    out, is_cut = np.empty(sum(sizes), np.int64), np.empty(count, np.bool_)
+    tensors = item_bytes, shapes, header.chunk_elements
+    if not derive_plain(_CHECKED(table), *tensors, header.world_size, out, is_cut):
         return None
-    first_chunk, end, first_row, box_start, order, first, start, size, gap_start = [
+    steps, items, first_chunk, end, first_row, box_start, order, first, start, size, gap_start = [
         out[stop - count : stop] for stop, count in zip(accumulate(sizes), sizes, strict=True)
     ]
-    places = first_chunk, first_row, box_start, start, size, gap_start, end
+    places = steps, items, first_chunk, first_row, box_start, start, size, gap_start, end
     return *places, _NO_REFERENCES, _NO_BASED, order, first, is_cut
 
 
-def derive_by_columns(table: Table, chunk_elements: I64, item_bytes: I64) -> Derived:
+def derive_by_columns(table: Table, item_bytes: I64) -> Derived:
     """Check columns against each other and the header; derive what readers need.
 
     Args:
-        chunk_elements, item_bytes: of each tensor.
+        item_bytes: of each tensor.
 
     Raises:
         CorruptError: anything of docs/format.md §7 that is about numbers.
     """
     file_first_chunk, box_start, first_row = _check_rows(table)
+    chunk_elements = chunk_steps(item_bytes, table.header.chunk_elements)
     chunk_start = table.chunk_offset.astype(np.int64) * spec.SMALL_ALIGN_BYTES
     chunk_bytes = (table.chunk_size_mode & spec.PAYLOAD_BYTES_MAX).astype(np.int64)
     references, based = np.zeros(0, np.int64), np.zeros(0, np.bool_)
@@ -209,6 +209,8 @@ def derive_by_columns(table: Table, chunk_elements: I64, item_bytes: I64) -> Der
     is_cut = counts != 1
     is_cut[table.shard_tensor[~whole]] = True
     return (
+        chunk_elements,
+        item_bytes,
         file_first_chunk,
         first_row,
         box_start,

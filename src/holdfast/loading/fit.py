@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, or_
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
         target.conflicts += _filled_twice(target, source)
         known = {source.origins.get(path, path) for path in known}
     known |= {*source.left_out}
-    used = np.packbits(np.fromiter(map(known.__contains__, paths), bool, len(paths)))
+    used = "".join(map("01".__getitem__, map(known.__contains__, paths)))
     missing, alike, found = list[str](), list[str](), Faults()
     if target.missing:
         names = display_names(target.missing)
@@ -130,7 +131,7 @@ def describe_fit(header: Header, target: Target, source: Source, request: LoadRe
         "faults": [*target.conflicts, *found.others.values()],
         "missing": missing,
         "alike": alike,
-        "used": used.tobytes().hex(),
+        "used": f"{int(used or '0', 2):x}",
     }
     values |= {"shapes": [*found.shapes.values()], "dtypes": [*found.dtypes.values()]}
     if target.skipped:
@@ -174,7 +175,7 @@ def check_fit(
     found: dict[str, tuple[str, ...]] = {}
     for kind in ("faults", "shapes", "dtypes", "missing", "alike"):
         found[kind] = tuple(sorted(set(chain.from_iterable(map(itemgetter(kind), said)))))
-    unexpected = _unexpected(header, list(map(bytes.fromhex, map(itemgetter("used"), said))))
+    unexpected = _unexpected(header, [int(answer["used"], 16) for answer in said])
     skipped: dict[str, str] = {}
     for answer in said:
         skipped |= answer.get("skipped", {})
@@ -279,11 +280,14 @@ def _paths(header: Header) -> list[Path]:
     return [*map(_PATH, header.tensors), *map(itemgetter(0), (*header.ties, *header.objects))]
 
 
-def _unexpected(header: Header, used: Sequence[bytes]) -> tuple[str, ...]:
-    paths = _paths(header)
-    bits = np.frombuffer(b"".join(used), np.uint8).reshape(len(used), -1)
-    taken = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), count=len(paths))
-    if taken.all():
+def _unexpected(header: Header, used: Sequence[int]) -> tuple[str, ...]:
+    """Return the names that no rank takes.
+
+    Args:
+        used: by each rank, a bit for each name; that of the last name is the lowest.
+    """
+    paths, taken = _paths(header), reduce(or_, used)
+    if taken == (1 << len(paths)) - 1:
         return ()
-    names = display_names(paths)
-    return tuple(sorted(names[path] for path, bit in zip(paths, taken, strict=True) if not bit))
+    names, bits = display_names(paths), f"{taken:0{len(paths)}b}"
+    return tuple(sorted(names[path] for path, bit in zip(paths, bits, strict=True) if bit == "0"))

@@ -1,18 +1,26 @@
 """Which bytes a load reads, in which order. Pure; knows no torch, opens no files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
+from functools import partial
+from operator import attrgetter, index
+from typing import cast
 
 import numpy as np
 
+from .._core import reads_in_order, rows_of_whole
 from ..boxes import I64, Bools, Boxes, reach_into, strides_of, unflatten
 from ..errors import MismatchError, OptionError, shown
-from ..format.manifest import Manifest
+from ..format.manifest import CHUNKS, Manifest
 from ..layout import Box, Path, Shape, whole
 from .reads import RUN_BYTES_MIN, ReadRun, Reads, coalesce, spread_out
 
 Targets = Mapping[Path, tuple[int, Sequence[Box]]]
+
+_OF_WHOLE = attrgetter(
+    *("tensor_order", "tensor_first", "shard_first_row", "table.shard_chunks", "is_cut")
+)
+_NUMBERS = cast(Callable[[bytes], I64], partial(np.frombuffer, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,29 +67,11 @@ def plan_load(
 
 def find_chunks(manifest: Manifest, wants: Wants) -> Reads:
     """Intersect what is wanted with what is stored: every chunk needed, once, in file order."""
-    if wants.boxes is None and not manifest.is_cut[wants.tensor].any():
-        number, rows, exact = _rows_of_whole(manifest, wants.tensor)
-    else:
-        number, rows, exact = _rows_within(manifest, wants)
-    files = manifest.file_first_chunk.searchsorted(rows, "right") - 1
-    place = files << 40 | manifest.chunk_start[rows]
-    is_once = bool((place[1:] > place[:-1]).all())
-    if not is_once:
-        order = np.lexsort((number, place))
-        number, rows, exact = number[order], rows[order], exact[order]
-        is_once = bool((rows[1:] != rows[:-1]).all())
-    if is_once:  # each is wanted once
-        return Reads(manifest, rows, np.arange(len(rows)), np.ones_like(rows), number, exact)
-    first = np.flatnonzero(np.diff(rows, prepend=-1))
-    return Reads(manifest, rows[first], first, np.diff(first, append=len(rows)), number, exact)
-
-
-def _rows_of_whole(manifest: Manifest, tensor: I64) -> tuple[I64, I64, Bools]:
-    """Do as `_rows_within` for whole tensors, each of which is one shard: all chunks of that."""
-    shard = manifest.tensor_order[manifest.tensor_first[tensor]]
-    first = manifest.shard_first_row[shard]
-    number, rows = spread_out(first, first + manifest.table.shard_chunks[shard])
-    return number, rows, np.ones(len(rows), np.bool_)
+    at_once = rows_of_whole(_OF_WHOLE(manifest), wants.tensor) if wants.boxes is None else None
+    pairs = at_once or _rows_within(manifest, wants)
+    *columns, exact = reads_in_order(CHUNKS(manifest), *pairs)
+    rows, first, count, wanted = map(_NUMBERS, columns)
+    return Reads(manifest, rows, first, count, wanted, np.frombuffer(exact, np.bool_))
 
 
 def _rows_within(manifest: Manifest, wants: Wants) -> tuple[I64, I64, Bools]:

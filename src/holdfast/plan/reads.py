@@ -8,16 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._core import join_runs
 from ..boxes import I64, Bools
-from ..format.manifest import Manifest
+from ..format.manifest import CHUNKS, Manifest
 from ..format.references import NONE
-from ..format.spec import LARGE_ALIGN_BYTES
 from ..layout import Chunk, Extent, Shard, elements_per_chunk
 
-GAP_BYTES_MAX = 64 << 10  # read over a gap rather than seek: 64 KiB cost less than a request
-GAP_SHARE_MAX = 64  # but of a run no more than one part in so many: 1.6 %
 RUN_BYTES_MIN = 4 << 20  # a run grows past a large payload only up to here, so that reads overlap
-_FILE_BITS = 40  # of a place in all files: more than any file has bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,47 +100,11 @@ def coalesce(
     reads, begins = _units(manifest, reads)
     if not len(reads.rows):
         return ()
-    rows, page = reads.rows, LARGE_ALIGN_BYTES
-    file = manifest.file_first_chunk.searchsorted(rows[begins], "right") - 1
-    ends = manifest.chunk_start[rows] + manifest.chunk_bytes[rows]
-    first = np.minimum.reduceat(manifest.chunk_gap_start[rows], begins) // page * page
-    last = -(-np.maximum.reduceat(ends, begins) // page) * page
-    place = file << _FILE_BITS  # so that what is in another file is far away
-    joined = _Joined(first + place, last + place, run_bytes_max, run_bytes_min)
-    bounds, firsts, lasts = [*begins.tolist(), len(rows)], first.tolist(), last.tolist()
-    files, at, runs = file.tolist(), 0, list[ReadRun]()
-    while at < len(files):
-        # Behind one that makes the run long enough nothing is added.
-        is_long = lasts[at] - firsts[at] >= run_bytes_min
-        end = at + 1 if is_long else joined.end(at)
-        extent = Extent(files[at], firsts[at], max(lasts[at:end]) - firsts[at])
-        runs.append(ReadRun(extent, reads[bounds[at] : bounds[end]]))
-        at = end
-    return tuple(runs)
-
-
-class _Joined:
-    """Which units are read at once."""
-
-    def __init__(self, first: I64, last: I64, run_bytes_max: int, run_bytes_min: int) -> None:
-        """Prepare.
-
-        Args:
-            first, last: where each unit begins and ends, in all files one behind the other.
-        """
-        self._first, self._last = first, last
-        self._run_bytes_max, self._run_bytes_min = run_bytes_max, run_bytes_min
-        self._highest = np.maximum.accumulate(last)
-
-    def end(self, at: int) -> int:
-        """Return the unit behind the last one of the run that begins with a unit."""
-        start = int(self._first[at])
-        stop = int(self._highest.searchsorted(start + self._run_bytes_min)) + 1
-        end, following = self._last[at : stop - 1], self._first[at + 1 : stop]
-        end = end[: len(following)]
-        near = following - end <= np.minimum(GAP_BYTES_MAX, (end - start) // GAP_SHARE_MAX)
-        near &= self._last[at + 1 : stop] - start <= self._run_bytes_max
-        return at + 1 + (len(near) if near.all() else int(near.argmin()))
+    joined = join_runs(CHUNKS(manifest), reads.rows, begins, run_bytes_max, run_bytes_min)
+    return tuple(
+        ReadRun(Extent(file, offset, size), reads[begin:end])
+        for file, offset, size, begin, end in joined
+    )
 
 
 def chunk_at(manifest: Manifest, row: int, index: int, shard: Shard) -> Chunk:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from ..boxes import I64
+from .._core import overlapping
 from ..layout import Path, Tensor
 from .ambient import ordinary_torch
 from .memory import ORDINARY
@@ -88,20 +87,16 @@ class Plain:
 
     def touching(self, others: Iterable[LocalTensor]) -> dict[Path, LocalTensor]:
         """Describe those that share memory with each other, or may share some with others."""
-        sizes = np.array(self.sizes, np.int64)
-        own = np.flatnonzero(sizes)
-        first = np.array(self.addresses, np.int64)[own]
-        end = first + sizes[own]
-        ranges: list[tuple[int, int]] = []
+        addresses, sizes = self.addresses, self.sizes
         for leaf in others:
             held = [leaf.data] if leaf.plain else [data for data, _ in leaf.boxed]
-            ranges += [_storage(data) for data in held if data.is_cpu]
-        if ranges:
-            more = np.array(ranges, np.int64)
-            first, end = np.concatenate([first, more[:, 0]]), np.concatenate([end, more[:, 1]])
+            ranges = [_storage(data) for data in held if data.is_cpu]
+            addresses = [*addresses, *map(itemgetter(0), ranges)]
+            sizes = [*sizes, *map(itemgetter(1), ranges)]
         found: dict[Path, LocalTensor] = {}
-        for number in own[_overlapping(first, end)[: len(own)]].tolist():
-            found[self.paths[number]] = self.local(number)
+        for number in overlapping(addresses, sizes):
+            if number < len(self.paths):
+                found[self.paths[number]] = self.local(number)
         return found
 
 
@@ -164,17 +159,4 @@ class Target:
 
 def _storage(data: torch.Tensor) -> tuple[int, int]:
     memory = data.untyped_storage()
-    return memory.data_ptr(), memory.data_ptr() + memory.nbytes()
-
-
-def _overlapping(first: I64, end: I64) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Tell which ranges have a number that is in another one too."""
-    found = np.zeros(len(first), np.bool_)
-    order = first.argsort(kind="stable")
-    low, high = first[order], end[order]
-    if not (low[1:] < high[:-1]).any():  # none begins in the one before it, so none in any
-        return found
-    found[order[1:]] = low[1:] < np.maximum.accumulate(high)[:-1]  # begins in one before it
-    before = low.searchsorted(high, "left") > np.arange(1, len(low) + 1)
-    found[order[before]] = True  # another begins in it
-    return found
+    return memory.data_ptr(), memory.nbytes()

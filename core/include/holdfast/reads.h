@@ -1,0 +1,85 @@
+// What a load reads, as rows of the columns that a manifest has of its chunks: which rows, in which
+// runs of bytes, and from a run that was read to the targets. Pure functions but for `place_reads`,
+// safe from any thread; all memory is the caller's. Rows, numbers and places are checked by whoever
+// made them: each is within its column.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "holdfast/chunks.h"
+
+namespace holdfast {
+
+using Column = std::span<const std::int64_t>;
+
+// What is wanted of which chunk: parallel columns, or rows in the order in which they are read.
+struct Wanted {
+  std::vector<std::int64_t> number, row;
+};
+
+// As `Reads` of plan/reads.py has them.
+struct ReadColumns {
+  std::vector<std::int64_t> row, first, count, wants;
+  std::vector<std::uint8_t> exact;
+};
+
+// The chunks of whole tensors, each of which is one shard.
+Wanted rows_of_whole(Column tensor_order, Column tensor_first, Column shard_first_row,
+                     std::span<const std::uint32_t> shard_chunks, Column tensors);
+
+// Every chunk once, by file and place in it, with what wants it in the order of its numbers.
+ReadColumns reads_in_order(Column file_first_chunk, Column chunk_start, Column number,
+                           Column row, std::span<const std::uint8_t> exact);
+
+// Where chunks lie: columns of all, and where those of each file begin.
+struct ChunkColumns {
+  Column file_first_chunk, start, bytes, gap_start;
+};
+
+struct RunLimits {
+  std::int64_t bytes_max;  // no longer, unless a single unit is
+  std::int64_t bytes_min;  // nothing is added to a run of so many
+};
+
+struct Run {
+  std::int64_t file, offset, bytes;
+  std::size_t begin, end;  // of its chunks, in `rows`
+};
+
+// Joins units, given in file order, into runs. A unit is the chunks from one of `begins` to the
+// next.
+std::vector<Run> join_runs(const ChunkColumns& chunks, Column rows, Column begins,
+                           const RunLimits& limits);
+
+// The chunks of one file's run, checked as `first_damaged` checks them: `base` is the address at
+// which byte 0 of the file would be.
+std::size_t first_damaged_read(const ChunkColumns& chunks, std::span<const std::uint64_t> checksum,
+                               Column rows, std::size_t file, std::byte* base,
+                               const SeedHead& head);
+
+// Which elements each row of a chunk is.
+struct ShardRows {
+  Column first_row;
+  std::span<const std::uint32_t> tensor;
+  Column chunk_elements, item_bytes;  // of each tensor
+};
+
+// The reads of one run, and the address of each target; 0: its elements do not lie as stored.
+struct Placing {
+  Column row, first, count, wants;
+  std::span<const std::uint8_t> exact;
+  std::span<const std::uint64_t> address;
+};
+
+// Copies chunks to where they lie in their targets as they are stored. Returns the others: which
+// of `reads.row`, and the place in `reads.wants`.
+Wanted place_reads(const ChunkColumns& chunks, const ShardRows& shards, const Placing& reads,
+                   const std::byte* base);
+
+// Which stretches of memory share a byte with another one, ascending. Empty ones share none.
+std::vector<std::size_t> overlapping(Column begin, Column bytes);
+
+}  // namespace holdfast
