@@ -18,6 +18,7 @@ void bind_chunks(nanobind::module_& module);
 void bind_compact(nanobind::module_& module);
 void bind_cpus(nanobind::module_& module);
 void bind_excp(nanobind::module_& module);
+void bind_listed(nanobind::module_& module);
 void bind_lossless(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 void bind_vfs(nanobind::module_& module);

@@ -13,6 +13,7 @@ NB_MODULE(_core, module) {
   holdfast::bind_checksum(module);
   holdfast::bind_chunks(module);
   holdfast::bind_excp(module);
+  holdfast::bind_listed(module);
   holdfast::bind_lossless(module);
   holdfast::bind_compact(module);
   holdfast::bind_cpus(module);

@@ -128,6 +128,19 @@ def derive_plain(
         is_cut: filled in: of a `Manifest`.
     """
 
+def read_listed(
+    data: bytes,
+) -> tuple[bytes, list[tuple[str, ...]], list[int], list[tuple[str, list[int], int]]] | None:
+    """Read the tensors of a JSON header that has the one form in which holdfast writes them.
+
+    None: it has another form, and the strict parser decides. What is read holds if that parser
+    takes the rest.
+
+    Returns:
+        (rest, paths, form, forms): the header with an empty list of tensors; the path of each; the
+        place in ``forms`` of each; dtype, shape and codec of each form.
+    """
+
 def stage_chunks(
     targets: NDArray[np.uint64],
     sources: NDArray[np.uint64],

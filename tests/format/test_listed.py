@@ -1,14 +1,17 @@
 """The quick way to read tensors of a header gives what the strict parser does, or nothing."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from holdfast._core import read_listed
 from holdfast.errors import HoldfastError
 from holdfast.format import header as header_module
-from holdfast.format.fields import read_listed
+from holdfast.format import spec
 from holdfast.format.header import Header, decode_header, encode_header
+from holdfast.format.values import write_json
 from holdfast.layout import Path, Tensor
 
 SEED = 20240621
@@ -69,9 +72,22 @@ def test_what_holdfast_writes_is_read_the_quick_way(paths: tuple[Path, ...]) -> 
     text = encode_header(header_of(paths, ties=((("tied",), 0),), objects=((("o", 1), [1, {}]),)))
     listed = read_listed(text)
     if paths is not BRACKETS:  # these may look like the ends of something
-        assert listed is not None and listed.paths == list(paths)
+        assert listed is not None and listed[1] == list(paths)
     assert outcome(text) == strict(text)
     assert decode_header(text).tensors == header_of(paths).tensors
+
+
+@pytest.mark.parametrize("forms", [1, 7, 50])
+def test_each_tensor_has_its_own_form_of_many(forms: int) -> None:
+    header = header_of(tuple(("t", f"{number}") for number in range(200)))
+    shapes = [(kind, *range(kind % 5)) for kind in random.Random(SEED).choices(range(forms), k=200)]
+    pairs = zip(header.tensors, shapes, strict=True)
+    tensors = tuple(Tensor(tensor.path, "f32", shape) for tensor, shape in pairs)
+    text = encode_header(replace(header, tensors=tensors))
+    listed = read_listed(text)
+    assert listed is not None and len(listed[3]) == len(set(shapes))
+    assert decode_header(text).tensors == tensors
+    assert outcome(text) == strict(text)
 
 
 @pytest.mark.parametrize("path", ODD)
@@ -161,3 +177,43 @@ def test_changed_texts_are_read_as_by_the_strict_parser() -> None:
         quick += read_listed(data) is not None
         assert outcome(data) == strict(data), text
     assert quick > 200  # else the quick way is not tried
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *(b"\xff", b"\x80", b"\xc3", b"\xe2\x9c"),  # no first byte, or too few behind it
+        *(b"\xc0\xaf", b"\xe0\x80\xaf", b"\xf0\x80\x80\xaf"),  # "/", needlessly long
+        *(b"\xed\xa0\x80", b"\xed\xa0\xbd\xed\xb8\x80"),  # halves of a surrogate pair
+        *(b"\xf4\x90\x80\x80", b"\xef\xbb\xbf\xff"),  # behind the last character
+    ],
+)
+def test_text_that_is_not_utf8_is_refused(broken: bytes) -> None:
+    text = encode_header(header_of(PLAIN)).rstrip()
+    for found in (b"a.1.weight", "größe".encode()):
+        assert read_listed(text.replace(found, broken)) is None
+    for found in (b"a.1.weight", b'"f32"', b'"written_by":"', b'"objects":[', b'{"save_id'):
+        lie = text.replace(found, found + broken, 1)
+        assert strict(lie).startswith("CorruptError: the JSON header does not parse")
+        assert outcome(lie) == strict(lie)
+
+
+def test_paths_at_their_bounds_are_read_the_quick_way() -> None:
+    text = "x" * (spec.PATH_BYTES_MAX // 4 - 4)  # brackets and quotes besides
+    keys = ("x",) * spec.PATH_KEYS_MAX
+    for path, more in ((keys, (*keys, "x")), ((text,), (text + "x",))):
+        data = encode_header(header_of((*PLAIN, path))).rstrip()
+        listed = read_listed(data)
+        assert listed is not None and listed[1] == [*PLAIN, path]
+        lie = data.replace(write_json(path).encode(), write_json(more).encode())
+        assert lie != data
+        assert read_listed(lie) is None
+        assert outcome(lie) == strict(lie)
+
+
+def test_paths_that_begin_alike_are_told_apart() -> None:
+    chance = random.Random(SEED)
+    paths = {tuple(chance.choices(("ab", "cd", ""), k=chance.randrange(1, 5))) for _ in range(200)}
+    paths_in_order = tuple(chance.sample(sorted(paths), len(paths)))
+    listed = read_listed(encode_header(header_of(paths_in_order)))
+    assert listed is not None and listed[1] == list(paths_in_order)

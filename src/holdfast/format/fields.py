@@ -1,54 +1,14 @@
-"""Checks of single fields of a JSON header (docs/format.md §6), and its tensors as columns.
-
-There are many tensors, all alike. `read_listed` knows the one form that holdfast gives them, and
-proves that the text has it. Any other text, damaged or merely written otherwise, is for the strict
-parser, which says what is wrong.
-"""
+"""Checks of single fields of a JSON header (docs/format.md §6)."""
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter, methodcaller
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import CorruptError
-from ..layout import Path
-from .spec import CHUNK_ELEMENTS_MAX, PATH_BYTES_MAX, PATH_KEYS_MAX
+from .spec import CHUNK_ELEMENTS_MAX
 from .values import Json, compact_json, decode_value
-
-_BEGIN, _END, _EMPTY = ',"tensors":[{"path":[', '}],"ties":[', ',"tensors":[]'
-_BETWEEN, _AFTER_PATH = '},{"path":[', "],"
-_NUMBER = "(?:0|[1-9][0-9]{0,17})"  # below 2^63
-_FORM = re.compile(
-    rf'"dtype":"([a-z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER})*)?)\],"codec":({_NUMBER})'
-)
-_CONTROL = re.compile(r"[\x00-\x1f\\]")  # what JSON escapes, and the sign of an escape
-_BETWEEN_TEXTS = {",", "\n"}
-_UTF8_BYTES_MAX = 4  # of a character
-_CUT, _KEYS_OF, _UNQUOTED = (
-    methodcaller("partition", _AFTER_PATH),
-    methodcaller("split", '","'),
-    itemgetter(slice(1, -1)),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """The tensors of a header, as columns.
-
-    Attributes:
-        rest: the header without them.
-        paths: of each tensor.
-        form: of each, all but the path, as text.
-        forms: what those texts say: dtype, shape, place of the codec.
-    """
-
-    rest: bytes
-    paths: list[Path]
-    form: Sequence[str]
-    forms: dict[str, tuple[str, list[int], int]]
 
 
 def entries(values: dict[str, Any], *names: str) -> list[list[dict[str, Any]]]:
@@ -142,48 +102,6 @@ def comparable_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
         except OverflowError:
             found[name] = math.inf if number > 0 else -math.inf
     return found
-
-
-def read_listed(data: bytes) -> Listed | None:
-    """Read the tensors of a JSON header; None: the text has another form than holdfast gives it.
-
-    Every quote of the list is seen to begin or end a text: it has no escapes, and between its texts
-    stands nothing but what belongs there. The list is a member of the header itself: what is before
-    it makes an object.
-    """
-    try:
-        text = data.decode()
-        begin = text.find(_BEGIN)
-        end = text.find(_END, begin) if begin >= 0 else -1
-        if end < 0:
-            return None
-        json.loads(text[:begin] + "}")
-    except (ValueError, RecursionError):
-        return None
-    body = text[begin + len(_BEGIN) : end]
-    if _CONTROL.search(body):
-        return None
-    heads, _, form = zip(*map(_CUT, body.split(_BETWEEN)), strict=True)
-    forms = dict[str, tuple[str, list[int], int]]()
-    for one in dict.fromkeys(form):
-        match = _FORM.fullmatch(one)
-        if match is None:
-            return None
-        dtype, shape, codec = match.groups()
-        forms[one] = dtype, [*map(int, shape.split(","))] if shape else [], int(codec)
-    pieces = "\n".join(heads).split('"')  # outside of texts, inside, outside, …
-    is_quoted = len(pieces) % 2 == 1 and len(pieces) > 1 and pieces[0] == pieces[-1] == ""
-    between = pieces[2:-1:2]
-    if not is_quoted or not set(between) <= _BETWEEN_TEXTS:
-        return None
-    if between.count("\n") != len(heads) - 1:
-        return None
-    paths = [*map(tuple, map(_KEYS_OF, map(_UNQUOTED, heads)))]
-    is_short = (max(map(len, heads)) + 2) * _UTF8_BYTES_MAX <= PATH_BYTES_MAX
-    if not is_short or max(map(len, paths)) > PATH_KEYS_MAX:
-        return None
-    rest = f"{text[:begin]}{_EMPTY}{text[end + 2 :]}"
-    return Listed(rest.encode(), paths, form, forms)
 
 
 def parse_json(data: bytes) -> Json:

@@ -11,11 +11,12 @@ from math import prod
 from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
+from .._core import read_listed
 from ..errors import CorruptError, VersionError
 from ..layout import ITEM_BYTES, Path, Shape, Tensor
 from . import spec
 from .coding import RAW, Coding, decode_coding, encode_coding, renumbered
-from .fields import Listed, count, entries, keys, parse_json, read_listed, scalars, text
+from .fields import count, entries, keys, parse_json, scalars, text
 from .links import Base, TensorLoss, decode_base, decode_losses
 from .tags import MAY_BE_NATIVE, has_native
 from .values import (
@@ -60,6 +61,7 @@ def marked_names(mark: object, key: Literal["lost", "not_recovered"]) -> tuple[s
 
 _RAW_CODECS = [{"name": spec.CODEC_RAW}]
 RAW_ONLY = ((), (RAW,))  # the codecs of a header that has no other
+_Listed = tuple[bytes, Sequence[Path], list[int], Sequence[tuple[str, list[int], int]]]
 _Written = tuple[tuple[Tensor, ...], tuple[int, ...], str]
 
 
@@ -233,10 +235,9 @@ def decode_header(text: bytes) -> Header:
         bare = text.rstrip(b" ")
         if len(text) - len(bare) > 7:  # it is a multiple of 8 bytes
             raise CorruptError(f"its JSON header is padded by {len(text) - len(bare)} spaces")
-        listed = read_listed(bare)
-        if listed is not None:
+        if (listed := read_listed(bare)) is not None:
             try:
-                values, bare = parse_json(listed.rest), listed.rest
+                values, bare = parse_json(listed[0]), listed[0]
             except CorruptError:
                 listed = None  # what is wrong is said of the whole text
         tagged = MAY_BE_NATIVE.search(bare) is not None
@@ -255,7 +256,7 @@ def _check_natives(valued: list[dict[str, Any]], named: bool) -> None:
         raise CorruptError(f"the feature {spec.FEATURE_VALUES!r}: {what}")
 
 
-def _decode_header(values: Any, listed: Listed | None, tagged: bool) -> Header:
+def _decode_header(values: Any, listed: _Listed | None, tagged: bool) -> Header:
     if not isinstance(values, dict):
         raise CorruptError("its JSON header is not an object")
     features = _check_known(values)
@@ -356,14 +357,13 @@ def _decode_tensors(
     return tuple(found), codec_of
 
 
-def _listed_tensors(listed: Listed, codecs: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _listed_tensors(listed: _Listed, codecs: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Do as `_decode_tensors`."""
-    forms, form = listed.forms, listed.form
-    checked = starmap(partial(_tensor_shape, codecs), forms.values())
-    shapes = dict(zip(forms, checked, strict=True))
-    dtypes = map(itemgetter(0), map(forms.__getitem__, form))
-    found = map(Tensor, listed.paths, dtypes, map(shapes.__getitem__, form))
-    return tuple(found), tuple(map(itemgetter(2), map(forms.__getitem__, form)))
+    _, paths, form, forms = listed
+    dtypes, _, codec_of = zip(*forms, strict=True)
+    shapes = [*starmap(partial(_tensor_shape, codecs), forms)]
+    found = map(Tensor, paths, map(dtypes.__getitem__, form), map(shapes.__getitem__, form))
+    return tuple(found), tuple(map(codec_of.__getitem__, form))
 
 
 def _tensor_shape(codecs: int, dtype: Any, shape: Any, codec: Any) -> Shape:
