@@ -107,6 +107,8 @@ void bind_vfs(nb::module_& module) {
       .def("write", write_buffer, "fd"_a, "data"_a, "offset"_a)
       .def(
           "start_sync", [](Vfs& vfs, int fd) { without_gil([&] { vfs.start_sync(fd); }); }, "fd"_a)
+      .def(
+          "start_read", [](Vfs& vfs, int fd) { without_gil([&] { vfs.start_read(fd); }); }, "fd"_a)
       .def("read", read_bytes, "fd"_a, "size"_a, "offset"_a)
       .def("size", checked(&Vfs::size), "fd"_a)
       .def("allocate", checked(&Vfs::allocate), "fd"_a, "size"_a)

@@ -336,6 +336,9 @@ class Vfs:
     def start_sync(self, fd: int) -> None:
         """Let the disk begin with what was written, so that a `sync` waits less: a hint."""
 
+    def start_read(self, fd: int) -> None:
+        """Let the disk begin to read the file, so that a `read` waits less: a hint."""
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read ``size`` bytes, fewer only at the end of the file."""
 

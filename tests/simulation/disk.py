@@ -174,6 +174,9 @@ class Disk:
     def start_sync(self, fd: int) -> None:
         """Do nothing: what is not synced may be on the disk at any time."""
 
+    def start_read(self, fd: int) -> None:
+        """Do nothing."""
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read."""
         file, path = self._open[fd]

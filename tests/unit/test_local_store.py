@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import holdfast
 from holdfast._core import Vfs
@@ -27,6 +28,32 @@ def test_root_may_write_to_the_reserve_and_others_may_not(
     monkeypatch.setattr(os, "statvfs", lambda _: system)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert LocalStore(new_path()).free_bytes() == blocks * 4096
+
+
+def test_the_disk_begins_with_a_small_file_while_the_target_is_bound(
+    new_path: NewPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[str]()
+    read = LocalStore.start_read
+    monkeypatch.setattr(LocalStore, "start_read", lambda s, n: begun.append(n) or read(s, n))
+    small, large = {"a": torch.ones(1024)}, {"a": torch.ones(4 << 20)}
+    for state in (small, large):
+        holdfast.save(state, path := new_path())
+        holdfast.load(path, into=state)
+    assert [name.rpartition("/")[2] for name in begun] == ["00000-0.hf"]
+
+
+def test_a_hint_to_read_is_never_an_error(new_path: NewPath) -> None:
+    place = new_path()
+    place.mkdir()
+    (place / "link").symlink_to("/dev/null")
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("absent", "link", ".", "absent/too"):
+        LocalStore(place).start_read(name)
+    (place / "file").write_bytes(b"bytes")
+    with faulty(Fault("open", persistent=True)):
+        LocalStore(place).start_read("file")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(

@@ -6,6 +6,8 @@
 // and so see every call whoever makes it: this file's methods, the threads or the ring of a Queue.
 #pragma once
 
+#include <fcntl.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -110,7 +112,10 @@ class Vfs {
   // hint is no Operation.
   Status write(int fd, const void* data, std::size_t size, std::uint64_t offset);
   // The same hint for all that was written, however little.
-  void start_sync(int fd);
+  void start_sync(int fd) { ::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); }
+  // The kernel starts to read the file from the disk, as far as it keeps what it reads. That hint
+  // is no Operation either.
+  void start_read(int fd) { ::posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED); }
   // Bytes read: fewer than `size` only at the end of the file.
   Result<std::size_t> read(int fd, void* data, std::size_t size, std::uint64_t offset);
   Result<std::uint64_t> size(int fd);

@@ -280,10 +280,6 @@ Status Vfs::write(int fd, const void* data, std::size_t size, std::uint64_t offs
   return {};
 }
 
-void Vfs::start_sync(int fd) {
-  ::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
-}
-
 Result<std::size_t> Vfs::read(int fd, void* data, std::size_t size, std::uint64_t offset) {
   std::size_t done = 0;
   int retries = 0;

@@ -256,7 +256,7 @@ def _open_alike(
                 known = _by_name(request.types)
             store, manifest = open_store(path) if reach is None else reach.store, None
             try:
-                manifest = _read_manifest(store, options, step)
+                manifest = _read_manifest(store, options, step, ranks.rank)
             except (NotCommittedError, StoreError) as error:
                 if step is not None:
                     raise
@@ -348,14 +348,20 @@ def _shown(chain: Chain) -> str:
     )
 
 
-def _read_manifest(store: "Store", options: Options, step: int | None) -> "Manifest":
-    """Read it, where that is of whom it has to be, and of the step that it has to be."""
+def _read_manifest(store: "Store", options: Options, step: int | None, rank: int) -> "Manifest":
+    """Read it, where that is of whom it has to be, and of the step that it has to be.
+
+    The disk begins with a small file of this rank then, while the target is bound.
+    """
     manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
     found = manifest.table.header.step
     if step is not None and (wrong := misnamed(step_name(step), found)):
         raise MismatchError(
             f"{store.location} {wrong}. To start another run from it, use holdfast.load"
         )
+    files = manifest.table.file_bytes
+    if rank < len(files) and files[rank] < options.block_bytes:
+        store.start_read(manifest.file_names[rank])
     return manifest
 
 

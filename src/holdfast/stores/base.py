@@ -196,6 +196,9 @@ class Store(Protocol):
         Empty: there is none, or none that can be read. An ENOTDIR: something above is a file.
         """
 
+    def start_read(self, name: str) -> None:
+        """Let the disk begin to read a small file, which is opened soon: a hint, never an error."""
+
     def exists(self, name: str) -> bool:
         """Return whether a file or directory of this name is there."""
 
@@ -339,6 +342,12 @@ class Store(Protocol):
 def having_each(store: Store, names: Sequence[str], file: str) -> list[str]:
     """Be `Store.having`, where a look at one file takes no longer than it must."""
     return [name for name in names if store.exists(f"{name}/{file}")]
+
+
+def remove_each(store: Store, names: Sequence[str]) -> None:
+    """Be `Store.remove_all`, where files are removed one by one."""
+    for name in names:
+        store.remove(name)
 
 
 def list_if_there(store: Store) -> list[Entry] | None:

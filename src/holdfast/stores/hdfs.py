@@ -16,12 +16,12 @@ has logged a change durably before it replies; bytes are durable as `hdfs_files.
 import contextlib
 import errno
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError
-from .base import Entry, Names, having_each
+from .base import Entry, Names, having_each, remove_each
 from .hdfs_client import asked, client, split_url
 from .hdfs_files import Opened, Upload
 from .local_paths import GONE
@@ -47,7 +47,7 @@ class HdfsStore:
     can_link = can_replace = False
     shows_pending = True
     run_bytes = RUN_BYTES
-    having = having_each
+    having, remove_all = having_each, remove_each
 
     def __init__(self, url: str, named: str = "path") -> None:
         """Prepare; nothing is asked yet.
@@ -93,6 +93,9 @@ class HdfsStore:
                 if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EACCES):
                     raise
         return ""
+
+    def start_read(self, name: str) -> None:
+        """Do nothing: a file is read in one request, when it is opened."""
 
     def exists(self, name: str) -> bool:
         """Return whether anything of this name is there."""
@@ -281,11 +284,6 @@ class HdfsStore:
             found = self._found(name)
             if found is not None and found.kind == "file":
                 self._remove_box(name)
-
-    def remove_all(self, names: Sequence[str]) -> None:
-        """Remove files one by one."""
-        for name in names:
-            self.remove(name)
 
     def remove_directory(self, name: str = "") -> bool:
         """Remove a directory when it is empty, or a bar."""

@@ -76,6 +76,9 @@ class LayeredStore:
             return self.first.get(name, bytes_max)
         return self.second.get(name, bytes_max)
 
+    def start_read(self, name: str) -> None:
+        """Do nothing: in which place a file is, is seen when it is opened."""
+
     def is_near(self, name: str) -> bool:
         """Return whether the first place has a file; it is then read from there, else not."""
         if name not in self._near:

@@ -4,13 +4,13 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice, starmap
 from operator import attrgetter
 
 from .._core import Vfs, above_with, look_anew, probe
 from ..errors import StoreError, writable
-from .base import Entry, Names, having_each
+from .base import Entry, Names, having_each, remove_each
 from .local_marks import append, bar, claim
 from .local_paths import GONE, forget_below, free_below
 from .local_queue import LocalQueue
@@ -39,7 +39,7 @@ class LocalStore:
     """See `holdfast.stores.base.Store`."""
 
     can_link = can_replace = shows_pending = True
-    run_bytes, having = 4 << 20, having_each
+    run_bytes, having, remove_all = 4 << 20, having_each, remove_each
 
     def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
         self.location = os.path.abspath(os.fspath(root))
@@ -97,6 +97,13 @@ class LocalStore:
         """Open a regular file for reading; no link may be on the way to it from the root."""
         self._path(name)
         return self.vfs.open_beneath(self.location, name, direct)
+
+    def start_read(self, name: str) -> None:
+        """Let the disk begin to read a small file, which is opened soon: a hint, never an error."""
+        with contextlib.suppress(StoreError):
+            descriptor = self.open(name, direct=False)
+            self.vfs.start_read(descriptor)
+            self.vfs.close(descriptor)
 
     def sync_made(self, name: str) -> None:
         """Sync the directory of ``name``, and every one that this store has made an entry in."""
@@ -283,11 +290,6 @@ class LocalStore:
             is_silly = error.errno == errno.EBUSY and "/.nfs" in self._path(name)
             if error.errno not in GONE and not is_silly:
                 raise
-
-    def remove_all(self, names: Sequence[str]) -> None:
-        """Remove files one by one."""
-        for name in names:
-            self.remove(name)
 
     def remove_directory(self, name: str = "") -> bool:
         """Remove a directory when it is empty."""

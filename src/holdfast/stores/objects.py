@@ -120,9 +120,9 @@ class ObjectStore:
         return FILES.add_read(Opened(self._client, self._key(name), self._where(name), size))
 
     def sync_made(self, name: str = "") -> None:
-        """Do nothing: what is there is durable."""
+        """Do nothing: what is there is durable, and is read when it is asked for."""
 
-    sync_path = sync_above = sync_directory = sync_made
+    sync_path = sync_above = sync_directory = start_read = sync_made
 
     def get(self, name: str, bytes_max: int) -> bytes:
         """Read a whole object by one request: another may be put in its place meanwhile."""
