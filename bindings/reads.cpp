@@ -19,13 +19,12 @@ using Halves = Lent<std::uint32_t>;
 using Flags = Lent<std::uint8_t>;
 
 // Numbers that are places: each below `end`.
-const Numbers& within(const Numbers& numbers, std::size_t end) {
-  for (const std::int64_t number : numbers.all()) {
+void within(Column numbers, std::size_t end) {
+  for (const std::int64_t number : numbers) {
     if (number < 0 || static_cast<std::uint64_t>(number) >= end) {
       throw nb::index_error("a number is outside of its column");
     }
   }
-  return numbers;
 }
 
 void require(bool holds) {
@@ -64,12 +63,12 @@ nb::object whole(const nb::tuple& columns, nb::handle tensors) {
   const Numbers wanted(tensors);
   require(first.all().size() == is_cut.all().size() + 1);
   require(first_row.all().size() == chunks.all().size());
-  within(wanted, is_cut.all().size());
+  within(wanted.all(), is_cut.all().size());
   const auto cut = [&](std::int64_t tensor) {
     return is_cut.all()[static_cast<std::size_t>(tensor)] != 0;
   };
   if (std::ranges::any_of(wanted.all(), cut)) return nb::none();
-  within(order, chunks.all().size());
+  within(order.all(), chunks.all().size());
   const Wanted found =
       rows_of_whole(order.all(), first.all(), first_row.all(), chunks.all(), wanted.all());
   return nb::make_tuple(bytes_of(found.number), bytes_of(found.row),
@@ -81,10 +80,11 @@ nb::tuple in_order(const nb::tuple& columns, nb::handle number, nb::handle row, 
   const Numbers numbers(number), rows(row);
   const Flags exacts(exact);
   require(numbers.all().size() == rows.all().size() && exacts.all().size() == rows.all().size());
-  within(rows, chunks.count());
+  within(rows.all(), chunks.count());
   const ChunkColumns of = chunks.all();
-  const ReadColumns reads =
-      reads_in_order(of.file_first_chunk, of.start, numbers.all(), rows.all(), exacts.all());
+  const ReadColumns reads = without_gil(rows.all().size_bytes(), [&] {
+    return reads_in_order(of.file_first_chunk, of.start, numbers.all(), rows.all(), exacts.all());
+  });
   return nb::make_tuple(bytes_of(reads.row), bytes_of(reads.first), bytes_of(reads.count),
                         bytes_of(reads.wants), bytes_of(reads.exact));
 }
@@ -93,8 +93,9 @@ nb::list join(const nb::tuple& columns, nb::handle row, nb::handle begin, std::i
               std::int64_t bytes_min) {
   const Chunks chunks(columns);
   const Numbers rows(row), begins(begin);
-  within(rows, chunks.count());
-  within(begins, rows.all().size());
+  within(rows.all(), chunks.count());
+  within(begins.all(), rows.all().size());
+  require(std::ranges::is_sorted(begins.all()));
   nb::list found;
   for (const Run& run : join_runs(chunks.all(), rows.all(), begins.all(), {bytes_max, bytes_min})) {
     found.append(nb::make_tuple(run.file, run.offset, run.bytes, run.begin, run.end));
@@ -108,7 +109,7 @@ std::size_t damaged(const nb::tuple& columns, nb::handle checksum, nb::handle ro
   const Words checksums(checksum);
   const Numbers rows(row);
   const ChunkColumns of = chunks.all();
-  within(rows, std::min(chunks.count(), checksums.all().size()));
+  within(rows.all(), std::min(chunks.count(), checksums.all().size()));
   SeedHead seed_head;
   require(head.size() == sizeof seed_head && file < of.file_first_chunk.size());
   std::memcpy(seed_head.data(), head.data(), sizeof seed_head);
@@ -133,14 +134,17 @@ nb::object place(const nb::tuple& columns, const nb::tuple& shard_columns, const
   const std::size_t count = rows.all().size(), pairs = wants.all().size();
   require(firsts.all().size() == count && counts.all().size() == count);
   require(exact.all().size() == pairs && tensor.all().size() == first_row.all().size());
-  within(rows, chunks.count());
-  within(wants, addresses.all().size());
+  require(steps.all().size() == items.all().size() && (count == 0 || !tensor.all().empty()));
+  within(rows.all(), chunks.count());
   std::size_t total = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::int64_t begin = firsts.all()[i], more = counts.all()[i];
-    require(begin >= 0 && more >= 0 && static_cast<std::size_t>(begin + more) <= pairs);
+    const auto begin = static_cast<std::size_t>(firsts.all()[i]);
+    const auto more = static_cast<std::size_t>(counts.all()[i]);
+    require(begin <= pairs && more <= pairs - begin);
+    // Of its own pairs alone: the column has those of all runs.
+    within(wants.all().subspan(begin, more), addresses.all().size());
     const auto row = static_cast<std::size_t>(rows.all()[i]);
-    total += static_cast<std::size_t>(chunks.all().bytes[row] * more);
+    total += static_cast<std::size_t>(chunks.all().bytes[row]) * more;
   }
   const ShardRows shards{first_row.all(), tensor.all(), steps.all(), items.all()};
   const Placing placing{rows.all(),  firsts.all(), counts.all(),

@@ -44,10 +44,10 @@ TEST(reads_are_ordered_by_file_and_place_and_each_chunk_is_one) {
   const ReadColumns reads = reads_in_order(chunks.first, chunks.start, Numbers{0, 1, 2, 3, 4},
                                            Numbers{3, 0, 2, 0, 1}, Flags{1, 0, 1, 1, 0});
   CHECK(reads.row == (Numbers{2, 1, 0, 3}));
-  CHECK(reads.first == (Numbers{0, 1, 2, 4}));
+  CHECK(reads.first == (Numbers{3, 2, 0, 4}));
   CHECK(reads.count == (Numbers{1, 1, 2, 1}));
-  CHECK(reads.wants == (Numbers{2, 4, 1, 3, 0}));
-  CHECK(reads.exact == (Flags{1, 0, 0, 1, 1}));
+  CHECK(reads.wants == (Numbers{1, 3, 4, 2, 0}));
+  CHECK(reads.exact == (Flags{0, 1, 0, 1, 1}));
 }
 
 TEST(neighbours_are_one_run_until_it_is_long_enough_or_would_be_too_long) {

@@ -4,11 +4,13 @@ Which chunks, in which order, in which runs; and which targets share memory.
 """
 
 import random
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
+import pytest
 
-from holdfast._core import join_runs, overlapping, reads_in_order
+from holdfast._core import join_runs, overlapping, place_reads, reads_in_order
 
 PAGE, KIB, MIB = 4096, 1 << 10, 1 << 20
 ROUNDS = 400
@@ -37,32 +39,40 @@ def some_chunks(chance: random.Random) -> Chunks:
     return tuple(np.array(column, np.int64) for column in (first, start, size, gap_start))
 
 
+def with_empty_ones(chunks: Chunks, chance: random.Random) -> Chunks:
+    """Let some chunks be empty, as those that were rounded to zeros: they lie nowhere."""
+    first, start, size, gap_start = (column.copy() for column in chunks)
+    for row in range(len(start)):
+        if chance.random() < 0.3:
+            start[row] = size[row] = gap_start[row] = 0
+    return first, start, size, gap_start
+
+
 def file_of(chunks: Chunks, row: int) -> int:
     return next(file for file, first in enumerate(chunks[0][1:]) if row < first)
 
 
-def expected_order(chunks: Chunks, pairs: list[tuple[int, int, bool]]) -> list[list[int]]:
-    """Return rows, firsts, counts, wants and exact, from (number, row, exact) of every pair."""
-    ordered = sorted(pairs, key=lambda p: (file_of(chunks, p[1]), chunks[1][p[1]], p[0]))
-    groups = [(row, list(of_row)) for row, of_row in groupby(ordered, lambda pair: pair[1])]
-    counts = [len(of_row) for _, of_row in groups]
-    firsts = [sum(counts[:place]) for place in range(len(counts))]
-    rows = [row for row, _ in groups]
-    return [rows, firsts, counts, [p[0] for p in ordered], [int(p[2]) for p in ordered]]
+def expected_order(chunks: Chunks, pairs: list[tuple[int, int, bool]]) -> list[list[Any]]:
+    """Return rows, and what wants each, from (number, row, exact) of every pair."""
+    rows = sorted({row for _, row, _ in pairs}, key=lambda r: (file_of(chunks, r), chunks[1][r], r))
+    return [[row, *sorted((n, exact) for n, of, exact in pairs if of == row)] for row in rows]
 
 
 def test_each_chunk_is_read_once_by_file_and_place() -> None:
     chance = random.Random(1)
     for _ in range(ROUNDS):
-        chunks = some_chunks(chance)
+        chunks = with_empty_ones(some_chunks(chance), chance)
         rows = [row for row in range(len(chunks[1])) for _ in range(chance.randrange(3))]
         pairs = [(number, row, chance.random() < 0.5) for number, row in enumerate(rows)]
         chance.shuffle(pairs)
         columns = [*zip(*pairs, strict=True)] or [(), (), ()]
         number, row = (np.array(column, np.int64) for column in columns[:2])
         *found, exact = reads_in_order(chunks, number, row, np.array(columns[2], np.bool_))
-        numbers = [np.frombuffer(column, np.int64).tolist() for column in found]
-        assert [*numbers, [*exact]] == expected_order(chunks, pairs)
+        rows, first, count, wants = (np.frombuffer(column, np.int64).tolist() for column in found)
+        wanted = [*zip(wants, map(bool, exact), strict=True)]
+        reads = zip(rows, first, count, strict=True)
+        assert [[r, *wanted[at : at + n]] for r, at, n in reads] == expected_order(chunks, pairs)
+        assert sum(count) == len(pairs)
 
 
 def expected_runs(
@@ -108,6 +118,22 @@ def test_runs_are_as_long_as_they_may_be() -> None:
         assert found == expected_runs(chunks, rows, begins, *limits)
         joined += len(begins) - len(found)
     assert joined > ROUNDS
+
+
+def test_of_what_is_wanted_only_what_a_run_holds_is_looked_at() -> None:
+    """Runs share these columns: who looked at all of them for each run would need their square."""
+    numbers = [np.array([n], np.int64) for n in (0, 64, 4, 64)]
+    chunks = (np.array([0, 1], np.int64), *numbers[1:])
+    shards = numbers[0], np.zeros(1, np.uint32), np.ones(1, np.int64), np.ones(1, np.int64)
+    stored, target = np.arange(72, dtype=np.uint8), np.zeros(4, np.uint8)
+    wants, exact = np.array([7, 0, 7], np.int64), np.ones(3, np.bool_)
+    reads = numbers[0], np.ones(1, np.int64), np.ones(1, np.int64), wants, exact
+    address = np.array([target.ctypes.data], np.uint64)
+    assert place_reads(chunks, shards, reads, address, stored.ctypes.data) is None
+    assert target.tolist() == [64, 65, 66, 67]
+    wants[1] = 1
+    with pytest.raises(IndexError):
+        place_reads(chunks, shards, reads, address, stored.ctypes.data)
 
 
 def test_stretches_of_memory_that_share_a_byte_are_found() -> None:

@@ -30,7 +30,8 @@ struct ReadColumns {
 Wanted rows_of_whole(Column tensor_order, Column tensor_first, Column shard_first_row,
                      std::span<const std::uint32_t> shard_chunks, Column tensors);
 
-// Every chunk once, by file and place in it, with what wants it in the order of its numbers.
+// Every chunk once, by file and place in it (empty ones, which lie nowhere, by row), with what wants
+// it in the order of the numbers. There is a file.
 ReadColumns reads_in_order(Column file_first_chunk, Column chunk_start, Column number,
                            Column row, std::span<const std::uint8_t> exact);
 
@@ -45,7 +46,8 @@ struct RunLimits {
 };
 
 struct Run {
-  std::int64_t file, offset, bytes;
+  std::size_t file;
+  std::int64_t offset, bytes;
   std::size_t begin, end;  // of its chunks, in `rows`
 };
 

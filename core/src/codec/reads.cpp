@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "holdfast/segment.h"
 
@@ -14,7 +15,6 @@ namespace {
 constexpr std::int64_t kGapBytesMax = 64 << 10;
 constexpr std::int64_t kGapShareMax = 64;
 constexpr std::int64_t kPage = kLargeAlignBytes;
-constexpr int kFileBits = 40;  // of a place in all files: more than any file has bytes
 
 std::size_t at(std::int64_t row) { return static_cast<std::size_t>(row); }
 
@@ -23,10 +23,51 @@ std::size_t owner_of(Column firsts, std::int64_t row) {
   return at(std::ranges::upper_bound(firsts, row) - firsts.begin()) - 1;
 }
 
-// Whole pages around a unit, in all files one behind the other.
+// Whole pages of a file around a unit.
 struct Unit {
-  std::int64_t first, last, file;
+  std::int64_t first, last;
+  std::size_t file;
 };
+
+// What wants a chunk.
+struct Pair {
+  std::int64_t row, number;
+  std::size_t index;
+
+  auto order() const { return std::tie(row, number); }
+};
+
+// By row, and what wants it by number; empty where they are given so.
+std::vector<Pair> sorted_pairs(Column number, Column row) {
+  const auto key = [&](std::size_t i) { return std::tie(row[i], number[i]); };
+  std::vector<Pair> pairs;
+  std::size_t ordered = 1;
+  while (ordered < row.size() && key(ordered - 1) <= key(ordered)) ++ordered;
+  if (ordered >= row.size()) return pairs;
+  pairs.resize(row.size());
+  for (std::size_t i = 0; i < pairs.size(); ++i) pairs[i] = {row[i], number[i], i};
+  std::ranges::stable_sort(pairs, {}, &Pair::order);
+  return pairs;
+}
+
+// Reads by row → by file and place. Rows count on from file to file.
+void order_by_place(Column file_first_chunk, Column chunk_start, ReadColumns& reads) {
+  std::vector<std::pair<std::size_t, std::int64_t>> places(reads.row.size());
+  std::size_t file = 0;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const std::int64_t row = reads.row[i];
+    if (row >= file_first_chunk[file + 1]) file = owner_of(file_first_chunk, row);
+    places[i] = {file, chunk_start[at(row)]};
+  }
+  std::vector<std::size_t> order(places.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return places[i]; });
+  for (auto* column : {&reads.row, &reads.first, &reads.count}) {
+    std::vector<std::int64_t> moved(order.size());
+    std::ranges::transform(order, moved.begin(), [&](std::size_t i) { return (*column)[i]; });
+    *column = std::move(moved);
+  }
+}
 
 std::vector<Unit> units_of(const ChunkColumns& chunks, Column rows, Column begins) {
   std::vector<Unit> units(begins.size());
@@ -38,9 +79,8 @@ std::vector<Unit> units_of(const ChunkColumns& chunks, Column rows, Column begin
       first = std::min(first, chunks.gap_start[at(row)]);
       last = std::max(last, chunks.start[at(row)] + chunks.bytes[at(row)]);
     }
-    const auto file = static_cast<std::int64_t>(owner_of(chunks.file_first_chunk, rows[begin]));
-    const std::int64_t place = file << kFileBits;
-    units[i] = {first / kPage * kPage + place, (last + kPage - 1) / kPage * kPage + place, file};
+    units[i] = {first / kPage * kPage, (last + kPage - 1) / kPage * kPage,
+                owner_of(chunks.file_first_chunk, rows[begin])};
   }
   return units;
 }
@@ -63,32 +103,30 @@ Wanted rows_of_whole(Column tensor_order, Column tensor_first, Column shard_firs
 
 ReadColumns reads_in_order(Column file_first_chunk, Column chunk_start, Column number, Column row,
                            std::span<const std::uint8_t> exact) {
-  // Rows count on from file to file, so the file is what counts, then the place, then the number.
-  std::vector<std::int64_t> file(row.size());
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    file[i] = static_cast<std::int64_t>(owner_of(file_first_chunk, row[i]));
-  }
-  const auto key = [&](std::size_t i) {
-    return std::tuple(file[i], chunk_start[at(row[i])], number[i]);
-  };
-  std::vector<std::size_t> order(row.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  if (!std::ranges::is_sorted(order, {}, key)) std::ranges::stable_sort(order, {}, key);
+  const std::vector<Pair> pairs = sorted_pairs(number, row);
   ReadColumns reads;
   for (auto* column : {&reads.row, &reads.first, &reads.count, &reads.wants}) {
     column->reserve(row.size());
   }
   reads.exact.reserve(row.size());
-  for (const std::size_t i : order) {
-    if (reads.row.empty() || reads.row.back() != row[i]) {
-      reads.row.push_back(row[i]);
-      reads.first.push_back(static_cast<std::int64_t>(reads.wants.size()));
+  bool is_ordered = true;
+  std::size_t file = 0;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const Pair pair = pairs.empty() ? Pair{row[i], number[i], i} : pairs[i];
+    if (reads.row.empty() || reads.row.back() != pair.row) {
+      const bool is_next = pair.row >= file_first_chunk[file + 1];
+      if (is_next) file = owner_of(file_first_chunk, pair.row);
+      is_ordered = is_ordered && (is_next || reads.row.empty() ||
+                                  chunk_start[at(reads.row.back())] <= chunk_start[at(pair.row)]);
+      reads.row.push_back(pair.row);
+      reads.first.push_back(static_cast<std::int64_t>(i));
       reads.count.push_back(0);
     }
     ++reads.count.back();
-    reads.wants.push_back(number[i]);
-    reads.exact.push_back(exact[i]);
+    reads.wants.push_back(pair.number);
+    reads.exact.push_back(exact[pair.index]);
   }
+  if (!is_ordered) order_by_place(file_first_chunk, chunk_start, reads);
   return reads;
 }
 
@@ -103,14 +141,13 @@ std::vector<Run> join_runs(const ChunkColumns& chunks, Column rows, Column begin
     while (end < units.size() && highest - start < limits.bytes_min) {
       const std::int64_t before = units[end - 1].last;
       const std::int64_t gap_max = std::min(kGapBytesMax, (before - start) / kGapShareMax);
-      if (units[end].first - before > gap_max) break;
+      if (units[end].file != file || units[end].first - before > gap_max) break;
       if (units[end].last - start > limits.bytes_max) break;
       highest = std::max(highest, units[end].last);
       ++end;
     }
     const std::size_t rows_end = end < units.size() ? at(begins[end]) : rows.size();
-    runs.push_back({file, start - (file << kFileBits), highest - start, at(begins[begin]),
-                    rows_end});
+    runs.push_back({file, start, highest - start, at(begins[begin]), rows_end});
     begin = end;
   }
   return runs;

@@ -67,7 +67,8 @@ class DataFileWriter:
             self._sync_file()
         plan, self.number = self.plan, self.number + 1
         name = data_file_name(plan.header.save_id, plan.rank, self.number)
-        is_small, queue = expected_bytes < self._lease.small_bytes, self._lease.queue
+        is_small = expected_bytes + FOOTER_ROOM_BYTES < self._lease.small_bytes
+        queue = self._lease.queue
         self._descriptor = self._store.create(name, direct=queue.direct and not is_small)
         self._names.append(name)
         if not is_small:
