@@ -112,7 +112,7 @@ def parse_json(data: bytes) -> Json:
     """
     try:
         text = data.decode()
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = _read(text)
         # What reads the same when it is written again has repeated no key: without a look at each.
         if compact_json(value) != text:
             value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -132,6 +132,10 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 def _refuse_constant(name: str) -> None:
     raise CorruptError(f"the JSON header holds {name}")
+
+
+# One decoder for all: json.loads would make a new one for this argument.
+_read = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def _check_surrogates(value: Json) -> None:
