@@ -30,8 +30,8 @@ struct ReadColumns {
 Wanted rows_of_whole(Column tensor_order, Column tensor_first, Column shard_first_row,
                      std::span<const std::uint32_t> shard_chunks, Column tensors);
 
-// Every chunk once, by file and place in it (empty ones, which lie nowhere, by row), with what wants
-// it in the order of the numbers. There is a file.
+// Every chunk once, by file and place in it (empty ones, which lie nowhere, by row), with what
+// wants it in the order of the numbers. There is a file.
 ReadColumns reads_in_order(Column file_first_chunk, Column chunk_start, Column number,
                            Column row, std::span<const std::uint8_t> exact);
 
