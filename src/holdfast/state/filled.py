@@ -87,12 +87,12 @@ class Plain:
 
     def touching(self, others: Iterable[LocalTensor]) -> dict[Path, LocalTensor]:
         """Describe those that share memory with each other, or may share some with others."""
-        addresses, sizes = self.addresses, self.sizes
+        ranges: list[tuple[int, int]] = []
         for leaf in others:
             held = [leaf.data] if leaf.plain else [data for data, _ in leaf.boxed]
-            ranges = [_storage(data) for data in held if data.is_cpu]
-            addresses = [*addresses, *map(itemgetter(0), ranges)]
-            sizes = [*sizes, *map(itemgetter(1), ranges)]
+            ranges += [_storage(data) for data in held if data.is_cpu]
+        addresses = [*self.addresses, *map(itemgetter(0), ranges)]
+        sizes = [*self.sizes, *map(itemgetter(1), ranges)]
         found: dict[Path, LocalTensor] = {}
         for number in overlapping(addresses, sizes):
             if number < len(self.paths):
