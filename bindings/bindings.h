@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <utility>
 
 #include "holdfast/status.h"
@@ -59,24 +58,6 @@ class BufferView {
 
  private:
   Py_buffer view_{};
-};
-
-// A column that a Python object lends: an array of numbers of the machine's own byte order.
-template <class Item>
-class Lent {
- public:
-  explicit Lent(nanobind::handle object) : view_(object) {
-    if (view_.size() % sizeof(Item) != 0 ||
-        reinterpret_cast<std::uintptr_t>(view_.data()) % alignof(Item) != 0) {
-      throw nanobind::value_error("a column of other numbers");
-    }
-  }
-  std::span<const Item> all() const {
-    return {static_cast<const Item*>(view_.data()), view_.size() / sizeof(Item)};
-  }
-
- private:
-  BufferView view_;
 };
 
 // Runs `body` without the GIL and returns what it returns.

@@ -9,7 +9,7 @@ using namespace nb::literals;
 
 namespace holdfast {
 
-// With the GIL held: a thread that wakes has to wait for it, and finds the last word.
+// With the GIL held: a worker cannot begin a job between the look at its id and the call.
 void bind_cpus(nb::module_& module) {
   module.def(
       "wake_here",

@@ -2,21 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <vector>
 
-#include "bindings.h"
+#include "columns.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace holdfast {
 namespace {
-
-using Numbers = Lent<std::int64_t>;
-using Words = Lent<std::uint64_t>;
-using Halves = Lent<std::uint32_t>;
-using Flags = Lent<std::uint8_t>;
 
 // Numbers that are places: each below `end`.
 void within(Column numbers, std::size_t end) {
@@ -27,17 +21,9 @@ void within(Column numbers, std::size_t end) {
   }
 }
 
-void require(bool holds) {
-  if (!holds) throw nb::value_error("columns of several lengths");
-}
-
 template <class Item>
 nb::bytes bytes_of(const std::vector<Item>& items) {
   return nb::bytes(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item));
-}
-
-nb::tuple bytes_of(const Wanted& wanted) {
-  return nb::make_tuple(bytes_of(wanted.number), bytes_of(wanted.row));
 }
 
 // Python's columns of all chunks, held while a function looks at them.
@@ -149,10 +135,11 @@ nb::object place(const nb::tuple& columns, const nb::tuple& shard_columns, const
   const ShardRows shards{first_row.all(), tensor.all(), steps.all(), items.all()};
   const Placing placing{rows.all(),  firsts.all(), counts.all(),
                         wants.all(), exact.all(),  addresses.all()};
-  const Wanted others = without_gil(total, [&] {
+  const Elsewhere others = without_gil(total, [&] {
     return place_reads(chunks.all(), shards, placing, memory_at(static_cast<std::uintptr_t>(base)));
   });
-  return others.row.empty() ? nb::none() : nb::object(bytes_of(others));
+  if (others.read.empty()) return nb::none();
+  return nb::make_tuple(bytes_of(others.read), bytes_of(others.pair));
 }
 
 std::vector<std::int64_t> numbers_of(const nb::list& list) {

@@ -2,21 +2,13 @@
 
 #include <vector>
 
-#include "bindings.h"
+#include "columns.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace holdfast {
 namespace {
-
-using Words = Lent<std::uint64_t>;
-using Halves = Lent<std::uint32_t>;
-using Numbers = Lent<std::int64_t>;
-
-void require(bool holds) {
-  if (!holds) throw nb::value_error("columns of several lengths");
-}
 
 // Hands out `out` piece by piece.
 class Pieces {
@@ -72,7 +64,7 @@ bool derive(const nb::tuple& columns, const nb::list& item_bytes, const nb::list
                            shard_first_chunk.all(), shard_chunks.all(), shard_box.all(),
                            chunk_size_mode.all(), chunk_offset.all()};
   const Numbers numbers_out(out);
-  const Lent<std::uint8_t> cut_out(is_cut);
+  const Flags cut_out(is_cut);
   const std::size_t files = table.file_bytes.size(), shards = table.shard_tensor.size();
   const std::size_t chunks = table.chunk_offset.size(), count = shapes.size();
   for (const auto& column : {table.file_rank, table.file_number, table.file_chunks}) {

@@ -114,15 +114,15 @@ TEST(chunks_are_placed_where_their_targets_lie_as_stored_and_the_others_are_name
                                            reinterpret_cast<std::uint64_t>(twin.data())};
   const Numbers rows{0, 1, 2}, firsts{0, 2, 4}, counts{2, 2, 1}, wants{0, 2, 0, 2, 1};
   const Flags exact{1, 1, 1, 0, 1};
-  const Wanted others =
+  const Elsewhere others =
       place_reads({first, start, bytes, gap_start}, {first_row, tensor, chunk_elements, item_bytes},
                   {rows, firsts, counts, wants, exact, address}, file.data());
   CHECK(std::memcmp(target.data(), file.data(), 16) == 0);
   CHECK(std::memcmp(target.data() + 16, file.data() + 64, 8) == 0);
   CHECK(std::memcmp(twin.data(), file.data(), 16) == 0);
   CHECK(twin[16] == std::byte{0});
-  CHECK(others.number == (Numbers{1, 2}));
-  CHECK(others.row == (Numbers{3, 4}));
+  CHECK(others.read == (Numbers{1, 2}));
+  CHECK(others.pair == (Numbers{3, 4}));
 }
 
 TEST(stretches_that_share_a_byte_are_found) {

@@ -15,7 +15,7 @@ namespace holdfast {
 
 using Column = std::span<const std::int64_t>;
 
-// What is wanted of which chunk: parallel columns, or rows in the order in which they are read.
+// Pairs: the number of something that is wanted, and the row of a chunk of it.
 struct Wanted {
   std::vector<std::int64_t> number, row;
 };
@@ -76,10 +76,15 @@ struct Placing {
   std::span<const std::uint64_t> address;
 };
 
-// Copies chunks to where they lie in their targets as they are stored. Returns the others: which
-// of `reads.row`, and the place in `reads.wants`.
-Wanted place_reads(const ChunkColumns& chunks, const ShardRows& shards, const Placing& reads,
-                   const std::byte* base);
+// What does not lie in its target as it is stored: which of `Placing::row`, and which place in
+// `Placing::wants`.
+struct Elsewhere {
+  std::vector<std::int64_t> read, pair;
+};
+
+// Copies chunks to where they lie in their targets as they are stored. Returns the others.
+Elsewhere place_reads(const ChunkColumns& chunks, const ShardRows& shards, const Placing& reads,
+                      const std::byte* base);
 
 // Which stretches of memory share a byte with another one, ascending. Empty ones share none.
 std::vector<std::size_t> overlapping(Column begin, Column bytes);

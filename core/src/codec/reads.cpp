@@ -10,10 +10,8 @@
 namespace holdfast {
 namespace {
 
-// As plan/reads.py says it: to read over a gap costs less than a request, but of a run no more than
-// one part in so many.
-constexpr std::int64_t kGapBytesMax = 64 << 10;
-constexpr std::int64_t kGapShareMax = 64;
+constexpr std::int64_t kGapBytesMax = 64 << 10;  // to read over so many costs less than a request
+constexpr std::int64_t kGapShareMax = 64;        // but of a run no more than one part in so many
 constexpr std::int64_t kPage = kLargeAlignBytes;
 
 std::size_t at(std::int64_t row) { return static_cast<std::size_t>(row); }
@@ -168,9 +166,9 @@ std::size_t first_damaged_read(const ChunkColumns& chunks, std::span<const std::
   return first_damaged(stored, head);
 }
 
-Wanted place_reads(const ChunkColumns& chunks, const ShardRows& shards, const Placing& reads,
-                   const std::byte* base) {
-  Wanted others;
+Elsewhere place_reads(const ChunkColumns& chunks, const ShardRows& shards, const Placing& reads,
+                      const std::byte* base) {
+  Elsewhere others;
   for (std::size_t which = 0; which < reads.row.size(); ++which) {
     const std::int64_t row = reads.row[which];
     const std::size_t shard = owner_of(shards.first_row, row), tensor = shards.tensor[shard];
@@ -180,8 +178,8 @@ Wanted place_reads(const ChunkColumns& chunks, const ShardRows& shards, const Pl
       const std::int64_t pair = reads.first[which] + i;
       const std::uint64_t address = reads.address[at(reads.wants[at(pair)])];
       if (reads.exact[at(pair)] == 0 || address == 0) {
-        others.number.push_back(static_cast<std::int64_t>(which));
-        others.row.push_back(pair);
+        others.read.push_back(static_cast<std::int64_t>(which));
+        others.pair.push_back(pair);
         continue;
       }
       auto* const target = reinterpret_cast<std::byte*>(address);
