@@ -188,7 +188,7 @@ def wake_here(thread: int) -> bytes:
     """
 
 def run_on(cpus: bytes) -> None:
-    """Let this thread run where another may; where nothing is given, as before."""
+    """Let this thread run on the CPUs that `wake_here` returned; none: it runs where it did."""
 
 def rows_of_whole(
     columns: tuple[NDArray[Any], ...], tensors: NDArray[np.int64]
@@ -228,8 +228,8 @@ def join_runs(
 ) -> list[tuple[int, int, int, int, int]]:
     """Join units into runs, as `plan.reads.coalesce` says it.
 
-    It is read over a gap of up to 64 KiB rather than sought, which costs less than a request; but
-    of a run no more than one part in 64 (1.6 %) are gaps that it grew over.
+    A run reads over a gap of up to 64 KiB: a further request costs more. The gap is at most one
+    part in 64 (1.6 %) of the run before it.
 
     Args:
         chunks: `format.manifest.CHUNKS` of all.

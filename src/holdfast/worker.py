@@ -14,8 +14,8 @@ Invariants:
   2. What the two threads share is safe at every point where a handler may raise. No Condition, no
      Event: their own frames may be interrupted, and keep their lock.
   3. A worker has none of the caller's modes of torch, but its CUDA streams.
-  4. A worker begins on the CPU of its caller, whose caches hold what it needs: on another, the way
-     there and back takes twice as long. Then it runs wherever the caller may.
+  4. A worker begins on its caller's CPU: the caches there hold its data, and from another CPU the
+     way takes twice as long. Then it runs wherever the caller may.
   5. When Python ends, it waits for what is in the background, until its deadline. What another
      daemon thread is at is cancelled. After that a verb runs in the thread that calls it.
 Knows threads; no state, no files, no ranks.
@@ -138,7 +138,7 @@ class _Job:
         """
         _jobs.add(self)  # first: from here on the end of Python waits for it
         if not _ending.is_set():
-            self.cpus = wake_here(_idle)  # none comes between the look at who waits and this
+            self.cpus = wake_here(_idle)  # no other thread runs between the look and the call
             _inbox.put(self)
             if _idle or (_start_worker() and self._begun.wait(threads.BEGIN_S)):
                 return True

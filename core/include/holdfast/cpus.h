@@ -1,5 +1,5 @@
-// On which CPUs a thread runs. What the kernel forbids is not done, and nobody is told: it would
-// only have been faster. Safe from any thread.
+// On which CPUs a thread runs. Where the kernel forbids a change, nothing changes and nobody is
+// told: all of this only saves time. Safe from any thread.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace holdfast {
 
-// Lets another thread, which sleeps, wake on the CPU of this one, whose caches hold what it needs.
+// Lets another thread, which sleeps, wake on the CPU of this one: the caches there hold its data.
 // `thread` is its kernel id; 0: there is none. Returns the CPUs on which this thread may run, for
 // `run_on`; empty where the kernel does not say.
 std::string wake_here(int thread);

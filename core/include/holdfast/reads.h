@@ -1,7 +1,6 @@
-// What a load reads, as rows of the columns that a manifest has of its chunks: which rows, in which
-// runs of bytes, and from a run that was read to the targets. Pure functions but for `place_reads`,
-// safe from any thread; all memory is the caller's. Rows, numbers and places are checked by whoever
-// made them: each is within its column.
+// What a load reads: which chunks, in which runs of bytes, and how a run gets to its targets. A
+// chunk is a row of the manifest's columns. Pure functions but for `place_reads`; safe from any
+// thread. All memory is the caller's. The caller has checked that each row is within its column.
 #pragma once
 
 #include <cstddef>

@@ -349,9 +349,9 @@ def _shown(chain: Chain) -> str:
 
 
 def _read_manifest(store: "Store", options: Options, step: int | None, rank: int) -> "Manifest":
-    """Read it, where that is of whom it has to be, and of the step that it has to be.
+    """Read it; check who signed it, and its step.
 
-    The disk begins with a small file of this rank then, while the target is bound.
+    Then let the disk begin with this rank's file, if it is small, while the target is bound.
     """
     manifest = read_manifest(store, check_of(options.trust) if options.trust else None)
     found = manifest.table.header.step
