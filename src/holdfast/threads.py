@@ -15,34 +15,37 @@ Result = TypeVar("Result")
 MayBegin = Callable[[], bool]
 
 BEGIN_S = 2.0  # a thread that is to begin later does nothing
+FIRST_S = 0.005  # for another thread to go on first: as long as CPython lets one wait for the GIL
 
 
-class _Begun(threading.Event):
-    """What `Thread.start` waits for; here for no longer than `BEGIN_S`."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the thread runs; return False when it does not in that time."""
-        return super().wait(BEGIN_S if timeout is None else timeout)
-
-
-def start(target: Callable[[MayBegin], object], name: str) -> threading.Thread | None:
+def start(
+    target: Callable[[MayBegin], object], name: str, first: "threading.Lock | None" = None
+) -> threading.Thread | None:
     """Start a daemon thread; return None where none can be had.
 
     Args:
         target: what the thread calls, with a function: unless that returns True, it has to return
             at once, since `start` has returned None.
+        first: released when who goes on first does so, or not soon: the thread waits `FIRST_S`.
 
     Example:
         ``if start(lambda may_begin: may_begin() and work(), "holdfast-work") is None: work()``
     """
-    may_begin = partial(threading.Lock().acquire, False)  # to the first who asks
+    turn, begun = threading.Lock(), threading.Event()
+
+    def may_begin() -> bool:
+        if first is not None and first.acquire(timeout=FIRST_S):
+            first.release()  # for the next thread
+        return turn.acquire(blocking=False)  # the first who asks has it
+
+    begun.wait = partial(begun.wait, BEGIN_S)  # type: ignore[method-assign]
     thread = threading.Thread(target=target, args=(may_begin,), name=name, daemon=True)
-    thread._started = begun = _Begun()  # type: ignore[attr-defined]
+    thread._started = begun  # type: ignore[attr-defined]
     try:
         thread.start()
     except RuntimeError:
         return None
-    if begun.is_set() or not may_begin():
+    if begun.is_set() or not turn.acquire(blocking=False):
         return thread
     threading._limbo.pop(thread, None)  # type: ignore[attr-defined]
     return None

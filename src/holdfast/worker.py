@@ -16,7 +16,8 @@ Invariants:
   3. A worker has none of the caller's modes of torch, but its CUDA streams.
   4. A worker begins on its caller's CPU: the caches there hold its data, and from another CPU the
      way takes twice as long. Then it runs wherever the caller may.
-  5. When Python ends, it waits for what is in the background, until its deadline. What another
+  5. A thread that a body starts lets the caller go on first: it might keep the GIL for a while.
+  6. When Python ends, it waits for what is in the background, until its deadline. What another
      daemon thread is at is cancelled. After that a verb runs in the thread that calls it.
 Knows threads; no state, no files, no ranks.
 """
@@ -95,8 +96,7 @@ class _Call(Generic[Result]):
     """A function that the caller's thread is asked to call."""
 
     def __init__(self, function: Callable[[], Result]) -> None:
-        self.function = function
-        self.answered = Latch()
+        self.function, self.answered = function, Latch()
         self.result: Result
         self.failure: BaseException | None = None
 
@@ -127,6 +127,8 @@ class _Job:
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._asked: _Call[Any] | None = None
         self._begun, self.ended = Latch(), Latch()
+        self.resumed = threading.Lock()  # free when the caller goes on: for threads of the body
+        self.resumed.acquire()
         self.cpus = b""  # where the caller may run
         self._turn: dict[str, int] = {}  # whose the body is; who lost that word asks again
 
@@ -140,9 +142,8 @@ class _Job:
         if not _ending.is_set():
             self.cpus = wake_here(_idle)  # no other thread runs between the look and the call
             _inbox.put(self)
-            if _idle or (_start_worker() and self._begun.wait(threads.BEGIN_S)):
-                return True
-            if not self._take():
+            has_begun = _idle or (_start_worker() and self._begun.wait(threads.BEGIN_S))
+            if has_begun or not self._take():
                 return True
         self._end()
         if self.is_daemon and _ending.is_set():
@@ -192,8 +193,7 @@ class _Job:
 
     def ask(self, function: Callable[[], Result]) -> Result:
         """Have the caller's thread call a function; in the worker."""
-        call = _Call(function)
-        self._asked = call
+        self._asked = call = _Call(function)
         self._calls.put(call)
         if not self._is_left:  # else whoever stopped it has not seen this call
             call.answered.wait()
@@ -272,9 +272,7 @@ def in_worker(verb: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 def run(
     body: Callable[[], Result], *, dropped: Callable[[Result], object] = lambda _: None
 ) -> Result:
-    """Run the body of a verb in a worker thread; return what it returns, raise what it raises.
-
-    Within a body it is called here.
+    """Run the body of a verb in a worker thread, or here in one's body; return what it returns.
 
     Args:
         dropped: called, once or twice, with a result that an exception keeps from the caller.
@@ -303,6 +301,7 @@ def run(
     finally:
         here.serving = before
         job.failure = None  # it holds this frame
+        job.resumed.release()
 
 
 def call_in_caller(function: Callable[[], Result]) -> Result:
@@ -326,18 +325,18 @@ def place() -> tuple[int, int]:
 
 
 def start(target: Callable[[threads.MayBegin], object], name: str) -> threading.Thread | None:
-    """`threads.start`; return None too where Python is about to end the thread anywhere."""
-    return None if _ending.is_set() else threads.start(target, name)
+    """`threads.start`; return None too where Python is about to end the thread anywhere.
+
+    The caller of a body goes on first, unless the body takes longer.
+    """
+    first = here.job.resumed if here.job is not None else None
+    return None if _ending.is_set() else threads.start(target, name, first)
 
 
 def _start_worker() -> bool:
-    """Start a worker; return False where none can be had.
-
-    By one call of C: frames of `threading` may be interrupted. To start one takes a third of a
-    small save, so it waits for the next job.
-    """
+    """Start a worker; return False where none can be had."""
     try:
-        _thread.start_new_thread(_work, ())
+        _thread.start_new_thread(_work, ())  # frames of `threading` may be interrupted
     except RuntimeError:
         return False
     return True

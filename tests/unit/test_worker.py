@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import worker
+from holdfast import threads, worker
 from holdfast.engine import staging
 from holdfast.errors import AlreadyCommittedError
 from holdfast.runs.saver import Saver
@@ -312,3 +312,36 @@ def test_a_save_that_its_caller_left_is_not_taken_for_one_of_what_was_restored_s
     state["w"] += 1
     with pytest.raises(AlreadyCommittedError):
         run.save(2, state)
+
+
+def test_a_thread_of_a_body_lets_the_caller_go_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who saves in the background goes on at once, though the thread that writes wants the GIL."""
+    monkeypatch.setattr(threads, "FIRST_S", WITHIN_S)
+    order: list[str] = []
+    left = threading.Event()
+
+    def body() -> None:
+        worker.start(thread, "test-second")
+
+    def thread(may_begin: threads.MayBegin) -> None:
+        assert may_begin()
+        order.append("thread")
+        left.set()
+
+    for _ in range(50):
+        order.clear()
+        left.clear()
+        worker.run(body)
+        order.append("caller")
+        assert left.wait(WITHIN_S)
+        assert order == ["caller", "thread"]
+
+
+def test_a_thread_of_a_body_begins_though_the_body_waits_for_it() -> None:
+    done = threading.Event()
+
+    def body() -> bool:
+        assert worker.start(lambda may_begin: may_begin() and done.set(), "test") is not None
+        return done.wait(WITHIN_S)
+
+    assert worker.run(body)

@@ -305,7 +305,8 @@ def reserve(busy: str, deadline_s: float) -> Iterator[bool]:
         busy: "wait" for the save in flight, and for another thread that prepares one.
 
     Raises:
-        HoldfastError: this very thread prepares one, and is within that call.
+        HoldfastError: this very thread prepares one, and is within that call; or the save before
+            failed, and nobody has been told of it yet.
     """
     global _owner
     place, until = worker.place(), time.monotonic() + deadline_s
@@ -323,6 +324,7 @@ def reserve(busy: str, deadline_s: float) -> Iterator[bool]:
                 "process is still preparing one. Raise deadline_s, or save in one thread"
             )
     try:
+        _raise_untold()
         yield is_mine
     finally:
         if is_mine:
@@ -353,12 +355,8 @@ def take_flight(handle: SaveHandle) -> None:
     _last = handle
 
 
-def raise_untold() -> None:
-    """Raise the failure of the save before, when nobody has been told of it yet.
-
-    Raises:
-        HoldfastError: of the kind it failed with.
-    """
+def _raise_untold() -> None:
+    """Raise the failure of the save before, when nobody has been told of it yet."""
     failure = _last.untold() if _last is not None else None
     if failure is not None and _last is not None:
         failure.add_note(f"This is the error of the save of {_last.path}, in the background.")

@@ -45,7 +45,7 @@ from ..state.tree import Leaves, flatten
 from ..stores.base import Store
 from ..stores.url import open_store
 from .agreement import Agreement, Proposal, agree, arguments_of_all, local_state_for
-from .handle import SaveHandle, hold_step, raise_now, raise_untold, reserve, take_flight
+from .handle import SaveHandle, hold_step, raise_now, reserve, take_flight
 from .request import SaveRequest, check_background, checked_request, moved_deadline
 from .share import Share, decode_shares, discard, encode_share
 
@@ -203,7 +203,6 @@ def start_save(
         with told:
             check_background(request, ranks)
             is_mine = stack.enter_context(reserve(request.busy, request.deadline_s))
-            raise_untold()
             ledger = Ledger(tell=request.tell)
             proposal = _propose(told, state, request, ranks, is_mine=is_mine)
             # A connection in use is not looked at: this save is not going to begin.

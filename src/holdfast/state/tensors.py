@@ -38,6 +38,7 @@ DTYPE_NAMES = {
 }
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_REAL = {dtype: name for dtype, name in DTYPE_NAMES.items() if not dtype.is_complex}
 
 # Up to this size ranks compare every byte (counters, random states, statistics), above it samples:
 # a part of another rank's tensor differs nearly everywhere.
@@ -159,41 +160,40 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.is_inference_mode_enabled()
     )
-    list(map(path_text, found))  # fails here, rather than at the commit
-    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     value: Any
     for path, value in found.items():
-        # The checks of `check_dense` and `own_memory`, as an ordinary tensor passes them.
-        if (
-            is_set
-            or type(value) not in ORDINARY
-            or value.layout is not torch.strided
-            or not ((is_host := value.is_cpu) or value.is_cuda)
-            or not value.is_contiguous()
-            or value.is_nested
-            or is_wrapped(value)
-            or value.dtype not in DTYPE_NAMES
-            or not (address := value.data_ptr())
-            or value.is_conj()
-            or value.is_neg()
-        ):
-            result[path] = _LATER
-            odd.append(path)
-            continue
-        data, dtype, shape = value.detach(), DTYPE_NAMES[value.dtype], value.shape
-        storage, tensor = data.untyped_storage(), known.get(path, _NONE)
-        is_new = tensor.shape != shape or tensor.dtype != dtype
-        is_odd = address + data.nbytes > storage.data_ptr() + storage.nbytes()
+        try:
+            # The checks of `check_dense` and `own_memory`, as an ordinary tensor passes them.
+            is_odd = (
+                is_set
+                or type(value) not in ORDINARY
+                or value.layout is not torch.strided
+                or not ((is_host := value.is_cpu) or value.is_cuda)
+                or not value.is_contiguous()
+                or value.is_nested
+                or not (dtype := _REAL.get(value.dtype, ""))
+                or not (address := value.data_ptr())
+                or value.is_neg()
+            )
+        except RuntimeError:  # it has no memory of its own: it is within a torch.func transform
+            is_odd = True
+        if not is_odd:
+            data, shape, tensor = value.detach(), value.shape, known.get(path, _NONE)
+            storage = data.untyped_storage()
+            is_new = tensor.shape != shape or tensor.dtype != dtype
+            is_odd = address + data.nbytes > storage.data_ptr() + storage.nbytes()
         if is_odd or (is_new and len(shape) > DIMENSIONS_MAX):
             result[path] = _LATER
-            odd.append(path)  # `local_tensor` says what is wrong
+            odd.append(path)  # `local_tensor` says what is wrong, if anything is
             continue
         if is_new:
+            path_text(path)  # fails here, rather than at the commit
             tensor = known[path] = Tensor(path, dtype, tuple(shape))
+        shape = tensor.shape
         # What `_tie_key` returns of it.
-        place = (is_host or data.device, address, tensor.shape, None)
-        tie = (*place, dtype, tensor.shape, None, _AS_IT_IS)
-        result[path] = LocalTensor(tensor, data, (), tie, True, address if is_host else 0)
+        tie = (is_host or data.device, address, shape, None, dtype, shape, None, _AS_IT_IS)
+        local = (tensor, data, (), tie, True, address if is_host else 0)
+        result[path] = _new_tuple(LocalTensor, local)  # as LocalTensor(…), without a call of Python
     if odd:
         with ordinary_torch():
             for path in odd:
@@ -207,6 +207,7 @@ _NONE = Tensor((), "", (-1,))
 _LATER = LocalTensor(_NONE, torch.empty(0, device="cpu", dtype=torch.uint8), (), None, True)
 _AS_IT_IS = (False, False)
 TENSORS_MAX = 1 << 16
+_new_tuple = tuple.__new__
 
 
 def _given_shard(value: Shard, path: Path) -> LocalTensor:
@@ -258,6 +259,7 @@ def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
             f"{dotted(path)} has no elements, but its shape {list(shape)!s:.80} spans 2^63 bytes "
             "or more; give it a smaller shape, or leave it out"
         )
+    path_text(path)  # fails here, rather than at the commit
     _tensors[path] = tensor
     return tensor
 

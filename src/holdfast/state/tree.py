@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..errors import StateError
@@ -81,12 +80,10 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     leaves.tensors = local_tensors(walk.found)
     first: dict[object, Path] = {}
     for path, tensor in leaves.tensors.items():
-        if tensor.tie is not None and first.setdefault(tensor.tie, path) != path:
-            leaves.ties[path] = first[tensor.tie]
-    for value in walk.found.values():
-        if isinstance(value, DTensor):
-            leaves.mesh = mesh_of(value)
-            break
+        if (tie := tensor.tie) is not None and (before := first.setdefault(tie, path)) is not path:
+            leaves.ties[path] = before
+        if not tensor.plain and leaves.mesh is None:
+            leaves.mesh = mesh_of(walk.found[path])
     return leaves
 
 
