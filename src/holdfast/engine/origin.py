@@ -158,11 +158,12 @@ class LiveTensors:
         of, counts = self.shards.tensor.tolist(), self.shards.elements.tolist()
         for number, (index, count) in enumerate(zip(of, counts, strict=True)):
             leaf = held[tensors[index].path]
-            data = leaf.data
+            data, address = leaf.data, leaf.address
             elements.append(data)
-            found.append(leaf.address)
-            self._on_cuda |= (on_cuda := data.is_cuda)
-            if not (leaf.address or on_cuda) or data.numel() != count:
+            found.append(address)
+            if not address:  # else it is in host memory
+                self._on_cuda |= (on_cuda := data.is_cuda)
+            if not (address or on_cuda) or data.numel() != count:
                 others.append(number)
         for number in others:
             shard = self._shard(number)

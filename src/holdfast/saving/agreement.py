@@ -92,11 +92,12 @@ def local_state_for(leaves: Leaves, *, compare: bool) -> LocalState:
     values = Values(digests, objects, frozenset(leaves.exact & digests.keys()))
     tensors, counts, numbers = list[Tensor](), list[int](), list[int]()
     for leaf in leaves.tensors.values():
-        tensors.append(leaf.tensor)
+        named = leaf.tensor
+        tensors.append(named)
         if leaf.plain:  # held whole
             counts.append(1)
-            numbers += (0,) * len(leaf.tensor.shape)
-            numbers += leaf.tensor.shape
+            shape = named.shape
+            numbers += (0,) * len(shape) + shape
             continue
         counts.append(len(leaf.boxed))
         for _, box in leaf.boxed:
