@@ -190,6 +190,18 @@ def wake_here(thread: int) -> bytes:
 def run_on(cpus: bytes) -> None:
     """Let this thread run on the CPUs that `wake_here` returned; none: it runs where it did."""
 
+class Waiter:
+    """What one thread waits for; it wakes on the CPU of the thread that wakes it."""
+
+    def wake(self) -> None:
+        """End one wait: the one that is on, or the next."""
+
+def wait_for(waiter: Waiter) -> bool:
+    """Wait for one `Waiter.wake`, and return True; raise what a signal's handler raises.
+
+    Python runs a handler only when the thread may run again where it could before.
+    """
+
 def rows_of_whole(
     columns: tuple[NDArray[Any], ...], tensors: NDArray[np.int64]
 ) -> tuple[bytes, bytes, bytes] | None:

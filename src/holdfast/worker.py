@@ -14,8 +14,8 @@ Invariants:
   2. What the two threads share is safe at every point where a handler may raise. No Condition, no
      Event: their own frames may be interrupted, and keep their lock.
   3. A worker has none of the caller's modes of torch, but its CUDA streams.
-  4. A worker begins on its caller's CPU: the caches there hold its data, and from another CPU the
-     way takes twice as long. Then it runs wherever the caller may.
+  4. A worker begins on its caller's CPU, and the caller goes on there: the caches hold its data,
+     and another CPU would have to wake. Then each runs where it may, before any other code does.
   5. A thread that a body starts lets the caller go on first: it might keep the GIL for a while.
   6. When Python ends, it waits for what is in the background, until its deadline. What another
      daemon thread is at is cancelled. After that a verb runs in the thread that calls it.
@@ -31,12 +31,13 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from . import threads
-from ._core import run_on, wake_here
+from ._core import Waiter, run_on, wait_for, wake_here
 from .errors import CancelledError, HoldfastError, without_frames
 from .streams import held_streams
 
@@ -124,7 +125,8 @@ class _Job:
         torch = sys.modules.get("torch")
         on_cuda = torch is not None and torch.cuda.is_initialized()
         self._streams = held_streams(torch.cuda) if torch and on_cuda else contextlib.nullcontext
-        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._calls: deque[_Call[Any] | None] = deque()
+        self._called = Waiter()  # the caller waits for it
         self._asked: _Call[Any] | None = None
         self._begun, self.ended = Latch(), Latch()
         self.resumed = threading.Lock()  # free when the caller goes on: for threads of the body
@@ -155,7 +157,7 @@ class _Job:
 
     def serve(self) -> Any:
         """Call what the body asks for, until it ends; return its result or raise its failure."""
-        while (call := self._calls.get()) is not None:
+        while wait_for(self._called) and (call := self._calls.popleft()) is not None:
             call.make()
             if os.getpid() != self._process:
                 raise HoldfastError(
@@ -194,7 +196,8 @@ class _Job:
     def ask(self, function: Callable[[], Result]) -> Result:
         """Have the caller's thread call a function; in the worker."""
         self._asked = call = _Call(function)
-        self._calls.put(call)
+        self._calls.append(call)
+        self._called.wake()
         if not self._is_left:  # else whoever stopped it has not seen this call
             call.answered.wait()
         self.check()
@@ -238,7 +241,8 @@ class _Job:
     def _end(self) -> None:
         _jobs.discard(self)
         self.ended.set()
-        self._calls.put(None)
+        self._calls.append(None)
+        self._called.wake()
 
 
 class _Here(threading.local):
@@ -255,7 +259,7 @@ _inbox: SimpleQueue[_Job] = SimpleQueue()
 _idle = 0  # the native id of the worker that waits for a job; 0: none does
 _one = threading.Lock()  # that one worker waits, not two
 _ending = Latch()  # Python is about to end
-_ended = Latch()  # and has no threads any more
+threads_ended = Latch()  # Python is ending, and has waited for all threads
 _waits: list[Callable[[], object]] = []
 
 
@@ -361,11 +365,6 @@ def _work() -> None:
         threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
 
 
-def has_ended() -> bool:
-    """Return whether Python is ending, and has waited for all threads."""
-    return _ended.is_set()
-
-
 def before_python_ends(wait: Callable[[], object]) -> None:
     """Call this once when Python is about to end, before it ends daemon threads."""
     _waits.append(wait)
@@ -380,7 +379,7 @@ def _end() -> None:
     for job in [job for job in list(_jobs) if job.is_daemon or job.interrupt is not None]:
         job.interrupt = job.interrupt or SystemExit()
         job.ended.wait(max(0.0, until - time.monotonic()))
-    _ended.set()
+    threads_ended.set()
 
 
 def _forget() -> None:
@@ -396,4 +395,4 @@ try:
     threading._register_atexit(_end)  # type: ignore[attr-defined]
 except RuntimeError:  # this is the first use of holdfast, and Python is ending
     _ending.set()
-    _ended.set()
+    threads_ended.set()

@@ -1,9 +1,11 @@
 """What the thread that calls a verb, and the worker that runs its body, are to each other."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import _GeneratorContextManager, contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import threads, worker
+from holdfast import _core, threads, worker
 from holdfast.engine import staging
 from holdfast.errors import AlreadyCommittedError
 from holdfast.runs.saver import Saver
@@ -44,11 +46,11 @@ def left_at(
 
     def interrupted(job: worker._Job) -> Any:
         while not there.wait(0.001):
-            asks = not job._calls.empty()
+            asks = bool(job._calls)
             if job.ended.is_set():
                 return serve(job)
             if asks:  # for the state
-                job._calls.get().make()  # type: ignore[union-attr]
+                job._calls.popleft().make()  # type: ignore[union-attr]
         points.setattr(worker._Job, "serve", serve)
         raise KeyboardInterrupt
 
@@ -345,3 +347,46 @@ def test_a_thread_of_a_body_begins_though_the_body_waits_for_it() -> None:
         return done.wait(WITHIN_S)
 
     assert worker.run(body)
+
+
+def test_a_signal_finds_the_caller_where_it_may_run(tmp_path: Path) -> None:
+    """The caller is kept to one CPU as it wakes; a handler would hand that on to its children."""
+    state, before = {"w": torch.ones(8)}, os.sched_getaffinity(0)
+    seen: list[set[int]] = []
+    holdfast.save(state, tmp_path / "a")
+    handler = signal.signal(signal.SIGALRM, lambda *_: seen.append(os.sched_getaffinity(0)))
+    signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+    try:
+        until = time.monotonic() + WITHIN_S
+        while len(seen) < 500 and time.monotonic() < until:
+            holdfast.load(tmp_path / "a", into=state)
+            assert os.sched_getaffinity(0) == before
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert seen and all(cpus == before for cpus in seen)
+
+
+EXITS_IN_A_WAIT = """
+import sys, threading, time
+
+sys.path.insert(0, sys.argv[1])
+import _core  # alone: the rest takes a second
+
+waiter = _core.Waiter()
+threading.Thread(target=_core.wait_for, args=(waiter,), daemon=True).start()
+time.sleep(0.02)
+threading._register_atexit(waiter.wake)
+"""
+
+
+def test_python_ends_while_a_daemon_thread_wakes() -> None:
+    """It ends that thread as the thread asks for the GIL, below frames of C++."""
+    command = [sys.executable, "-c", EXITS_IN_A_WAIT, str(Path(_core.__file__).parent)]
+    for _ in range(12):  # in a third of them, at that moment
+        subprocess.run(command, check=True, timeout=WITHIN_S)
+
+
+def test_only_a_waiter_is_waited_for() -> None:
+    with pytest.raises(TypeError, match="expected a Waiter"):
+        worker.wait_for(3)  # type: ignore[arg-type]

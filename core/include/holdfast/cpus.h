@@ -2,6 +2,9 @@
 // told: all of this only saves time. Safe from any thread.
 #pragma once
 
+#include <semaphore.h>
+
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -14,5 +17,29 @@ std::string wake_here(int thread);
 
 // Lets this thread run on these CPUs, from now on.
 void run_on(std::string_view cpus);
+
+// What one thread waits for, again and again; each `wake` ends one `wait`. The thread wakes on the
+// CPU of the one that wakes it, which is about to sleep: another CPU would have to wake as well.
+class Waiter {
+ public:
+  Waiter();
+  ~Waiter();
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  // Waits; false: a signal came first. Either way, the thread may run where it could before.
+  bool wait();
+
+  // Ends a wait: the one that is on, or the next. Safe from any thread.
+  void wake();
+
+ private:
+  void come_here();
+
+  ::sem_t wakes_;
+  std::mutex mutex_;
+  int thread_ = 0;  // kernel id of the one that waits; 0: none does
+  std::string cpus_;  // where it could run; empty: where it may run now
+};
 
 }  // namespace holdfast

@@ -173,7 +173,7 @@ class Threads:
 
     def submit(self, call: Callable[..., Made], *values: object) -> "Future[Made]":
         """Call it in one of them; right here when Python has ended all threads."""
-        if worker.has_ended():
+        if worker.threads_ended.is_set():
             return _called(call, *values)
         try:
             return self._pool.submit(call, *values)
