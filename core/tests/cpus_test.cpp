@@ -112,7 +112,7 @@ TEST(a_thread_that_is_woken_wakes_on_the_cpu_of_the_one_that_wakes_it) {
   for (int i = 0; i < kTries; ++i) {
     std::atomic<int> id = 0;
     std::thread waits([&] {
-      id = ::gettid();
+      id = static_cast<int>(::syscall(SYS_gettid));
       waiter.wait();
       moved += count_of(0) != before;
     });

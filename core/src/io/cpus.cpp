@@ -55,7 +55,7 @@ bool Waiter::wait() {
   if (::sem_trywait(&wakes_) == 0) return true;
   {
     const std::lock_guard lock(mutex_);
-    thread_ = ::gettid();
+    thread_ = static_cast<int>(::syscall(SYS_gettid));
   }
   const bool is_woken = ::sem_wait(&wakes_) == 0;
   const std::lock_guard lock(mutex_);
