@@ -45,6 +45,8 @@ def start(
         thread.start()
     except RuntimeError:
         return None
+    finally:
+        del begun.wait  # else each holds the other
     if begun.is_set() or not turn.acquire(blocking=False):
         return thread
     threading._limbo.pop(thread, None)  # type: ignore[attr-defined]
