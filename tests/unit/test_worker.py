@@ -390,3 +390,41 @@ def test_python_ends_while_a_daemon_thread_wakes() -> None:
 def test_only_a_waiter_is_waited_for() -> None:
     with pytest.raises(TypeError, match="expected a Waiter"):
         worker.wait_for(3)  # type: ignore[arg-type]
+
+
+IN_A_CPUSET = """
+import os, sys, torch, holdfast
+
+cpuset, path = sys.argv[1:]
+state, first = {"w": torch.ones(8)}, min(os.sched_getaffinity(0))
+open(f"{cpuset}/cpuset.cpus", "w").write(str(first))
+open(f"{cpuset}/cgroup.procs", "w").write(str(os.getpid()))
+holdfast.save(state, path)
+holdfast.load(path, into=state)
+assert os.sched_getaffinity(0) == {first}
+open(f"{cpuset}/cpuset.cpus", "w").write(f"0-{os.cpu_count() - 1}")
+assert len(os.sched_getaffinity(0)) > 1
+holdfast.load(path, into=state)
+print({len(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")})
+"""
+
+
+@pytest.fixture
+def cpuset() -> Iterator[Path]:
+    """Make a cpuset below that of this machine; skip where that may not be."""
+    place = Path("/sys/fs/cgroup/cpuset", f"holdfast-{os.getpid()}")
+    if len(os.sched_getaffinity(0)) < 2 or not os.access(place.parent, os.W_OK):
+        pytest.skip("needs two CPUs, and the right to make a cpuset (cgroup v1)")
+    place.mkdir()
+    try:
+        (place / "cpuset.mems").write_text((place.parent / "cpuset.mems").read_text())
+        yield place
+    finally:
+        place.rmdir()
+
+
+def test_threads_of_a_process_follow_its_cpuset(cpuset: Path, tmp_path: Path) -> None:
+    """As it grows, so do they: holdfast sets no CPUs of theirs that were never set."""
+    command = [sys.executable, "-c", IN_A_CPUSET, str(cpuset), str(tmp_path / "a")]
+    ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert ended.stdout.strip() == f"{{{os.cpu_count()}}}"

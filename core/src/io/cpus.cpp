@@ -44,7 +44,9 @@ std::string wake_here(int thread) {
 }
 
 void run_on(std::string_view cpus) {
-  if (!cpus.empty()) set_cpus(0, cpus);
+  if (cpus.empty()) return;
+  set_cpus(0, std::string(cpus.size(), '\xff'));
+  if (cpus_of(0) != cpus) set_cpus(0, cpus);
 }
 
 Waiter::Waiter() : wakes_() { ::sem_init(&wakes_, 0, 0); }
