@@ -15,8 +15,8 @@ namespace holdfast {
 // `run_on`; empty where the kernel does not say.
 std::string wake_here(int thread);
 
-// Lets this thread run on these CPUs, from now on. Where they are all CPUs of its cpuset, it follows
-// that, as a thread does whose CPUs were never set.
+// Lets this thread run on these CPUs, from now on. Where its cpuset has no others, it follows that
+// as it changes, like a thread whose CPUs were never set.
 void run_on(std::string_view cpus);
 
 // What one thread waits for, again and again; each `wake` ends one `wait`. The thread wakes on the
