@@ -328,12 +328,14 @@ def place() -> tuple[int, int]:
     return here.place or (threading.get_ident(), len(here.serving))
 
 
-def start(target: Callable[[threads.MayBegin], object], name: str) -> threading.Thread | None:
+def start(
+    target: Callable[[threads.MayBegin], object], name: str, *, at_once: bool = False
+) -> threading.Thread | None:
     """`threads.start`; return None too where Python is about to end the thread anywhere.
 
-    The caller of a body goes on first, unless the body takes longer.
+    The caller of a body goes on first, unless the body waits for the thread: then ``at_once``.
     """
-    first = here.job.resumed if here.job is not None else None
+    first = None if at_once or here.job is None else here.job.resumed
     return None if _ending.is_set() else threads.start(target, name, first)
 
 

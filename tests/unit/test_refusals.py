@@ -441,3 +441,13 @@ def test_a_model_of_another_size_is_refused_in_few_words(new_path: NewPath) -> N
     text = str(raised.value)
     assert "240 differ: model.0.bias" in text and "; and 237 more. Build the model with" in text
     assert len(text) < 1000
+
+
+@pytest.mark.parametrize(
+    "key", ["\ud800", 10**5000, "x" * 1_000_000], ids=["half a pair", "large", "long"]
+)
+def test_a_path_is_refused_before_a_text_names_it(tmp_path: Path, key: Any) -> None:
+    """Also where its tensor is refused too: the text would hold the whole path."""
+    with pytest.raises(StateError, match=r"not valid Unicode|integer key|bytes") as told:
+        holdfast.save({key: torch.ones(2, device="meta")}, tmp_path / "a")
+    assert len(str(told.value)) < 500

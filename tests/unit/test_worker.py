@@ -428,3 +428,45 @@ def test_threads_of_a_process_follow_its_cpuset(cpuset: Path, tmp_path: Path) ->
     command = [sys.executable, "-c", IN_A_CPUSET, str(cpuset), str(tmp_path / "a")]
     ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
     assert ended.stdout.strip() == f"{{{os.cpu_count()}}}"
+
+
+SANDBOXED = """
+import ctypes, os, platform, sys, torch, holdfast
+
+class Rule(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte)]
+    _fields_ += [("value", ctypes.c_uint)]
+
+class Filter(ctypes.Structure):
+    _fields_ = [("rules", ctypes.c_ushort), ("first", ctypes.POINTER(Rule))]
+
+state = {"w": torch.ones(8)}
+holdfast.save(state, sys.argv[1])  # from here on there is a worker
+number = {"x86_64": 203, "aarch64": 122}[platform.machine()]  # of sched_setaffinity
+refuse, allow = 0x00050001, 0x7FFF0000
+rules = (Rule * 4)((0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, refuse), (6, 0, 0, allow))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Filter(4, rules)), 0, 0) == 0
+before = os.sched_getaffinity(0)
+for _ in range(20):
+    holdfast.load(sys.argv[1], into=state)
+    assert os.sched_getaffinity(0) == before
+"""
+
+
+def test_a_thread_that_may_not_set_its_cpus_is_kept_to_none(tmp_path: Path) -> None:
+    """A sandbox of the calling thread alone: the worker could set its CPUs, and nobody back."""
+    command = [sys.executable, "-c", SANDBOXED, str(tmp_path / "a")]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def test_a_body_that_waits_for_its_thread_has_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "FIRST_S", WITHIN_S)
+    done = threading.Event()
+
+    def body() -> bool:
+        worker.start(lambda may_begin: may_begin() and done.set(), "test", at_once=True)
+        return done.wait(WITHIN_S / 4)
+
+    assert worker.run(body)

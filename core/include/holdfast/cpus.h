@@ -4,11 +4,22 @@
 
 #include <semaphore.h>
 
+#include <array>
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <string_view>
 
 namespace holdfast {
+
+inline constexpr int kCpusMax = 8192;  // of any Linux; glibc's own type has 1024
+
+// CPUs, as the kernel writes them; `bytes` is 0 where it does not say.
+struct Cpus {
+  static constexpr int kWordBits = 8 * sizeof(unsigned long);
+  std::array<unsigned long, kCpusMax / kWordBits> words{};
+  std::size_t bytes = 0;
+};
 
 // Lets another thread, which sleeps, wake on the CPU of this one: the caches there hold its data.
 // `thread` is its kernel id; 0: there is none. Returns the CPUs on which this thread may run, for
@@ -32,15 +43,16 @@ class Waiter {
   bool wait();
 
   // Ends a wait: the one that is on, or the next. Safe from any thread.
-  void wake();
+  void wake() noexcept;
 
  private:
-  void come_here();
+  void come_here() noexcept;
 
   ::sem_t wakes_;
   std::mutex mutex_;
-  int thread_ = 0;  // kernel id of the one that waits; 0: none does
-  std::string cpus_;  // where it could run; empty: where it may run now
+  int thread_ = 0;  // kernel id of the one that waits; 0: none does, or it may not set its CPUs
+  Cpus cpus_;  // where it may run
+  int kept_to_ = -1;  // the CPU that it is kept to until it wakes; -1: none
 };
 
 }  // namespace holdfast

@@ -4,49 +4,62 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstddef>
-#include <utility>
+#include <cstring>
+#include <span>
 
 namespace holdfast {
 namespace {
 
-constexpr int kCpusMax = 8192;  // of any Linux; glibc's own type has 1024
-constexpr int kWordBits = 8 * sizeof(unsigned long);
-using Cpus = std::array<unsigned long, kCpusMax / kWordBits>;
+std::string_view text_of(const Cpus& cpus) {
+  return {reinterpret_cast<const char*>(cpus.words.data()), cpus.bytes};
+}
 
-// The CPUs on which a thread may run; 0: this thread. Empty where the kernel does not say.
-std::string cpus_of(int thread) {
-  Cpus found{};
-  const long bytes = ::syscall(SYS_sched_getaffinity, thread, sizeof found, found.data());
-  if (bytes <= 0) return {};
-  return {reinterpret_cast<const char*>(found.data()), static_cast<std::size_t>(bytes)};
+// The CPUs on which a thread may run; 0: this thread.
+Cpus cpus_of(int thread) {
+  Cpus found;
+  const std::span words(found.words);
+  const long bytes = ::syscall(SYS_sched_getaffinity, thread, words.size_bytes(), words.data());
+  if (bytes > 0) found.bytes = static_cast<std::size_t>(bytes);
+  return found;
 }
 
 bool set_cpus(int thread, std::string_view cpus) {
   return ::syscall(SYS_sched_setaffinity, thread, cpus.size(), cpus.data()) == 0;
 }
 
-// Keeps a thread to one CPU; false where that may not be.
-bool keep_to(int cpu, int thread, std::size_t bytes) {
-  if (cpu < 0 || cpu >= kCpusMax) return false;
-  Cpus one{};
-  one[static_cast<std::size_t>(cpu / kWordBits)] = 1UL << (cpu % kWordBits);
-  return set_cpus(thread, {reinterpret_cast<const char*>(one.data()), bytes});
+// One CPU, in as many bytes as others take; none where there is no such CPU.
+Cpus only(int cpu, std::size_t bytes) {
+  Cpus one;
+  if (cpu < 0 || static_cast<std::size_t>(cpu) >= 8 * bytes) return one;
+  one.words[static_cast<std::size_t>(cpu / Cpus::kWordBits)] = 1UL << (cpu % Cpus::kWordBits);
+  one.bytes = bytes;
+  return one;
+}
+
+bool has(const Cpus& cpus, int cpu) {
+  const auto word = static_cast<std::size_t>(cpu / Cpus::kWordBits);
+  return cpu >= 0 && cpu < kCpusMax && (cpus.words[word] >> (cpu % Cpus::kWordBits) & 1) != 0;
+}
+
+// Does as `run_on`; false where this thread may not set its CPUs.
+bool may_run_on(std::string_view cpus) {
+  Cpus all;
+  std::memset(all.words.data(), 0xff, cpus.size());
+  all.bytes = cpus.size();
+  return set_cpus(0, text_of(all)) && (text_of(cpus_of(0)) == cpus || set_cpus(0, cpus));
 }
 
 }  // namespace
 
 std::string wake_here(int thread) {
-  std::string mine = cpus_of(0);
-  if (thread != 0 && !mine.empty()) keep_to(::sched_getcpu(), thread, mine.size());
-  return mine;
+  const Cpus mine = cpus_of(0);
+  const Cpus here = only(::sched_getcpu(), mine.bytes);
+  if (thread != 0 && here.bytes != 0) set_cpus(thread, text_of(here));
+  return std::string(text_of(mine));
 }
 
 void run_on(std::string_view cpus) {
-  if (cpus.empty()) return;
-  set_cpus(0, std::string(cpus.size(), '\xff'));
-  if (cpus_of(0) != cpus) set_cpus(0, cpus);
+  if (!cpus.empty() && cpus.size() <= sizeof Cpus::words) may_run_on(cpus);
 }
 
 Waiter::Waiter() : wakes_() { ::sem_init(&wakes_, 0, 0); }
@@ -57,29 +70,33 @@ bool Waiter::wait() {
   if (::sem_trywait(&wakes_) == 0) return true;
   {
     const std::lock_guard lock(mutex_);
-    thread_ = static_cast<int>(::syscall(SYS_gettid));
+    cpus_ = cpus_of(0);
+    // A sandbox may let the thread that wakes it set CPUs, and not this one: nobody would undo it.
+    const bool may = cpus_.bytes != 0 && may_run_on(text_of(cpus_));
+    thread_ = may ? static_cast<int>(::syscall(SYS_gettid)) : 0;
   }
   const bool is_woken = ::sem_wait(&wakes_) == 0;
   const std::lock_guard lock(mutex_);
   thread_ = 0;
-  run_on(std::exchange(cpus_, {}));
+  // Unless another thread has set them meanwhile.
+  if (kept_to_ >= 0 && text_of(cpus_of(0)) == text_of(only(kept_to_, cpus_.bytes))) {
+    may_run_on(text_of(cpus_));
+  }
+  kept_to_ = -1;
   return is_woken;
 }
 
-void Waiter::wake() {
+void Waiter::wake() noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (thread_ != 0 && cpus_.empty()) come_here();
+    if (thread_ != 0 && kept_to_ < 0) come_here();
   }
   ::sem_post(&wakes_);
 }
 
-void Waiter::come_here() {
-  std::string before = cpus_of(thread_);
+void Waiter::come_here() noexcept {
   const int cpu = ::sched_getcpu();
-  const auto place = static_cast<std::size_t>(cpu);
-  const bool may = place / 8 < before.size() && (before[place / 8] >> (place % 8) & 1) != 0;
-  if (may && keep_to(cpu, thread_, before.size())) cpus_ = std::move(before);
+  if (has(cpus_, cpu) && set_cpus(thread_, text_of(only(cpu, cpus_.bytes)))) kept_to_ = cpu;
 }
 
 }  // namespace holdfast

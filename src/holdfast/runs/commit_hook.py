@@ -68,7 +68,7 @@ class CommitHook:
                 returned.set()
 
         self._running = step, returned
-        if worker.start(run, "holdfast-on-commit") is None:
+        if worker.start(run, "holdfast-on-commit", at_once=True) is None:
             self._running = None
             logger.error("on_commit of step %d is not called: no thread can be started", step)
             return

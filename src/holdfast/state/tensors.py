@@ -197,6 +197,7 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
     if odd:
         with ordinary_torch():
             for path in odd:
+                path_text(path)  # before a text names it
                 result[path] = local_tensor(found[path], path)
     return result
 
