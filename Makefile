@@ -284,7 +284,7 @@ sanitize: $(VENV)/.system
 	ctest --test-dir build/asan --output-on-failure -E '^fork$$'
 
 # What runs in several threads, under TSan. What the kernel does with memory it does not see.
-THREAD_TESTS := copy fault pool probe queue ring scratch vfs
+THREAD_TESTS := copy cpus fault pool probe queue ring scratch vfs
 sanitize-threads: $(VENV)/.system
 	cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHOLDFAST_SANITIZE=thread
 	cmake --build build/tsan -j2 --target $(THREAD_TESTS:%=%_test)
