@@ -26,7 +26,7 @@ def start(
     Args:
         target: what the thread calls, with a function: unless that returns True, it has to return
             at once, since `start` has returned None.
-        first: released when who goes on first does so, or not soon: the thread waits `FIRST_S`.
+        first: a lock; the thread waits until it is free, or for `FIRST_S`, before it may begin.
 
     Example:
         ``if start(lambda may_begin: may_begin() and work(), "holdfast-work") is None: work()``

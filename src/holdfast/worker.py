@@ -276,7 +276,7 @@ def in_worker(verb: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 def run(
     body: Callable[[], Result], *, dropped: Callable[[Result], object] = lambda _: None
 ) -> Result:
-    """Run the body of a verb in a worker thread, or here in one's body; return what it returns.
+    """Run the body of a verb in a worker thread; return what it returns, raise what it raises.
 
     Args:
         dropped: called, once or twice, with a result that an exception keeps from the caller.
@@ -284,7 +284,7 @@ def run(
     Raises:
         HoldfastError: a daemon thread calls while Python ends, which would cut it off anywhere.
     """
-    if here.job is not None:
+    if here.job is not None:  # within a body
         return body()
     job, before = _Job(body, dropped), here.serving
     try:

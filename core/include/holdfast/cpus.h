@@ -27,8 +27,9 @@ struct Cpus {
 std::string wake_here(int thread);
 
 // Lets this thread run on these CPUs, from now on. Where its cpuset has no others, it follows that
-// as it changes, like a thread whose CPUs were never set.
-void run_on(std::string_view cpus);
+// as it changes, like a thread whose CPUs were never set. False: it may not set them, or there are
+// none.
+bool run_on(std::string_view cpus);
 
 // What one thread waits for, again and again; each `wake` ends one `wait`. The thread wakes on the
 // CPU of the one that wakes it, which is about to sleep: another CPU would have to wake as well.

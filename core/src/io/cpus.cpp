@@ -41,14 +41,6 @@ bool has(const Cpus& cpus, int cpu) {
   return cpu >= 0 && cpu < kCpusMax && (cpus.words[word] >> (cpu % Cpus::kWordBits) & 1) != 0;
 }
 
-// Does as `run_on`; false where this thread may not set its CPUs.
-bool may_run_on(std::string_view cpus) {
-  Cpus all;
-  std::memset(all.words.data(), 0xff, cpus.size());
-  all.bytes = cpus.size();
-  return set_cpus(0, text_of(all)) && (text_of(cpus_of(0)) == cpus || set_cpus(0, cpus));
-}
-
 }  // namespace
 
 std::string wake_here(int thread) {
@@ -58,8 +50,12 @@ std::string wake_here(int thread) {
   return std::string(text_of(mine));
 }
 
-void run_on(std::string_view cpus) {
-  if (!cpus.empty() && cpus.size() <= sizeof Cpus::words) may_run_on(cpus);
+bool run_on(std::string_view cpus) {
+  Cpus all;
+  if (cpus.empty() || cpus.size() > sizeof all.words) return false;
+  std::memset(all.words.data(), 0xff, cpus.size());
+  all.bytes = cpus.size();
+  return set_cpus(0, text_of(all)) && (text_of(cpus_of(0)) == cpus || set_cpus(0, cpus));
 }
 
 Waiter::Waiter() : wakes_() { ::sem_init(&wakes_, 0, 0); }
@@ -72,15 +68,14 @@ bool Waiter::wait() {
     const std::lock_guard lock(mutex_);
     cpus_ = cpus_of(0);
     // A sandbox may let the thread that wakes it set CPUs, and not this one: nobody would undo it.
-    const bool may = cpus_.bytes != 0 && may_run_on(text_of(cpus_));
-    thread_ = may ? static_cast<int>(::syscall(SYS_gettid)) : 0;
+    thread_ = run_on(text_of(cpus_)) ? static_cast<int>(::syscall(SYS_gettid)) : 0;
   }
   const bool is_woken = ::sem_wait(&wakes_) == 0;
   const std::lock_guard lock(mutex_);
   thread_ = 0;
   // Unless another thread has set them meanwhile.
   if (kept_to_ >= 0 && text_of(cpus_of(0)) == text_of(only(kept_to_, cpus_.bytes))) {
-    may_run_on(text_of(cpus_));
+    run_on(text_of(cpus_));
   }
   kept_to_ = -1;
   return is_woken;

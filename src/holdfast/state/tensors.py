@@ -124,8 +124,10 @@ def local_tensor(value: torch.Tensor | Shard, path: Path) -> LocalTensor:
 
     Raises:
         StateError: it has no plain elements to save (sparse, quantized, nested, meta, partial …),
-            no memory of its own (fake, wrapped), or does not lie in its tensor.
+            no memory of its own (fake, wrapped), or does not lie in its tensor; or its path
+            cannot be written.
     """
+    path_text(path)  # fails here, rather than at the commit; and before a text names it
     if isinstance(value, Shard):
         return _given_shard(value, path)
     if isinstance(value, ShardedTensor):
@@ -197,12 +199,12 @@ def local_tensors(found: Mapping[Path, torch.Tensor | Shard]) -> dict[Path, Loca
     if odd:
         with ordinary_torch():
             for path in odd:
-                path_text(path)  # before a text names it
                 result[path] = local_tensor(found[path], path)
     return result
 
 
-# Most tensors are those of the save before, and then one object: what is equal is seen at once.
+# Most tensors are those of the save before, and then one object: what is equal is seen at once. The
+# path of each can be written.
 _tensors: dict[Path, Tensor] = {}
 _NONE = Tensor((), "", (-1,))
 _LATER = LocalTensor(_NONE, torch.empty(0, device="cpu", dtype=torch.uint8), (), None, True)
@@ -260,7 +262,6 @@ def _tensor(path: Path, dtype: str, shape: Shape) -> Tensor:
             f"{dotted(path)} has no elements, but its shape {list(shape)!s:.80} spans 2^63 bytes "
             "or more; give it a smaller shape, or leave it out"
         )
-    path_text(path)  # fails here, rather than at the commit
     _tensors[path] = tensor
     return tensor
 
