@@ -22,6 +22,7 @@ from holdfast.errors import (
     AlreadyCommittedError,
     BusyError,
     CancelledError,
+    HoldfastError,
     NoSpaceError,
     OptionError,
     StateError,
@@ -511,3 +512,21 @@ def test_threads_and_descriptors_do_not_pile_up(tmp_path: Path) -> None:
 def test_random_changes_after_staging_reach_no_file(tmp_path: Path, stage: str) -> None:
     """`make mutations` makes 10,000 of each."""
     assert mutate_and_check(tmp_path, trials=250, stage=stage, seed=11) == []
+
+
+def test_a_failure_that_no_generator_can_raise_is_told_by_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def stop(*_: object) -> None:
+        raise StopIteration("of a codec")
+
+    with monkeypatch.context() as planted:
+        planted.setattr("holdfast.saving.save.write_shards", stop)
+        handle = holdfast.save_async({"w": torch.ones(2)}, tmp_path / "a")
+        handle.add_done_callback(lambda _: ended.set())
+        assert ended.wait(20)
+    with pytest.raises(HoldfastError, match=r"the save of .*a failed: StopIteration"):
+        holdfast.save_async({"w": torch.ones(2)}, tmp_path / "b")
+    holdfast.save_async({"w": torch.ones(2)}, tmp_path / "b").result()

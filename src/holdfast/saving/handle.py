@@ -360,6 +360,8 @@ def _raise_untold() -> None:
     failure = _last.untold() if _last is not None else None
     if failure is not None and _last is not None:
         failure.add_note(f"This is the error of the save of {_last.path}, in the background.")
+        if isinstance(failure, StopIteration):  # no generator can raise it, and `reserve` is one
+            raise HoldfastError(f"the save of {_last.path} failed: {failure!r}") from failure
         raise failure
 
 
