@@ -27,9 +27,9 @@ std::shared_ptr<Queue> make_queue(std::shared_ptr<Vfs> vfs, std::string backend,
 
 auto submitter(Operation operation) {
   return [operation](Queue& queue, int fd, std::uintptr_t address, std::size_t size,
-                     std::uint64_t offset, std::uint64_t tag, bool at_once) {
+                     std::uint64_t offset, std::uint64_t tag, bool cached) {
     const Request request{operation, fd, memory_at(address), size, offset, tag};
-    check(without_gil([&] { return queue.submit(request, at_once); }));
+    check(without_gil([&] { return queue.submit(request, cached); }));
   };
 }
 
@@ -52,9 +52,9 @@ void bind_queue(nb::module_& module) {
       .def_prop_ro("pending", &Queue::pending)
       .def_prop_ro("fetch", [](const Queue&) { return nb::none(); })
       .def("submit_write", submitter(Operation::kWrite), "fd"_a, "address"_a, "size"_a, "offset"_a,
-           "tag"_a, "at_once"_a = false)
+           "tag"_a, "cached"_a = false)
       .def("submit_read", submitter(Operation::kRead), "fd"_a, "address"_a, "size"_a, "offset"_a,
-           "tag"_a, "at_once"_a = false)
+           "tag"_a, "cached"_a = false)
       .def("wait", wait_for)
       .def("close", &Queue::close, nb::call_guard<nb::gil_scoped_release>());
   module.def(

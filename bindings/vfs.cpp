@@ -109,6 +109,12 @@ void bind_vfs(nb::module_& module) {
           "start_sync", [](Vfs& vfs, int fd) { without_gil([&] { vfs.start_sync(fd); }); }, "fd"_a)
       .def(
           "start_read", [](Vfs& vfs, int fd) { without_gil([&] { vfs.start_read(fd); }); }, "fd"_a)
+      .def(
+          "is_cached",
+          [](Vfs&, int fd, std::uint64_t size) {
+            return without_gil([&] { return Vfs::is_cached(fd, size); });
+          },
+          "fd"_a, "size"_a)
       .def("read", read_bytes, "fd"_a, "size"_a, "offset"_a)
       .def("size", checked(&Vfs::size), "fd"_a)
       .def("allocate", checked(&Vfs::allocate), "fd"_a, "size"_a)

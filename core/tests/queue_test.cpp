@@ -154,7 +154,7 @@ TEST(a_read_past_the_end_gives_what_there_is) {
   }
 }
 
-TEST(a_request_at_once_is_carried_out_before_it_is_waited_for) {
+TEST(a_cached_request_of_one_block_is_carried_out_before_it_is_waited_for) {
   const TemporaryDirectory directory;
   const auto pool = Pool::create(64 << 10, 4).value();
   fill_random(pool->address(0), 64 << 10, 1);
@@ -172,12 +172,57 @@ TEST(a_request_at_once_is_carried_out_before_it_is_waited_for) {
     CHECK_EQ(queue->wait().at(0).bytes, 60u << 10);  // the file ends there
     CHECK(queue->submit({Operation::kWrite, -1, pool->address(0), 4096, 0, 3}, true).ok());
     CHECK_EQ(queue->wait().at(0).error, EBADF);
-    // Two at once: the second goes the way of all, as a thread may be at the first.
+    // Where another is pending, a thread takes it.
     CHECK(queue->submit({Operation::kWrite, fd, pool->address(0), 64 << 10, 0, 4}).ok());
     CHECK(queue->submit({Operation::kWrite, fd, pool->address(2), 4096, 64 << 10, 5}, true).ok());
     CHECK_EQ(wait_for_all(*queue).size(), 2u);
     CHECK_EQ(std::filesystem::file_size(directory / backend), 68u << 10);
     CHECK(Vfs::posix()->close(fd).ok());
+  }
+}
+
+// One queue has files of both kinds at the same time: what is cached needs no alignment, and has
+// threads of its own.
+TEST(cached_files_and_others_are_written_and_read_side_by_side) {
+  constexpr std::size_t kBytes = (3 << 20) + 5;  // of the cached file: many blocks
+  const TemporaryDirectory directory;
+  const auto pool = Pool::create(4 << 20, 3).value();
+  for (const char* backend : kBackends) {
+    auto queue = make_queue(Vfs::posix(), pool, backend, 4, 64 << 10);
+    if (queue == nullptr) continue;
+    const auto cached = Vfs::posix()->create(directory / backend + "-cached", false);
+    const auto other = Vfs::posix()->create(directory / backend, queue->direct());
+    if (!other.ok()) continue;
+    fill_random(pool->address(0), 4 << 20, 1);
+    fill_random(pool->address(1), 4 << 20, 2);
+    for (std::uint64_t part = 0; part < 4; ++part) {
+      const std::size_t begin = part << 20;
+      const std::size_t size = std::min<std::size_t>(1 << 20, kBytes - begin);
+      CHECK(queue
+                ->submit({Operation::kWrite, cached.value(), pool->address(0) + begin, size, begin,
+                          2 * part},
+                         true)
+                .ok());
+      CHECK(queue
+                ->submit({Operation::kWrite, other.value(), pool->address(1) + begin, 1 << 20,
+                          begin, 2 * part + 1})
+                .ok());
+    }
+    for (const Completion& completion : wait_for_all(*queue)) CHECK_EQ(completion.error, 0);
+    CHECK_EQ(std::filesystem::file_size(directory / backend + "-cached"), kBytes);
+    CHECK(std::memcmp(read_file(directory / backend).data(), pool->address(1), 4 << 20) == 0);
+    CHECK(queue->submit({Operation::kRead, cached.value(), pool->address(2), kBytes, 0, 1}, true)
+              .ok());
+    CHECK_EQ(queue->wait().at(0).bytes, kBytes);
+    CHECK(std::memcmp(pool->address(2), pool->address(0), kBytes) == 0);
+    // Of a failure the other file learns nothing.
+    CHECK(queue->submit({Operation::kWrite, -1, pool->address(0), 1 << 20, 0, 1}, true).ok());
+    CHECK(queue->submit({Operation::kRead, other.value(), pool->address(2), 1 << 20, 0, 2}).ok());
+    for (const Completion& completion : wait_for_all(*queue)) {
+      CHECK_EQ(completion.error, completion.tag == 1 ? EBADF : 0);
+    }
+    CHECK(Vfs::posix()->close(cached.value()).ok());
+    CHECK(Vfs::posix()->close(other.value()).ok());
   }
 }
 
@@ -269,21 +314,25 @@ TEST(a_queue_destroyed_or_closed_with_requests_in_flight_lets_go_of_the_memory) 
       if (queue == nullptr) continue;
       const std::string path = directory / backend + std::to_string(round);
       auto fd = Vfs::posix()->create(path, queue->direct());
+      const auto cached = Vfs::posix()->create(path + "-cached", false);
       if (!fd.ok()) continue;
       for (std::size_t slot = 0; slot < 4; ++slot) {
-        CHECK(queue
-                  ->submit({Operation::kWrite, fd.value(), pool->address(slot), 1 << 20, slot << 20,
-                            slot})
-                  .ok());
+        Request request{Operation::kWrite, fd.value(), pool->address(slot), 1 << 20, slot << 20,
+                        slot};
+        CHECK(queue->submit(request).ok());
+        request.fd = cached.value();
+        CHECK(queue->submit(request, true).ok());
       }
       if (round % 2 == 1) {
         queue->close();
-        CHECK_EQ(wait_for_all(*queue).size(), 4u);
+        CHECK_EQ(wait_for_all(*queue).size(), 8u);
         CHECK_EQ(std::filesystem::file_size(path), 4u << 20);
+        CHECK_EQ(std::filesystem::file_size(path + "-cached"), 4u << 20);
       }
       queue.reset();
       pool.reset();
       CHECK(Vfs::posix()->close(fd.value()).ok());
+      CHECK(Vfs::posix()->close(cached.value()).ok());
     }
   }
 }
@@ -293,6 +342,10 @@ TEST(a_child_of_fork_can_destroy_the_queue_it_inherited) {
   for (const char* backend : kBackends) {
     auto queue = make_queue(Vfs::posix(), pool, backend, 4, 4096);
     if (queue == nullptr) continue;
+    // So that it has the threads of cached files too.
+    CHECK(queue->submit({Operation::kWrite, -1, pool->address(0), 4096, 0, 1}).ok());
+    CHECK(queue->submit({Operation::kWrite, -1, pool->address(0), 4096, 0, 2}, true).ok());
+    CHECK_EQ(wait_for_all(*queue).size(), 2u);
     in_child([&] {
       queue->close();
       queue.reset();

@@ -272,29 +272,6 @@ TEST(room_is_not_needed_where_a_file_system_cannot_promise_any) {
   CHECK(vfs->close(fd).ok());
 }
 
-// Else the data stays in memory, and a copy waits for its last sync.
-TEST(large_writes_go_to_the_disk_at_once) {
-  constexpr unsigned kCachestat = 451;  // of Linux 6.5, newer than the headers that may be here
-  struct {
-    std::uint64_t offset = 0, size = 0;
-  } range;
-  struct {
-    std::uint64_t cached, dirty, in_writeback, evicted, recently_evicted;
-  } pages{};
-  const TemporaryDirectory directory;
-  const auto vfs = Vfs::posix();
-  const int fd = vfs->create(directory / "file", false).value();
-  const std::string bytes(8 << 20, 'x');
-  CHECK(vfs->write(fd, bytes.data(), bytes.size(), 0).ok());
-  if (::syscall(kCachestat, fd, &range, &pages, 0) != 0) return check::skip("no cachestat");
-  CHECK_EQ(pages.dirty, 0u);
-  in_child([&] {
-    forbid(SYS_sync_file_range, EPERM);
-    CHECK(vfs->write(fd, bytes.data(), bytes.size(), 0).ok());
-  });
-  CHECK(vfs->close(fd).ok());
-}
-
 TEST(a_name_that_is_taken_by_a_link_to_nowhere_makes_no_directory) {
   const TemporaryDirectory directory;
   CHECK_EQ(::symlink("nowhere", (directory / "link").c_str()), 0);

@@ -351,6 +351,9 @@ class Vfs:
     def start_read(self, fd: int) -> None:
         """Let the disk begin to read the file, so that a `read` waits less: a hint."""
 
+    def is_cached(self, fd: int, size: int) -> bool:
+        """Return whether a file of so many bytes seems to be in the page cache."""
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read ``size`` bytes, fewer only at the end of the file."""
 
@@ -405,19 +408,19 @@ class Queue:
         """See `holdfast.stores.base.Queue`."""
 
     def submit_write(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
         """Begin a write.
 
         Args:
-            at_once: in this thread, where nothing else is pending and it is one block: for files
-                in the page cache, where waking another thread takes longer.
+            cached: the file goes through the page cache, and nothing has to be aligned. One block
+                is then written in this thread, where nothing else is pending.
         """
 
     def submit_read(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
-        """Begin a read; ``at_once`` as for a write."""
+        """Begin a read; ``cached`` as for a write."""
 
     def wait(self) -> list[tuple[int, int, int]]:
         """Block until a request is whole; return (tag, bytes done, errno) of each that is.

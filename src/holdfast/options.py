@@ -25,8 +25,9 @@ class Options:
             Default: 128 MiB; for `save_async`, the size of this rank's share of the state.
         block_bytes: size of one write or read; a multiple of 4 KiB.
         queue_depth: number of writes or reads in flight.
-        io: "auto" tests what the file system supports, and uses the page cache for files smaller
-            than one block. "io_uring", "direct" and "buffered" hold for all files.
+        io: "auto" tests what the file system supports, and uses the page cache for small files
+            (docs/saving-inside.md says for which). "io_uring", "direct" and "buffered" hold for
+            all files.
         writers: which ranks write a tensor that several ranks hold. "rank": all of them, in equal
             shares. "node": the lowest rank of each host. A number: at most so many ranks, evenly
             spread. Fewer writers make fewer and larger files. A tensor held by no rank in this set

@@ -177,6 +177,10 @@ class Disk:
     def start_read(self, fd: int) -> None:
         """Do nothing."""
 
+    def is_cached(self, fd: int, size: int) -> bool:
+        """Return False: nothing is read again."""
+        return False
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read."""
         file, path = self._open[fd]

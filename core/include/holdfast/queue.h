@@ -60,11 +60,12 @@ class Queue {
   // Requests submitted and not yet handed back.
   std::size_t pending() const;
 
-  // `at_once`: where nothing else is pending, a request of one block is carried out here, in the
-  // caller's thread, and handed back by the next wait(). For files in the page cache, where waking
-  // a thread takes longer. Errors: argument, when the queue is closed, or when it is direct and
-  // the memory, the size or the offset is no multiple of kBlockAlignBytes.
-  Status submit(const Request& request, bool at_once = false);
+  // `cached`: the file goes through the page cache, whatever the backend. A request of one block is
+  // then carried out here, in the caller's thread, where nothing else is pending; the next wait()
+  // hands it back. Others have threads of their own. Errors: argument, when the queue is closed, or
+  // when it is direct, the file is not cached, and the memory, the size or the offset is no
+  // multiple of kBlockAlignBytes; system, when no thread can be started.
+  Status submit(const Request& request, bool cached = false);
   // Blocks until a request is whole; empty only when none is pending.
   std::vector<Completion> wait();
   // Finishes everything submitted and ends the threads; wait() still hands results back.
@@ -79,6 +80,7 @@ class Queue {
   pid_t owner_;
   std::unique_ptr<Blocks> blocks_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Backend> cached_;  // of cached files, where `backend_` is direct; made late
 };
 
 // The fastest backend that works in `directory`: io_uring, direct, buffered. Writes and reads back

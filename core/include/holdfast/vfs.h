@@ -113,6 +113,11 @@ class Vfs {
   Status write(int fd, const void* data, std::size_t size, std::uint64_t offset);
   // The same hint for all that was written, however little.
   void start_sync(int fd) { ::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); }
+  // The same hint for a part of it, if that is large: at least 1 MiB.
+  void start_sync(int fd, std::uint64_t offset, std::size_t size);
+  // Whether a file of so many bytes seems to be in the page cache: some places all over it are. No
+  // Operation.
+  static bool is_cached(int fd, std::uint64_t size);
   // The kernel starts to read the file from the disk, as far as it keeps what it reads. That hint
   // is no Operation either.
   void start_read(int fd) { ::posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED); }

@@ -16,8 +16,9 @@ class Backend {
 };
 
 // `blocks`, `vfs` and `pool` must outlive the backend.
-Result<std::unique_ptr<Backend>> make_thread_backend(Blocks& blocks, Vfs& vfs, bool direct,
-                                                     std::size_t depth);
+// The threads take the blocks of one lane.
+Result<std::unique_ptr<Backend>> make_thread_backend(Blocks& blocks, Lane lane, Vfs& vfs,
+                                                     bool direct, std::size_t depth);
 Result<std::unique_ptr<Backend>> make_uring_backend(Blocks& blocks, Vfs& vfs, const Pool& pool,
                                                     std::size_t depth);
 

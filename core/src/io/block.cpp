@@ -10,6 +10,9 @@ namespace holdfast {
 namespace {
 
 constexpr std::chrono::microseconds kAgainDelay(500);
+// Copied into the page cache by one call. For more the kernel takes larger pieces of memory, which
+// a virtual machine may have to get from its host first: such writes took three times as long.
+constexpr std::size_t kCopyBytes = 256 << 10;
 
 }  // namespace
 
@@ -18,11 +21,12 @@ Call Block::next(bool direct) const {
   // again.
   const std::size_t from = direct ? done / kBlockAlignBytes * kBlockAlignBytes : done;
   const Request& request = open->request;
+  const bool copied = !direct && request.operation == Operation::kWrite;
   return {.operation = request.operation,
           .fd = request.fd,
           .number = request.offset + begin + from,
           .data = request.data + begin + from,
-          .size = size - from};
+          .size = copied ? std::min(size - from, kCopyBytes) : size - from};
 }
 
 bool Block::take(const Call& call, std::int64_t result) {
@@ -31,8 +35,8 @@ bool Block::take(const Call& call, std::int64_t result) {
     error = static_cast<int>(-result);
     return true;
   }
-  const std::size_t reached =
-      size - call.size + (result > 0 ? static_cast<std::size_t>(result) : 0);
+  const std::size_t from = call.number - open->request.offset - begin;
+  const std::size_t reached = from + (result > 0 ? static_cast<std::size_t>(result) : 0);
   if (reached > done) {
     done = std::min(reached, size);
     retries = 0;
@@ -49,7 +53,8 @@ bool Block::take(const Call& call, std::int64_t result) {
 }
 
 Completion carry_out(const Request& request, Vfs& vfs) {
-  Block block{std::make_shared<OpenRequest>(OpenRequest{request, request.size}), 0, request.size};
+  Block block{std::make_shared<OpenRequest>(OpenRequest{request, Lane::kCached, request.size}), 0,
+              request.size};
   for (bool over = request.size == 0; !over;) {
     const Call call = block.next(false);
     over = block.take(call, vfs.transfer(call));
@@ -63,42 +68,44 @@ void Blocks::add_whole(const Completion& completion) {
   completions_.push_back(completion);
 }
 
-void Blocks::add(const Request& request) {
+void Blocks::add(const Request& request, Lane lane) {
   const std::lock_guard lock(mutex_);
   ++pending_;
   if (request.size == 0) {
     completions_.push_back({request.tag, 0, 0});
     return;
   }
-  queue_.push_back(std::make_shared<OpenRequest>(OpenRequest{request, request.size}));
+  auto& [requests, available] = waiting(lane);
+  requests.push_back(std::make_shared<OpenRequest>(OpenRequest{request, lane, request.size}));
   if (request.size <= block_bytes_) {
-    available_.notify_one();
+    available.notify_one();
   } else {
-    available_.notify_all();
+    available.notify_all();
   }
 }
 
-std::optional<Block> Blocks::cut() {
-  if (queue_.empty()) return std::nullopt;
-  const std::shared_ptr<OpenRequest> open = queue_.front();
+std::optional<Block> Blocks::cut(Requests& requests) {
+  if (requests.empty()) return std::nullopt;
+  const std::shared_ptr<OpenRequest> open = requests.front();
   const std::size_t begin = open->bytes_begun;
   const std::size_t size = std::min(block_bytes_, open->request.size - begin);
   open->bytes_begun += size;
   ++open->blocks_begun;
-  if (open->bytes_begun == open->request.size) queue_.pop_front();
+  if (open->bytes_begun == open->request.size) requests.pop_front();
   return Block{open, begin, size};
 }
 
-std::optional<Block> Blocks::pop() {
+std::optional<Block> Blocks::pop(Lane lane) {
   std::unique_lock lock(mutex_);
-  available_.wait(lock, [&] { return !queue_.empty() || stopped_; });
-  return cut();
+  auto& [requests, available] = waiting(lane);
+  available.wait(lock, [&] { return !requests.empty() || stopped_; });
+  return cut(requests);
 }
 
 std::optional<Block> Blocks::try_pop(bool& stopped) {
   const std::lock_guard lock(mutex_);
   stopped = stopped_;
-  return cut();
+  return cut(waiting(Lane::kMain).requests);
 }
 
 void Blocks::finish(const Block& block) {
@@ -114,7 +121,7 @@ void Blocks::finish(const Block& block) {
   --open.blocks_begun;
   if (open.bytes_good < open.request.size && open.bytes_begun < open.request.size) {
     open.bytes_begun = open.request.size;
-    queue_.pop_front();  // being partly begun, it is the first
+    waiting(open.lane).requests.pop_front();  // being partly begun, it is the first
   }
   complete_if_over(open);
 }
@@ -128,16 +135,18 @@ void Blocks::complete_if_over(const OpenRequest& open) {
 void Blocks::stop() {
   const std::lock_guard lock(mutex_);
   stopped_ = true;
-  available_.notify_all();
+  for (Waiting& lane : lanes_) lane.available.notify_all();
 }
 
 void Blocks::cancel() {
   const std::lock_guard lock(mutex_);
-  for (const auto& open : std::exchange(queue_, {})) {
-    open->bytes_good = std::min(open->bytes_good, open->bytes_begun);
-    if (open->error == 0) open->error = ECANCELED;
-    open->bytes_begun = open->request.size;
-    complete_if_over(*open);
+  for (Waiting& lane : lanes_) {
+    for (const auto& open : std::exchange(lane.requests, {})) {
+      open->bytes_good = std::min(open->bytes_good, open->bytes_begun);
+      if (open->error == 0) open->error = ECANCELED;
+      open->bytes_begun = open->request.size;
+      complete_if_over(*open);
+    }
   }
 }
 

@@ -10,6 +10,7 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t kDepthMax = 1024;
+constexpr std::size_t kCachedThreads = 2;  // that copy from and to the page cache
 constexpr std::size_t kBlockBytesMax = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB per call
 
 Status check(const QueueOptions& options) {
@@ -51,7 +52,8 @@ Result<std::unique_ptr<Queue>> Queue::create(std::shared_ptr<Vfs> vfs, std::shar
   auto backend =
       options.backend == "io_uring"
           ? make_uring_backend(*queue->blocks_, *queue->vfs_, *queue->pool_, options.depth)
-          : make_thread_backend(*queue->blocks_, *queue->vfs_, queue->direct(), options.depth);
+          : make_thread_backend(*queue->blocks_, Lane::kMain, *queue->vfs_, queue->direct(),
+                                options.depth);
   if (!backend.ok()) return backend.status();
   queue->backend_ = std::move(backend.value());
   return queue;
@@ -61,6 +63,7 @@ Queue::~Queue() {
   if (::getpid() != owner_) {
     // The threads did not come along through fork(): joining them would hang.
     static_cast<void>(backend_.release());
+    static_cast<void>(cached_.release());
     static_cast<void>(blocks_.release());
     return;
   }
@@ -72,20 +75,29 @@ std::size_t Queue::pending() const {
   return blocks_->pending();
 }
 
-Status Queue::submit(const Request& request, bool at_once) {
+Status Queue::submit(const Request& request, bool cached) {
   if (backend_ == nullptr) return Status::argument("submit to a closed queue");
-  if (direct() && !aligned(request)) {
+  if (direct() && !cached && !aligned(request)) {
     return Status::argument("a " + options_.backend +
                             " queue needs address, size and offset to be multiples of 4096; got " +
                             std::to_string(reinterpret_cast<std::uintptr_t>(request.data)) + ", " +
                             std::to_string(request.size) + " and " +
                             std::to_string(request.offset));
   }
-  if (at_once && request.size <= options_.block_bytes && pending() == 0) {
+  if (cached && request.size <= options_.block_bytes && pending() == 0) {
     blocks_->add_whole(carry_out(request, *vfs_));
     return {};
   }
-  blocks_->add(request);
+  if (cached && direct()) {
+    if (cached_ == nullptr) {
+      auto made = make_thread_backend(*blocks_, Lane::kCached, *vfs_, false, kCachedThreads);
+      if (!made.ok()) return made.status();
+      cached_ = std::move(made.value());
+    }
+    blocks_->add(request, Lane::kCached);
+    return {};
+  }
+  blocks_->add(request, Lane::kMain);
   backend_->wake();
   return {};
 }
@@ -99,6 +111,7 @@ void Queue::close() {
   blocks_->stop();
   backend_->wake();
   backend_.reset();
+  cached_.reset();
 }
 
 }  // namespace holdfast

@@ -10,8 +10,8 @@ namespace {
 
 class ThreadBackend final : public Backend {
  public:
-  ThreadBackend(Blocks& blocks, Vfs& vfs, bool direct)
-      : blocks_(blocks), vfs_(vfs), direct_(direct) {}
+  ThreadBackend(Blocks& blocks, Lane lane, Vfs& vfs, bool direct)
+      : blocks_(blocks), lane_(lane), vfs_(vfs), direct_(direct) {}
 
   ~ThreadBackend() override {
     for (std::thread& thread : threads_) thread.join();
@@ -33,16 +33,23 @@ class ThreadBackend final : public Backend {
 
  private:
   void run() {
-    while (auto block = blocks_.pop()) {
+    while (auto block = blocks_.pop(lane_)) {
       for (bool over = false; !over;) {
         const Call call = block->next(direct_);
         over = block->take(call, vfs_.transfer(call));
+      }
+      // The disk writes while the next block is copied. It leaves the file's last one alone: to cut
+      // off its padding would have to wait for the disk.
+      const Request& request = block->open->request;
+      if (!direct_ && request.operation == Operation::kWrite && blocks_.is_full(*block)) {
+        vfs_.start_sync(request.fd, request.offset + block->begin, block->size);
       }
       blocks_.finish(*block);
     }
   }
 
   Blocks& blocks_;
+  const Lane lane_;
   Vfs& vfs_;
   const bool direct_;
   std::vector<std::thread> threads_;
@@ -50,9 +57,9 @@ class ThreadBackend final : public Backend {
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_thread_backend(Blocks& blocks, Vfs& vfs, bool direct,
-                                                     std::size_t depth) {
-  auto backend = std::make_unique<ThreadBackend>(blocks, vfs, direct);
+Result<std::unique_ptr<Backend>> make_thread_backend(Blocks& blocks, Lane lane, Vfs& vfs,
+                                                     bool direct, std::size_t depth) {
+  auto backend = std::make_unique<ThreadBackend>(blocks, lane, vfs, direct);
   Status status = backend->start(depth);
   if (!status.ok()) return status;
   return std::unique_ptr<Backend>(std::move(backend));

@@ -268,7 +268,7 @@ class UringBackend final : public Backend {
       land(flight);
     }
     while (idle_.size() < flights_.size()) wait();
-    while (auto block = blocks_.pop()) {
+    while (auto block = blocks_.pop(Lane::kMain)) {
       block->error = broken_;
       blocks_.finish(*block);
     }

@@ -17,7 +17,6 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t kTransferBytesMax = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB per call
-constexpr std::size_t kFlushBytes = 1 << 20;        // of a large write
 constexpr mode_t kFileMode = 0666;                  // the umask decides
 constexpr mode_t kDirectoryMode = 0777;
 constexpr int kStaleAttempts = 3;  // one is enough, unless it is removed again meanwhile
@@ -276,7 +275,7 @@ Status Vfs::write(int fd, const void* data, std::size_t size, std::uint64_t offs
       return outcome(call, result == 0 ? -EIO : result);
     }
   }
-  if (size >= kFlushBytes) ::sync_file_range(fd, off_t(offset), off_t(size), SYNC_FILE_RANGE_WRITE);
+  start_sync(fd, offset, size);
   return {};
 }
 

@@ -141,7 +141,7 @@ class _FileWriter:
             if not is_small:
                 vfs.allocate(descriptor, size)  # a full disk says so first
             where, window = f"{self._store.location}/{file.name}", (0, self._window_bytes)
-            stream = FileStream(self._lease, descriptor, where, window, Writes(), at_once=is_small)
+            stream = FileStream(self._lease, descriptor, where, window, Writes(), cached=is_small)
             for batch in _batches(file.contents, self._window_bytes):
                 worker.check()
                 if stream.position and stream.position % self._window_bytes == 0:

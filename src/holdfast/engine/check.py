@@ -39,7 +39,8 @@ from ..format.table import Table, decode_table, encode_table, footer_of_all, ren
 from ..format.tiling import check_tiling
 from ..stores.base import NOT_A_FILE, Entry, Names, Store
 from .marker import without_marker
-from .read import check_not_removed, check_not_replaced, open_data_file, still_there
+from .read import open_data_file, still_there
+from .removed import check_not_removed, check_not_replaced
 from .trust import Check, read_signature
 from .uncommitted import why_not_committed
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 
+CACHED_BYTES = 256 << 20
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices of this process
 
 
@@ -38,12 +39,14 @@ class Lease:
 
     Attributes:
         small_bytes: files of fewer go through the page cache, and no room is made for them.
+        cached_bytes: of files that are written, the first so many bytes go through it.
         give_back: lets the next one have it.
     """
 
     pool: Pool
     queue: Queue
     small_bytes: int
+    cached_bytes: int
     give_back: Callable[[], None] = lambda: None
 
     @property
@@ -164,7 +167,7 @@ def lease(store: Store, options: Options, use: str = "") -> Iterator[Lease]:
         if queue.pending:
             _drain(queue)
         try:
-            yield Lease(shared.pool, queue, _small_bytes(options))
+            yield _lease(shared.pool, queue, options, CACHED_BYTES)
         finally:
             if queue.pending:
                 _drain(queue)
@@ -231,7 +234,8 @@ def staging(store: Store, options: Options, size_bytes: int) -> Lease:
     except BaseException:
         _lent.discard(process)
         raise
-    return Lease(held.pool, queue, _small_bytes(options), lambda: _lent.discard(process))
+    # The copy into the page cache would take time of the training's CPUs.
+    return _lease(held.pool, queue, options, 0, lambda: _lent.discard(process))
 
 
 def check_pool(pool_bytes: int, needed_bytes: int, rank: int) -> None:
@@ -264,10 +268,20 @@ def _drain(queue: Queue) -> None:
         queue.wait()
 
 
-def _small_bytes(options: Options) -> int:
-    """Return the size of a file that is more than one write.
+def _lease(
+    pool: Pool,
+    queue: Queue,
+    options: Options,
+    cached_bytes: int,
+    give_back: Callable[[], None] = lambda: None,
+) -> Lease:
+    """Return a lease; what small files are, and cached ones, is said here.
 
-    The page cache takes a smaller one at once, and its fsync writes it: that is one wait for the
-    disk instead of two. Who has chosen how files are written has it so for all.
+    The page cache takes a file of one block at once, and its fsync writes it: that is one wait for
+    the disk instead of two. A file of a small state is written through it as fast as past it, and
+    whoever loads it soon finds it there. Who has chosen how files are written has it so for all.
     """
-    return options.block_bytes if options.io == "auto" else 0
+    block = options.block_bytes
+    small = block if options.io == "auto" else 0
+    cached = small and max(small, cached_bytes)
+    return Lease(pool, queue, small, cached, give_back)

@@ -11,7 +11,6 @@ from .._core import digest_shards, stage_chunks
 from ..boxes import U64
 from ..format.data_file import seed_head
 from ..format.rows import file_table
-from ..options import SLOT_BYTES
 from ..plan.shard_table import ShardTable
 from .file_plan import Images, RawFile, RawLayout, lay_out_raw
 from .ledger import Ledger
@@ -51,7 +50,7 @@ def _write_file(
     count = file.chunks.stop - start
     checksums, digests = np.empty(count, np.uint64), np.empty((count, 2), np.uint64)
     head = seed_head(plan.header.save_id, plan.rank, writer.number)
-    for first, end in layout.batches(file, min(SLOT_BYTES, writer.window_bytes // 4)):
+    for first, end in layout.batches(file, stream.part_bytes):
         if layout.turns[first]:
             stream.turn()
         at, sizes = int(layout.offsets[first]), chunks.sizes[first:end]

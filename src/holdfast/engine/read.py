@@ -24,17 +24,17 @@ from ..errors import (
     ReplacedError,
     StoreError,
     TrustError,
-    VersionError,
     damaged,
 )
 from ..format import spec
 from ..format.data_file import chunk_seed, seed_head
-from ..format.manifest import CHUNKS, Manifest, decode_manifest
+from ..format.manifest import CHUNKS, Manifest
 from ..format.names import dotted
 from ..format.signature import Statement
 from ..plan.reads import ChunkRead, ReadRun
 from ..stores.base import NOT_A_FILE, Store, words_of
 from .pool import Lease
+from .removed import check_not_removed, check_still_named, gone
 from .trust import digest
 
 Rest = Callable[[], None]  # what is still to be done of a run
@@ -54,9 +54,11 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
         """Open nothing yet.
 
         Args:
-            cached_bytes: files of fewer are read through the page cache; others past it.
+            cached_bytes: files of so many together are read through the page cache; of the rest,
+                small ones and those that are in it. 0: all are read past it.
         """
-        self._cached_bytes = cached_bytes
+        self._cached_bytes, self._left_bytes = cached_bytes, cached_bytes
+        self._cached: set[int] = set()  # files that are read through the page cache
         self._store, self._lease, self._manifest = store, lease, manifest
         self._descriptors: dict[int, int] = {}
         self._fetched: set[int] = set()  # files that `fetch` reads
@@ -106,8 +108,7 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
                 self._close_idle({r.extent.file for r in flying.values()} | {extent.file})
                 descriptor, address = self._descriptor(extent.file), pool.address(slot)
                 size, at = extent.size_bytes, extent.offset
-                is_small = self._manifest.table.file_bytes[extent.file] < self._cached_bytes
-                queue.submit_read(descriptor, address, size, at, slot, bool(is_small))
+                queue.submit_read(descriptor, address, size, at, slot, extent.file in self._cached)
                 flying[slot] = run
             if not flying:
                 return
@@ -259,9 +260,26 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
     def _descriptor(self, file: int) -> int:
         if file not in self._descriptors:
             name, size = self._manifest.file_names[file], int(self._manifest.table.file_bytes[file])
-            direct = self._lease.queue.direct and size >= self._cached_bytes
+            if (
+                self._cached_bytes
+                and file not in self._cached
+                and (
+                    size < max(self._lease.small_bytes, self._left_bytes)
+                    or self._in_memory(name, size)
+                )
+            ):
+                self._left_bytes -= size
+                self._cached.add(file)
+            direct = self._lease.queue.direct and file not in self._cached
             self._descriptors[file] = open_data_file(self._store, name, direct=direct)
         return self._descriptors[file]
+
+    def _in_memory(self, name: str, size: int) -> bool:
+        descriptor = open_data_file(self._store, name, direct=False)
+        try:
+            return self._store.vfs.is_cached(descriptor, size)
+        finally:
+            self._store.vfs.close(descriptor)
 
     def _check_read(self, run: ReadRun, done: int, code: int) -> None:
         file = run.extent.file
@@ -312,7 +330,7 @@ def still_there(store: Store) -> Iterator[None]:
         except StoreError:
             is_gone = False  # for all that is known
         if is_gone:
-            raise _gone(store) from error
+            raise gone(store) from error
         if isinstance(error, ReplacedError):
             raise
         if isinstance(error, NotCommittedError):
@@ -320,13 +338,6 @@ def still_there(store: Store) -> Iterator[None]:
                 store.location, f"{store.location} is a delta of a missing checkpoint: {error}"
             ) from error
         raise
-
-
-def _gone(store: Store) -> NotCommittedError:
-    return NotCommittedError(
-        f"{store.location} was deleted by another process while it was read. Open a newer "
-        "checkpoint, or keep more of them"
-    )
 
 
 def open_data_file(store: Store, name: str, *, direct: bool) -> int:
@@ -343,46 +354,9 @@ def open_data_file(store: Store, name: str, *, direct: bool) -> int:
             # Said of what is no file, and by file systems that have no direct reads.
             store.vfs.close(open_data_file(store, name, direct=False))
         elif error.errno in (*NOT_A_FILE, errno.ENOENT, errno.ENOTDIR):
-            _check_still_named(store, name, error)
+            check_still_named(store, name, error)
             raise damaged(
                 store.location,
                 f"{store.location}/{name} is missing or not a regular file, but MANIFEST names it",
             ) from error
         raise
-
-
-def check_not_removed(store: Store, name: str, error: StoreError) -> None:
-    """Check that a data file was not removed while it was open, as NFS then says of a read.
-
-    Raises:
-        NotCommittedError: it was, with its checkpoint.
-        ReplacedError: it was, and another checkpoint is here.
-    """
-    if error.errno == errno.ESTALE:
-        _check_still_named(store, name, error)
-
-
-def _check_still_named(store: Store, name: str, error: Exception) -> None:
-    if not store.exists(spec.MANIFEST_NAME):
-        raise _gone(store) from error
-    check_not_replaced(store, name, error)
-
-
-def check_not_replaced(store: Store, name: str, error: Exception) -> None:
-    """Check that MANIFEST is still of the save that something missing belongs to.
-
-    Args:
-        name: of a data file, or its directory.
-
-    Raises:
-        ReplacedError: it is of another.
-    """
-    try:
-        data = store.get(spec.MANIFEST_NAME, spec.MANIFEST_BYTES_MAX)
-        save_id = decode_manifest(data, store.location).table.header.save_id
-    except (CorruptError, StoreError, VersionError):
-        return
-    if save_id != name.split("/")[1]:
-        raise ReplacedError(
-            f"{store.location} was replaced by another checkpoint while it was read. Open it again"
-        ) from error

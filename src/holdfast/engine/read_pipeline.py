@@ -81,7 +81,7 @@ def read_shards(
     """
     targets = targets if isinstance(targets, Targets) else targets_of(targets)
     runs, sent_bytes, damage = tuple(runs), 0, None
-    reader = DataFileReader(store, lease, manifest, lease.small_bytes)
+    reader = DataFileReader(store, lease, manifest, lease.cached_bytes)
     filling = _Filling(reader, manifest, targets, bases)
     try:
         with still_there(store), reader:

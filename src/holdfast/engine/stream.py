@@ -19,6 +19,7 @@ from .pool import Lease
 
 # Enough to keep the deepest queue busy; a disk that fails is noticed after so much at the latest.
 PARTS_IN_FLIGHT_MAX = 16
+CACHED_PART_BYTES = 4 << 20  # of a small file: the disk begins sooner
 LENT_IN_FLIGHT_MAX = 6  # of memory that is not the pool's
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -44,6 +45,7 @@ class FileStream:
 
     Attributes:
         position: of the next byte, in the file.
+        part_bytes: of memory to fill in at once; the disk writes it while more is filled in.
     """
 
     def __init__(
@@ -54,16 +56,18 @@ class FileStream:
         window: Window,
         writes: Writes,
         *,
-        at_once: bool,
+        cached: bool,
     ) -> None:
         """Begin at the first byte.
 
         Args:
             where: the file, for people.
             writes: counts them.
-            at_once: the page cache takes it whole: nothing is gained by another thread.
+            cached: it goes through the page cache.
         """
-        self._at_once = at_once
+        self._cached = cached
+        memory_bytes = lease.pool.slots * lease.pool.slot_bytes
+        self.part_bytes = min(CACHED_PART_BYTES if cached else SLOT_BYTES, memory_bytes // 4)
         self._lease, self._writes = lease, writes
         self._descriptor, self._where = descriptor, where
         self._base, self._memory = lease.pool.address(0), lease.pool.memory()
@@ -104,8 +108,8 @@ class FileStream:
     def advance(self, size_bytes: int) -> None:
         """Take up bytes that now stand where `room` said."""
         self.position += size_bytes
-        if self.position - self._submitted >= SLOT_BYTES:
-            self._submit()
+        if self.position - self._submitted >= self.part_bytes:
+            self._submit(self.part_bytes)
 
     def put(self, data: bytes) -> None:
         """Add bytes that need not stand in one piece."""
@@ -174,9 +178,9 @@ class FileStream:
             if end > self._free_until:
                 self._reap()
 
-    def _submit(self) -> None:
-        """Hand the whole pages that are full to the queue."""
-        end = self.position // LARGE_ALIGN_BYTES * LARGE_ALIGN_BYTES
+    def _submit(self, step: int = LARGE_ALIGN_BYTES) -> None:
+        """Hand what is full to the queue: up to a multiple of ``step``, whole pages."""
+        end = self.position // step * step
         size, start = end - self._submitted, self._shift + self._submitted
         if not size:
             return
@@ -184,7 +188,7 @@ class FileStream:
             self._reap()
         self._in_flight[start] = (self._submitted, size)
         queue, address = self._lease.queue, self._base + start
-        queue.submit_write(self._descriptor, address, size, self._submitted, start, self._at_once)
+        queue.submit_write(self._descriptor, address, size, self._submitted, start, self._cached)
         self._submitted = end
 
     def _reap(self, every: bool = False) -> None:

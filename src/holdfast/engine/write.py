@@ -67,12 +67,14 @@ class DataFileWriter:
             self._sync_file()
         plan, self.number = self.plan, self.number + 1
         name = data_file_name(plan.header.save_id, plan.rank, self.number)
-        is_small = expected_bytes + FOOTER_ROOM_BYTES < self._lease.small_bytes
-        queue = self._lease.queue
-        self._descriptor = self._store.create(name, direct=queue.direct and not is_small)
+        size, lease = expected_bytes + FOOTER_ROOM_BYTES, self._lease
+        # An encoder takes the CPUs, which the copy into the page cache would take from it.
+        most = lease.cached_bytes if is_exact else lease.small_bytes
+        cached = self.writes.done_bytes + size < most
+        self._descriptor = self._store.create(name, direct=lease.queue.direct and not cached)
         self._names.append(name)
-        if not is_small:
-            expected = min(expected_bytes + FOOTER_ROOM_BYTES, plan.file_bytes)
+        if size >= lease.small_bytes:
+            expected = min(size, plan.file_bytes)
             # Writes into allocated space do not wait for the file to grow, and a full disk says so
             # first.
             with contextlib.nullcontext() if is_exact else contextlib.suppress(NoSpaceError):
@@ -84,7 +86,7 @@ class DataFileWriter:
             window = self._images.footers
         where = f"{self._store.location}/{name}"
         self._stream = FileStream(
-            self._lease, self._descriptor, where, window, self.writes, at_once=is_small
+            self._lease, self._descriptor, where, window, self.writes, cached=cached
         )
         self._stream.put(encode_header(plan.header.save_id, plan.rank, self.number))
         return self._stream

@@ -89,6 +89,9 @@ class DataFiles(Protocol):
     def start_sync(self, fd: int) -> None:
         """Let the disk begin with what was written, so that `sync` waits less: a hint."""
 
+    def is_cached(self, fd: int, size: int) -> bool:
+        """Return whether a file of so many bytes seems to be in this machine's page cache."""
+
     def sync(self, fd: int) -> None:
         """Make what was written durable."""
 
@@ -115,12 +118,12 @@ class Queue(Protocol):
     def fetch(self) -> "Fetch | None": ...
 
     def submit_write(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
         """Begin a write of memory, which stays until `wait` hands the request back."""
 
     def submit_read(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
         """Begin a read."""
 

@@ -182,17 +182,17 @@ class _Queues:
         return self._first.pending + self._second.pending
 
     def submit_write(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
         """Refuse: files of two places are read, never written."""
         raise StoreError("files of two places are read, never written")
 
     def submit_read(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
         """Begin a read."""
         queue = self._first if fd < FIRST_DESCRIPTOR else self._second
-        queue.submit_read(fd, address, size, offset, tag, at_once)
+        queue.submit_read(fd, address, size, offset, tag, cached)
 
     def wait(self) -> list[tuple[int, int, int]]:
         """Block until a request is whole; the slower place does not hold up the other."""

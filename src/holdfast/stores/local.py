@@ -39,7 +39,7 @@ class LocalStore:
     """See `holdfast.stores.base.Store`."""
 
     can_link = can_replace = shows_pending = True
-    run_bytes, having, remove_all = 4 << 20, having_each, remove_each
+    run_bytes, having, remove_all = 2 << 20, having_each, remove_each
 
     def __init__(self, root: str | os.PathLike[str], vfs: Vfs | None = None) -> None:
         self.location = os.path.abspath(os.fspath(root))

@@ -157,6 +157,10 @@ class Files:
     def start_sync(self, fd: int) -> None:
         """Do nothing: whole parts are on their way."""
 
+    def is_cached(self, fd: int, size: int) -> bool:
+        """Return False: what is read comes from the store."""
+        return False
+
     def sync(self, fd: int) -> None:
         """End the file; return when it is durable."""
         self._written[fd].finish()
@@ -191,7 +195,7 @@ class ThreadedQueue:
         return not self._over.empty()
 
     def submit_write(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
         """Give memory to a new file, which its client sends; it is whole when that lets it go."""
         self.pending += 1
@@ -215,7 +219,7 @@ class ThreadedQueue:
         self._over.put((tag, 0 if code else size, code or 0))
 
     def submit_read(
-        self, fd: int, address: int, size: int, offset: int, tag: int, at_once: bool = False
+        self, fd: int, address: int, size: int, offset: int, tag: int, cached: bool = False
     ) -> None:
         """Begin a ranged read, in parts."""
         self.pending += 1
