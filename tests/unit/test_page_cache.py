@@ -214,3 +214,21 @@ def test_an_fsync_that_fails_is_answered_with_new_files(place: Path) -> None:
     assert file.name == "00000-1.hf"
     LocalStore(str(place)).forget_cached()
     assert same(in_place(place), state())
+
+
+def test_a_local_copy_is_read_from_the_page_cache_and_the_rest_from_its_store(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "CACHED_BYTES", 1)  # each file is looked for
+    store, options = f"memory://page-cache/{place.parent.name}", Options(file_bytes=5 << 20)
+    with holdfast.Checkpointer(store, local=place, options=options) as run:
+        run.save(1, state())
+    near = sorted(place.rglob("*.hf"))
+    near.pop(2).unlink()
+    for file in near:
+        file.read_bytes()
+    found = state(9)
+    with opened_directly(monkeypatch) as direct:
+        assert holdfast.Checkpointer(store, local=place, options=options).restore(found) == 1
+    assert same(found, state())
+    assert not {name for name in direct if not name.endswith("00000-2.hf")}

@@ -260,17 +260,13 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
     def _descriptor(self, file: int) -> int:
         if file not in self._descriptors:
             name, size = self._manifest.file_names[file], int(self._manifest.table.file_bytes[file])
-            if (
-                self._cached_bytes
-                and file not in self._cached
-                and (
-                    size < max(self._lease.small_bytes, self._left_bytes)
-                    or self._in_memory(name, size)
-                )
-            ):
-                self._left_bytes -= size
-                self._cached.add(file)
-            direct = self._lease.queue.direct and file not in self._cached
+            is_direct = self._lease.queue.direct
+            if self._cached_bytes and file not in self._cached | self._fetched:
+                few = size < max(self._lease.small_bytes, self._left_bytes)
+                if few or (is_direct and self._in_memory(name, size)):
+                    self._left_bytes -= size
+                    self._cached.add(file)
+            direct = is_direct and file not in self._cached
             self._descriptors[file] = open_data_file(self._store, name, direct=direct)
         return self._descriptors[file]
 

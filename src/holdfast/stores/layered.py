@@ -144,6 +144,10 @@ class _Files:
         """Read ``size`` bytes, fewer only at the end of the file."""
         return self._of(fd).read(fd, size, offset)
 
+    def is_cached(self, fd: int, size: int) -> bool:
+        """Return whether a file of so many bytes seems to be in this machine's page cache."""
+        return self._of(fd).is_cached(fd, size)
+
     def close(self, fd: int) -> None:
         """Close a descriptor."""
         self._of(fd).close(fd)
