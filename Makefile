@@ -295,7 +295,7 @@ sanitize-threads: $(VENV)/.system
 # that training frees while a save reads it is what the save is made for, and what ASan reports.
 ASAN_LEFT_OUT := a_lazy_save_fails_when_a_parameter_is_freed \
   memory_freed_in_the_middle_of_a_copy_fails_the_save_and_not_the_process
-ASAN_TESTS := compact excp lossless replay round_trip save_async checkpoint engine_faults
+ASAN_TESTS := compact excp lossless replay round_trip save_async checkpoint engine_faults page_cache
 sanitize-python: $(VENV)/.native
 	$(PYTHON) -m venv build/asan-venv
 	$(BIN)/python -c 'import site; print(*site.getsitepackages())' \
