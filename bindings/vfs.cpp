@@ -110,9 +110,9 @@ void bind_vfs(nb::module_& module) {
       .def(
           "start_read", [](Vfs& vfs, int fd) { without_gil([&] { vfs.start_read(fd); }); }, "fd"_a)
       .def(
-          "is_cached",
+          "wants_direct",
           [](Vfs&, int fd, std::uint64_t size) {
-            return without_gil([&] { return Vfs::is_cached(fd, size); });
+            return without_gil([&] { return !Vfs::is_cached(fd, size); });
           },
           "fd"_a, "size"_a)
       .def("read", read_bytes, "fd"_a, "size"_a, "offset"_a)

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "check.h"
 #include "child.h"
 #include "files.h"
+#include "holdfast/queue.h"
 #include "holdfast/vfs.h"
 
 namespace holdfast {
@@ -66,6 +68,24 @@ TEST(a_file_is_cached_where_all_of_it_is_in_the_page_cache) {
     CHECK(Vfs::is_cached(fd, kBytes));
   }
   CHECK(vfs->close(fd).ok());
+}
+
+TEST(a_cached_file_is_written_and_read_where_no_further_thread_can_be_had) {
+  const TemporaryDirectory directory;
+  in_child([&] {
+    const auto pool = Pool::create(1 << 20, 2).value();
+    fill_random(pool->address(0), 1 << 20, 1);
+    auto made = Queue::create(Vfs::posix(), pool, {"direct", 2, 64 << 10});
+    const auto queue = std::move(made.value());
+    forbid_threads();
+    const int fd = Vfs::posix()->create(directory / "file", false).value();
+    CHECK(queue->submit({Operation::kWrite, fd, pool->address(0), 1 << 20, 0, 1}, true).ok());
+    CHECK_EQ(queue->wait().at(0).bytes, 1u << 20);
+    CHECK(queue->submit({Operation::kRead, fd, pool->address(1), 1 << 20, 0, 2}, true).ok());
+    CHECK_EQ(queue->wait().at(0).bytes, 1u << 20);
+    CHECK(std::memcmp(pool->address(0), pool->address(1), 1 << 20) == 0);
+    CHECK(Vfs::posix()->close(fd).ok());
+  });
 }
 
 }  // namespace

@@ -351,8 +351,8 @@ class Vfs:
     def start_read(self, fd: int) -> None:
         """Let the disk begin to read the file, so that a `read` waits less: a hint."""
 
-    def is_cached(self, fd: int, size: int) -> bool:
-        """Return whether a file of so many bytes seems to be in the page cache."""
+    def wants_direct(self, fd: int, size: int) -> bool:
+        """Return whether a file of so many bytes seems not to be in the page cache."""
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read ``size`` bytes, fewer only at the end of the file."""

@@ -177,8 +177,8 @@ class Disk:
     def start_read(self, fd: int) -> None:
         """Do nothing."""
 
-    def is_cached(self, fd: int, size: int) -> bool:
-        """Return False: nothing is read again."""
+    def wants_direct(self, fd: int, size: int) -> bool:
+        """Return False: it is all in memory."""
         return False
 
     def read(self, fd: int, size: int, offset: int) -> bytes:

@@ -62,9 +62,9 @@ class Queue {
 
   // `cached`: the file goes through the page cache, whatever the backend. A request of one block is
   // then carried out here, in the caller's thread, where nothing else is pending; the next wait()
-  // hands it back. Others have threads of their own. Errors: argument, when the queue is closed, or
-  // when it is direct, the file is not cached, and the memory, the size or the offset is no
-  // multiple of kBlockAlignBytes; system, when no thread can be started.
+  // hands it back. Others have threads of their own, where the system gives any. Errors: argument,
+  // when the queue is closed, or when it is direct, the file is not cached, and the memory, the
+  // size or the offset is no multiple of kBlockAlignBytes.
   Status submit(const Request& request, bool cached = false);
   // Blocks until a request is whole; empty only when none is pending.
   std::vector<Completion> wait();

@@ -91,10 +91,13 @@ Status Queue::submit(const Request& request, bool cached) {
   if (cached && direct()) {
     if (cached_ == nullptr) {
       auto made = make_thread_backend(*blocks_, Lane::kCached, *vfs_, false, kCachedThreads);
-      if (!made.ok()) return made.status();
-      cached_ = std::move(made.value());
+      if (made.ok()) cached_ = std::move(made.value());
     }
-    blocks_->add(request, Lane::kCached);
+    if (cached_ == nullptr) {  // the system gives no thread: it is done here, and takes longer
+      blocks_->add_whole(carry_out(request, *vfs_));
+    } else {
+      blocks_->add(request, Lane::kCached);
+    }
     return {};
   }
   blocks_->add(request, Lane::kMain);

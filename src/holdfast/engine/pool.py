@@ -279,9 +279,10 @@ def _lease(
 
     The page cache takes a file of one block at once, and its fsync writes it: that is one wait for
     the disk instead of two. A file of a small state is written through it as fast as past it, and
-    whoever loads it soon finds it there. Who has chosen how files are written has it so for all.
+    whoever loads it soon finds it there. Who has chosen how files are written has it so for all,
+    in the environment for all but those of one block.
     """
-    block = options.block_bytes
-    small = block if options.io == "auto" else 0
-    cached = small and max(small, cached_bytes)
-    return Lease(pool, queue, small, cached, give_back)
+    small = options.block_bytes if options.io == "auto" else 0
+    if not queue.direct or "HOLDFAST_IO" in os.environ:
+        cached_bytes = 0
+    return Lease(pool, queue, small, small and max(small, cached_bytes), give_back)

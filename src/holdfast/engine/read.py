@@ -58,7 +58,8 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
                 small ones and those that are in it. 0: all are read past it.
         """
         self._cached_bytes, self._left_bytes = cached_bytes, cached_bytes
-        self._cached: set[int] = set()  # files that are read through the page cache
+        self._small_bytes = lease.small_bytes if cached_bytes else 0
+        self._cached, self._past = set[int](), set[int]()  # files read through the cache, past it
         self._store, self._lease, self._manifest = store, lease, manifest
         self._descriptors: dict[int, int] = {}
         self._fetched: set[int] = set()  # files that `fetch` reads
@@ -260,22 +261,26 @@ class DataFileReader(AbstractContextManager["DataFileReader"]):
     def _descriptor(self, file: int) -> int:
         if file not in self._descriptors:
             name, size = self._manifest.file_names[file], int(self._manifest.table.file_bytes[file])
-            is_direct = self._lease.queue.direct
-            if self._cached_bytes and file not in self._cached | self._fetched:
-                few = size < max(self._lease.small_bytes, self._left_bytes)
-                if few or (is_direct and self._in_memory(name, size)):
+            if file not in self._cached and file not in self._past and file not in self._fetched:
+                if size < max(self._small_bytes, self._left_bytes):
                     self._left_bytes -= size
                     self._cached.add(file)
-            direct = is_direct and file not in self._cached
+                elif self._cached_bytes > self._small_bytes and self._lease.queue.direct:
+                    self._open_where_it_is(file, name, size)
+        if file not in self._descriptors:
+            direct = self._lease.queue.direct and file not in self._cached
             self._descriptors[file] = open_data_file(self._store, name, direct=direct)
         return self._descriptors[file]
 
-    def _in_memory(self, name: str, size: int) -> bool:
+    def _open_where_it_is(self, file: int, name: str, size: int) -> None:
+        """Open a file that is read from memory, or from another machine; note any other."""
         descriptor = open_data_file(self._store, name, direct=False)
-        try:
-            return self._store.vfs.is_cached(descriptor, size)
-        finally:
+        if self._store.vfs.wants_direct(descriptor, size):
             self._store.vfs.close(descriptor)
+            self._past.add(file)
+        else:
+            self._descriptors[file] = descriptor
+            self._cached.add(file)
 
     def _check_read(self, run: ReadRun, done: int, code: int) -> None:
         file = run.extent.file

@@ -69,8 +69,8 @@ class DataFileWriter:
         name = data_file_name(plan.header.save_id, plan.rank, self.number)
         size, lease = expected_bytes + FOOTER_ROOM_BYTES, self._lease
         # An encoder takes the CPUs, which the copy into the page cache would take from it.
-        most = lease.cached_bytes if is_exact else lease.small_bytes
-        cached = self.writes.done_bytes + size < most
+        among_first = is_exact and self.writes.done_bytes + size < lease.cached_bytes
+        cached = size < lease.small_bytes or among_first
         self._descriptor = self._store.create(name, direct=lease.queue.direct and not cached)
         self._names.append(name)
         if size >= lease.small_bytes:

@@ -89,8 +89,8 @@ class DataFiles(Protocol):
     def start_sync(self, fd: int) -> None:
         """Let the disk begin with what was written, so that `sync` waits less: a hint."""
 
-    def is_cached(self, fd: int, size: int) -> bool:
-        """Return whether a file of so many bytes seems to be in this machine's page cache."""
+    def wants_direct(self, fd: int, size: int) -> bool:
+        """Return whether a file of so many bytes is on a disk here, and not in the page cache."""
 
     def sync(self, fd: int) -> None:
         """Make what was written durable."""

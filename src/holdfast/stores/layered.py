@@ -46,7 +46,7 @@ class LayeredStore:
     @property
     def run_bytes(self) -> int:
         """How many bytes are worth a read of their own."""
-        return self.first.run_bytes
+        return max(place.run_bytes for place in self._places)
 
     def queue_kind(self, io: str, depth: int, block_bytes: int) -> QueueKind:
         """Return how files of both are read."""
@@ -144,9 +144,9 @@ class _Files:
         """Read ``size`` bytes, fewer only at the end of the file."""
         return self._of(fd).read(fd, size, offset)
 
-    def is_cached(self, fd: int, size: int) -> bool:
-        """Return whether a file of so many bytes seems to be in this machine's page cache."""
-        return self._of(fd).is_cached(fd, size)
+    def wants_direct(self, fd: int, size: int) -> bool:
+        """Return whether a file of so many bytes is on a disk here, and not in the page cache."""
+        return self._of(fd).wants_direct(fd, size)
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""

@@ -157,7 +157,7 @@ class Files:
     def start_sync(self, fd: int) -> None:
         """Do nothing: whole parts are on their way."""
 
-    def is_cached(self, fd: int, size: int) -> bool:
+    def wants_direct(self, fd: int, size: int) -> bool:
         """Return False: what is read comes from the store."""
         return False
 
