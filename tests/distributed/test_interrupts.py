@@ -17,7 +17,8 @@ from holdfast.testing.faults import Fault, faulty
 from .ranks import run_ranks
 
 ELEMENTS = 4 << 20
-SLOW = Fault("write", nth=1, action="delay", argument=400, persistent=True)
+# By call: 64 write one file here, 256 KiB each.
+SLOW = Fault("write", nth=1, action="delay", argument=50, persistent=True)
 VERBS = ("save", "save_async", "step", "load", "restore")
 
 
