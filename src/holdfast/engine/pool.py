@@ -283,6 +283,6 @@ def _lease(
     in the environment for all but those of one block.
     """
     small = options.block_bytes if options.io == "auto" else 0
-    if not queue.direct or "HOLDFAST_IO" in os.environ:
+    if not queue.direct or os.environ.get("HOLDFAST_IO"):
         cached_bytes = 0
     return Lease(pool, queue, small, small and max(small, cached_bytes), give_back)
