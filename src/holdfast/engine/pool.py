@@ -39,7 +39,7 @@ class Lease:
 
     Attributes:
         small_bytes: files of fewer go through the page cache, and no room is made for them.
-        cached_bytes: of files that are written, the first so many bytes go through it.
+        cached_bytes: of a save and of a load, the first so many bytes go through it too.
         give_back: lets the next one have it.
     """
 
