@@ -33,7 +33,10 @@ def data_files(place: Path) -> list[Path]:
 
 
 def cached_part(file: Path) -> float:
-    """Return which part of a file is in the page cache; reads none of it."""
+    """Return which part of a file is in the page cache; reads none of it.
+
+    A page of it may be there in any case: XFS cuts off padding in memory.
+    """
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         found, first = (ctypes.c_ubyte * pages)(), ctypes.c_ubyte.from_buffer(mapped)
@@ -89,7 +92,7 @@ def test_a_small_state_is_saved_and_loaded_through_the_page_cache(
     (file,) = data_files(place)
     assert cached_part(file) == 1
     LocalStore(str(place)).forget_cached()
-    assert cached_part(file) == 0
+    assert cached_part(file) < 0.01
     with opened_directly(monkeypatch) as direct:
         assert same(in_place(place), state())
     assert not direct
@@ -102,7 +105,7 @@ def test_a_large_state_goes_past_the_page_cache(
     monkeypatch.setattr(pool, "CACHED_BYTES", 16 << 20)
     holdfast.save(state(), place)
     (file,) = data_files(place)
-    assert cached_part(file) == 0
+    assert cached_part(file) < 0.01
     with opened_directly(monkeypatch) as direct:
         assert same(in_place(place), state())
     assert len(direct) == 1
@@ -114,7 +117,7 @@ def test_of_many_files_the_first_go_through_the_page_cache(
     monkeypatch.setattr(pool, "CACHED_BYTES", 12 << 20)
     holdfast.save(state(), place, options=Options(file_bytes=5 << 20))
     files = data_files(place)
-    assert [cached_part(file) for file in files] == [1, 1, 0, 0, 0]
+    assert [round(cached_part(file), 2) for file in files] == [1, 1, 0, 0, 0]
     with opened_directly(monkeypatch) as direct:
         assert same(in_place(place), state())
     assert len(direct) == 3
@@ -146,7 +149,7 @@ def test_a_large_file_that_is_in_the_page_cache_is_read_from_it(
 def test_other_saves_go_past_the_page_cache(place: Path, save: Callable[[Path], object]) -> None:
     save(place)
     (file,) = data_files(place)
-    assert cached_part(file) == 0
+    assert cached_part(file) < 0.01
     assert same(in_place(place), state())
 
 
@@ -156,7 +159,7 @@ def test_the_environment_chooses_for_all_but_the_smallest_files(
     monkeypatch.setenv("HOLDFAST_IO", "direct")
     holdfast.save(state(), place)
     (file,) = data_files(place)
-    assert cached_part(file) == 0
+    assert cached_part(file) < 0.01
     file.read_bytes()
     with opened_directly(monkeypatch) as direct:
         assert same(in_place(place), state())

@@ -25,7 +25,7 @@ STAGING_BYTES = 8 << 20  # more than a save in the background copies here
 SAVED_S = 100.0  # by then the ranks are done
 CODECS: dict[str, str | Codec] = {"raw": "raw", "lossless": "lossless", "delta": Delta(every=3)}
 STAGES = ("sync", "eager", "lazy")
-IO = ("buffered", "direct", "io_uring")
+IO = ("auto", "buffered", "direct", "io_uring")
 
 
 @dataclass(frozen=True, slots=True)
