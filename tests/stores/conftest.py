@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.stores.objects_client import forget_clients
+from stores.jobs import end_uploads, next_job
 from stores.places import HERE, KINDS, Place, place_of
 
 
@@ -15,6 +16,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # With `--dist loadgroup`, one process plays all of a kind: it starts the server once.
         each = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in kinds]
         metafunc.parametrize("new_place", each, indirect=True, scope="session")
+
+
+@pytest.fixture(autouse=True)
+def _one_process() -> Iterator[None]:
+    next_job()
+    yield
+    end_uploads()
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,9 @@ from holdfast import Checkpointer, Event, Keep
 from holdfast.errors import StoreError
 from holdfast.runs import uploader
 from holdfast.runs.uploader import Uploader
-from stores.test_tiers import next_job, opened, state, steps_in, until
+from stores.test_tiers import opened, state, steps_in, until
 
 SOON_S = 4.0  # for what does not wait for the next save, which is far later
-
-
-@pytest.fixture(autouse=True)
-def _other_job() -> None:
-    next_job()
 
 
 class Waiting:

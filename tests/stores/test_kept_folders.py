@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from holdfast import Checkpointer, Keep
-from holdfast.engine import epochs
 from holdfast.engine.retire import GRACE_S, sweep
 from holdfast.format.names import step_name
 from holdfast.report.read import read_run
@@ -23,6 +22,7 @@ from holdfast.tools import ls, watch
 from holdfast.tools.inspect_run import describe_run
 from holdfast.tools.run_listing import find_run
 from holdfast.tools.verify import verify
+from stores.jobs import next_job
 from stores.places import Place
 
 
@@ -62,8 +62,6 @@ def store(new_place: Place, folders: Folders) -> str:
     place = new_place()
     if open_store(place).shows_pending:
         pytest.skip("its directories are made, and removed")
-    epochs.held.clear()
-    epochs._names.clear()
     return place
 
 
@@ -75,8 +73,7 @@ def trained(
     store: str, steps: range, folders: Folders, local: Path | None = None
 ) -> list[list[str]]:
     """Train in another job; return what each save asked about the data of the first step."""
-    epochs.held.clear()
-    epochs._names.clear()
+    next_job()
     found = list[list[str]]()
     more: Any = {"keep": Keep.latest(1), "local": local, "signals": ()}
     with Checkpointer(store, every=1, **more) as checkpointer:

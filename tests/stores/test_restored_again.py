@@ -16,21 +16,16 @@ from holdfast.engine.epochs import epochs_of
 from holdfast.errors import AlreadyCommittedError, FencedError, NotCommittedError, StoreError
 from holdfast.format.names import step_name
 from holdfast.stores.url import open_store
+from stores.jobs import next_job
 from stores.test_tiers import (
     damage,
     left_local,
-    next_job,
     opened,
     restored,
     state,
     steps_in,
     stop,
 )
-
-
-@pytest.fixture(autouse=True)
-def _other_job() -> None:
-    next_job()
 
 
 @pytest.fixture

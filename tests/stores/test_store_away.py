@@ -23,7 +23,7 @@ from holdfast.errors import StoreError
 from holdfast.runs import uploader
 from holdfast.tools import waiting
 from stores import doubles, servers
-from stores.test_tiers import next_job, until
+from stores.test_tiers import until
 
 pytestmark = pytest.mark.usefixtures("bare")
 
@@ -47,11 +47,6 @@ def job(
         tiers = checkpointer._tiers
         assert tiers is not None and tiers.uploader is not None
         yield checkpointer, tiers.uploader
-
-
-@pytest.fixture(autouse=True)
-def _other_job() -> None:
-    next_job()
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

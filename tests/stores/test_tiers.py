@@ -52,6 +52,7 @@ from holdfast.stores.url import open_store
 from holdfast.testing import recording
 from holdfast.tools.copy import copy_all
 from namespaces import mounted
+from stores.jobs import next_job
 from stores.places import Place
 from stores.test_copy import files
 
@@ -67,19 +68,6 @@ def store(new_place: Place) -> str:
 @pytest.fixture
 def local(tmp_path: Path) -> str:
     return str(tmp_path / "local")
-
-
-@pytest.fixture(autouse=True)
-def _other_job() -> None:
-    # Each test is another process, as far as epochs go.
-    epochs.held.clear()
-    epochs._names.clear()
-
-
-def next_job() -> None:
-    """Go on as another process would."""
-    epochs.held.clear()
-    epochs._names.clear()
 
 
 def state(value: float, count: int = 1000) -> dict[str, Any]:

@@ -20,12 +20,8 @@ from holdfast.errors import FencedError, OptionError, StoreError
 from holdfast.runs.directory import Run
 from namespaces import mounted, unmount
 
-from .test_tiers import next_job, opened, restored, state, steps_in, until
-
-
-@pytest.fixture(autouse=True)
-def _other_job() -> None:
-    next_job()
+from .jobs import next_job
+from .test_tiers import opened, restored, state, steps_in, until
 
 
 @pytest.fixture
