@@ -89,6 +89,17 @@ LONG = {
     "distributed/test_stages.py::test_stages_with_experts_load_on_any_number_of_stages[1:]": (
         "numbers of ranks; the first case has stages and experts"
     ),
+    "distributed/test_tiers.py::test_all_ranks_name_the_steps_that_were_found_on_any_host[1:]": (
+        "jobs of four processes, for each layout of hosts"
+    ),
+    "distributed/test_tiers.py::test_a_step_goes_up_from_the_disks_of_all_hosts[1:]": "as these",
+    "distributed/test_tiers.py::test_what_hosts_have_goes_up_wherever_rank_0_is_then[1:]": (
+        "as these"
+    ),
+    "distributed/test_tiers.py::test_no_rank_names_a_step_that_another_job_has_left_behind[1:]": (
+        "as these"
+    ),
+    "distributed/test_tiers.py::test_no_rank_names_a_step_of_which_a_host_is_gone[1:]": "as these",
     "distributed/test_dcp_suite.py": "the whole suite of DCP's behaviours; make dcp-suite",
     "crash/test_faulty_repairs.py::test_a_kill_after_any_change_harms_nothing[1:]": (
         "a kill after every change, of each kind of repair"

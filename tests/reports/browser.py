@@ -18,6 +18,8 @@ from typing import Any
 import websocket
 
 START_S_MAX = 60.0
+# A promise of the next frame: until then, what follows of scrolling or of the pointer is not told.
+NEXT_FRAME = "new Promise(told => requestAnimationFrame(() => requestAnimationFrame(told)))"
 
 
 def find_browser() -> str | None:
@@ -106,8 +108,7 @@ class Page:
         found = self.run(
             f"(async () => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            # What follows of scrolling is told in the next frame.
-            "for (let n = 0; n < 2; n++) await new Promise(done => requestAnimationFrame(done));"
+            f"await {NEXT_FRAME};"
             "const r = e.getBoundingClientRect(); return [r.x, r.y, r.width, r.height] })()"
         )
         x, y, width, height = found
@@ -124,7 +125,8 @@ class Page:
         x, y, width, height = self.place_of(selector)
         self.mouse("mouseMoved", x + width / 2, y + height / 2)
         said: str = self.run(
-            "(tip => tip.hidden ? '' : tip.textContent)(document.getElementById('tip'))"
+            f"{NEXT_FRAME}.then(() => document.getElementById('tip'))"
+            ".then(tip => tip.hidden ? '' : tip.textContent)"
         )
         return said
 
