@@ -115,19 +115,18 @@ class Page:
         return x, y, width, height
 
     def mouse(self, kind: str, x: float, y: float, *, down: bool = False) -> None:
-        """Move, press or release: "mouseMoved", "mousePressed", "mouseReleased"."""
+        """Move, press or release ("mouseMoved", "mousePressed", "mouseReleased"); the page knows."""
         pressed = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
         buttons = {"buttons": 1} if down else {}
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed, **buttons)
+        self.run(NEXT_FRAME)
 
     def hover(self, selector: str) -> str:
         """Put the pointer on an element; return what is said of it."""
         x, y, width, height = self.place_of(selector)
         self.mouse("mouseMoved", x + width / 2, y + height / 2)
-        said: str = self.run(
-            f"{NEXT_FRAME}.then(() => document.getElementById('tip'))"
-            ".then(tip => tip.hidden ? '' : tip.textContent)"
-        )
+        tip = "document.getElementById('tip')"
+        said: str = self.run(f"{tip}.hidden ? '' : {tip}.textContent")
         return said
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
