@@ -36,10 +36,16 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some steps in a row, saved in one way; ``seconds`` and ``stalls`` are of each step."""
+    """Some steps in a row, saved in one way, of one rank.
+
+    Attributes:
+        seconds, stalls: of each step.
+        processor_s: of all of them, in all threads of the rank, until the last save is committed.
+    """
 
     seconds: list[float]
     stalls: list[float]
+    processor_s: float
 
 
 class Way(Protocol):
@@ -214,18 +220,20 @@ def _serve(
     pipe.send(sum(tensor.nbytes for tensor in [*model.parameters(), *moments]))
     number = 0
     while (task := pipe.recv()) is not None:
-        way, block = ways[task[0]], Block([], [])
+        way, seconds, stalls = ways[task[0]], list[float](), list[float]()
+        processor_s = time.process_time()
         for _ in range(task[1]):
             number += 1
             shutil.rmtree(directory / str(number - KEPT), ignore_errors=True)
             started = time.perf_counter()
             called = way.save(directory / str(number))
             _train(model, optimizer, batch)
-            block.seconds.append(time.perf_counter() - started)
-            block.stalls.append(called + way.stalled())
+            seconds.append(time.perf_counter() - started)
+            stalls.append(called + way.stalled())
         way.finish()
+        processor_s = time.process_time() - processor_s
         dist.barrier()
-        pipe.send(block)
+        pipe.send(Block(seconds, stalls, processor_s))
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads may abort at the end of Python
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "bindings.h"
-#include "holdfast/copy.h"
 #include "holdfast/samples.h"
 
 namespace nb = nanobind;
@@ -24,18 +23,6 @@ using Words = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::de
 
 nb::tuple to_tuple(const Digest& digest) {
   return nb::make_tuple(digest.xxh3_64, to_bytes(digest.xxh3_128));
-}
-
-std::vector<Piece> pieces_of(const Words& targets, const Words& sources, const Words& sizes) {
-  const std::size_t count = sizes.shape(0);
-  if (targets.shape(0) != count || sources.shape(0) != count) {
-    throw nb::value_error("targets, sources and sizes differ in number");
-  }
-  std::vector<Piece> pieces(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    pieces[i] = {memory_at(targets(i)), memory_at(sources(i)), sizes(i)};
-  }
-  return pieces;
 }
 
 std::vector<Bytes> parts_of(const Words& addresses, const Words& sizes, const Words& counts) {
@@ -102,20 +89,6 @@ void bind_checksum(nb::module_& module) {
         without_gil(size, [&] { copy_chunk(memory_at(target), memory_at(source), size); });
       },
       "target"_a, "source"_a, "size"_a);
-  module.def(
-      "copy_if_there",
-      [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
-        const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
-        return value_of(without_gil([&] { return copy_if_there(pieces, threads); }));
-      },
-      "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
-  module.def(
-      "copy_pieces",
-      [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
-        const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
-        without_gil([&] { copy_pieces(pieces, threads); });
-      },
-      "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
   module.def(
       "hash_spread",
       [](const Words& addresses, const Words& sizes, const Words& counts, std::uint64_t seed) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "holdfast/copy.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -64,6 +65,33 @@ std::vector<Byte*> addresses_of(const Words& column) {
   return result;
 }
 
+std::vector<Piece> pieces_of(const Words& targets, const Words& sources, const Words& sizes) {
+  const std::size_t count = sizes.shape(0);
+  require(targets, count);
+  require(sources, count);
+  std::vector<Piece> pieces(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    pieces[i] = {memory_at(targets(i)), memory_at(sources(i)), sizes(i)};
+  }
+  return pieces;
+}
+
+std::size_t copy_and_hash(const Words& targets, const Words& sources, const Words& sizes,
+                          std::size_t threads, const Words& seeds,
+                          const Column<std::uint64_t, 1>& checksums, const DigestsOut& digests,
+                          const Column<std::uint8_t, 1>& known,
+                          const Column<const std::uint8_t, 1>& hurry) {
+  const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
+  require(seeds, pieces.size());
+  require(checksums, pieces.size());
+  require(digests, pieces.size());
+  require(known, pieces.size());
+  require(hurry, 1);
+  const PieceHashes hashes{span_of(seeds), span_of(checksums), span_of(digests), span_of(known)};
+  return value_of(without_gil(
+      [&] { return copy_and_hash_if_there(pieces, threads, hashes, *hurry.data()); }));
+}
+
 std::vector<std::uint64_t> place(const Words& sizes, const Words& counts, const Words& row_bytes,
                                  std::size_t header_bytes, std::size_t file_bytes,
                                  std::size_t footer_bytes, std::size_t window_bytes,
@@ -101,6 +129,11 @@ void stage(const Words& targets, const Words& sources, const Words& sizes, const
   });
 }
 
+void seed_rows(const nb::bytes& head, const Column<std::uint64_t, 1>& out) {
+  const SeedHead seed_head = head_of(head);
+  for (std::size_t row = 0; row < out.shape(0); ++row) out(row) = chunk_seed(seed_head, row);
+}
+
 void digest(const Digests& digests, const Words& counts, const DigestsOut& out) {
   require(out, counts.shape(0));
   require(digests, sum(counts));
@@ -110,11 +143,28 @@ void digest(const Digests& digests, const Words& counts, const DigestsOut& out) 
 }  // namespace
 
 void bind_chunks(nb::module_& module) {
+  module.def(
+      "copy_if_there",
+      [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
+        const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
+        return value_of(without_gil([&] { return copy_if_there(pieces, threads); }));
+      },
+      "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
+  module.def("copy_and_hash_if_there", &copy_and_hash, "targets"_a, "sources"_a, "sizes"_a,
+             "threads"_a, "seeds"_a, "checksums"_a, "digests"_a, "known"_a, "hurry"_a);
+  module.def(
+      "copy_pieces",
+      [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {
+        const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
+        without_gil([&] { copy_pieces(pieces, threads); });
+      },
+      "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
   module.def("place_chunks", &place, "sizes"_a, "counts"_a, "row_bytes"_a, "header_bytes"_a,
              "file_bytes"_a, "footer_bytes"_a, "window_bytes"_a, "offsets"_a, "turns"_a,
              "files"_a);
   module.def("stage_chunks", &stage, "targets"_a, "sources"_a, "sizes"_a, "head"_a, "first_row"_a,
              "checksums"_a, "digests"_a);
+  module.def("chunk_seeds", &seed_rows, "head"_a, "out"_a);
   module.def("digest_shards", &digest, "digests"_a, "counts"_a, "out"_a);
 }
 

@@ -96,6 +96,11 @@ TEST(chunks_are_copied_and_hashed) {
       }
     }
   }
+  checksums[3] = 7;  // what has its hashes keeps them
+  sources[3] = nullptr;
+  stage_chunks(targets, sources, sizes, kHead, 20, {checksums, digests});
+  CHECK(checksums[3] == 7);
+  CHECK(checksums[4] == hash_chunk(source.data(), sizes[4], chunk_seed(kHead, 24)).xxh3_64);
   const std::vector<std::uint64_t> counts = {2, 1, 3};
   std::vector<Hash128> shards(3);
   digest_shards(digests, counts, shards);

@@ -110,6 +110,46 @@ TEST(memory_that_is_there_is_copied) {
   CHECK_EQ(missing.value(), 0U);
 }
 
+TEST(pieces_are_hashed_as_they_are_copied) {
+  const std::vector<std::byte> source = random_bytes(40 << 20, 3);
+  const std::vector<std::size_t> sizes = {9 << 20, 0, 1, 5 << 20, (4 << 20) + 1, 12 << 20, 100};
+  std::vector<std::byte> target(source.size());
+  for (const std::size_t threads : {1, 4}) {
+    std::vector<Piece> pieces;
+    std::vector<std::uint64_t> seeds;
+    std::size_t at = 0;
+    for (const std::size_t size : sizes) {
+      pieces.push_back({target.data() + at, source.data() + at, size});
+      seeds.push_back(at * 3 + 1);
+      at += size;
+    }
+    std::fill(target.begin(), target.end(), std::byte{0});
+    std::vector<std::uint64_t> checksums(sizes.size());
+    std::vector<Hash128> digests(sizes.size());
+    std::vector<std::uint8_t> known(sizes.size());
+    const PieceHashes hashes{seeds, checksums, digests, known};
+    std::uint8_t hurry = 0;
+    auto missing = copy_and_hash_if_there(pieces, threads, hashes, hurry);
+    CHECK(missing.ok() && missing.value() == pieces.size());
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      CHECK(std::equal(pieces[i].source, pieces[i].source + sizes[i], pieces[i].target));
+      const Digest found = hash_chunk(pieces[i].source, sizes[i], seeds[i]);
+      CHECK(checksums[i] == found.xxh3_64 && digests[i] == found.xxh3_128 && known[i] == 1);
+    }
+    std::fill(target.begin(), target.end(), std::byte{0});
+    hurry = 1;  // somebody waits
+    missing = copy_and_hash_if_there(pieces, threads, hashes, hurry);
+    CHECK(missing.ok() && missing.value() == pieces.size());
+    CHECK(std::equal(target.begin(), target.begin() + static_cast<std::ptrdiff_t>(at),
+                     source.begin()));
+    CHECK(std::count(known.begin(), known.end(), 0) == static_cast<std::ptrdiff_t>(known.size()));
+    pieces[4].source = nullptr;
+    missing = copy_and_hash_if_there(pieces, threads, hashes, hurry);
+    CHECK(missing.ok());
+    CHECK_EQ(missing.value(), 4U);
+  }
+}
+
 TEST(memory_that_was_taken_away_is_told_of) {
   tells_of_what_is_not();
 }

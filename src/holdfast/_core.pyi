@@ -49,6 +49,22 @@ def copy_if_there(
     Returns the number of a piece that is not there, or how many pieces there are: all is copied.
     """
 
+def copy_and_hash_if_there(
+    targets: NDArray[np.uint64],
+    sources: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    threads: int,
+    seeds: NDArray[np.uint64],
+    checksums: NDArray[np.uint64],
+    digests: NDArray[np.uint64],
+    known: NDArray[np.uint8],
+    hurry: NDArray[np.uint8],
+) -> int:
+    """`copy_if_there`, which hashes each piece too: seeded, and XXH3-128 in two words.
+
+    ``known`` says of which. None any more from when another thread makes ``hurry``, of one byte, 1.
+    """
+
 def copy_pieces(
     targets: NDArray[np.uint64],
     sources: NDArray[np.uint64],
@@ -152,10 +168,13 @@ def stage_chunks(
 ) -> None:
     """`copy_and_hash_chunk` of many chunks, seeded for rows of a file from ``first_row`` on.
 
-    A chunk whose source is its target is hashed where it stands. What lies between two chunks is
-    zeroed. ``head`` is the first 24 bytes of what a seed is the checksum of. Filled in: checksums,
-    and digests of two words each.
+    A chunk whose source is its target is hashed where it stands; one whose source is 0 stands there
+    and has its hashes. What lies between two chunks is zeroed. ``head`` is the first 24 bytes of
+    what a seed is the checksum of. Filled in: checksums, and digests of two words each.
     """
+
+def chunk_seeds(head: bytes, out: NDArray[np.uint64]) -> None:
+    """Fill in the seeds of the first chunks of a file; ``head`` as for `stage_chunks`."""
 
 def digest_shards(
     digests: NDArray[np.uint64], counts: NDArray[np.uint64], out: NDArray[np.uint64]

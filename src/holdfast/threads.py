@@ -1,10 +1,11 @@
-"""A thread that begins soon, or never does; one that tools may observe. Knows nothing else.
+"""Threads: one that begins soon or never does, one that tools may observe, one that stands back.
 
 `threading.Thread.start` waits for the new thread's first line without an end. Where memory is too
 short for that line, it never comes.
 """
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ Result = TypeVar("Result")
 MayBegin = Callable[[], bool]
 
 BEGIN_S = 2.0  # a thread that is to begin later does nothing
+NICENESS = 5  # of threads that write, above training's: that comes first where cores are short
 FIRST_S = 0.005  # for another thread to go on first: as long as CPython lets one wait for the GIL
 
 
@@ -67,3 +69,13 @@ def observed(body: Callable[[], Result]) -> Result:
         sys.settrace(None)
         with contextlib.suppress(RuntimeError):
             sys.setprofile(None)
+
+
+def begin_behind(may_begin: MayBegin) -> bool:
+    """Return what ``may_begin`` does; let this thread stand back behind those that train."""
+    if not may_begin():
+        return False
+    with contextlib.suppress(OSError):  # it may not: a matter of speed alone. Linux takes 20 for 19
+        niceness = os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS  # of the first thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    return True

@@ -81,9 +81,9 @@ def copies_held_back() -> Iterator[threading.Event]:
     release = threading.Event()
     original = holdfast.engine.staging.copy_held  # type: ignore[attr-defined]
 
-    def waits(held: Any, unchanged: Any) -> None:
+    def waits(*held: Any) -> Any:
         release.wait()
-        original(held, unchanged)
+        return original(*held)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("holdfast.engine.staging.copy_held", waits)
@@ -486,8 +486,8 @@ def test_where_no_thread_can_be_had_the_save_is_made_before_the_call_returns(
 def test_a_save_stands_back_behind_a_training_that_is_niced_itself(more: int) -> None:
     training = min(os.getpriority(os.PRIO_PROCESS, 0) + more, 19)
     script = (
-        "import os; from holdfast.saving.handle import stand_back; "
-        "stand_back(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+        "import os; from holdfast.threads import begin_behind; "
+        "assert begin_behind(lambda: True); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
     command = ["nice", "-n", str(more), sys.executable, "-c", script]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,6 +1,6 @@
 """Copies under way when staging fails: nothing writes into the memory afterwards."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,7 +29,8 @@ def held() -> StagingPlan:
     }
     shards = table_of([Shard(tensor, box) for tensor in tensors], tensors)
     memory = torch.empty(2 * BYTES, dtype=torch.uint8)
-    return StagingPlan(LiveTensors(shards, leaves, 16), np.array([0, BYTES], np.uint64), memory)
+    offsets = np.array([0, BYTES], np.uint64)
+    return StagingPlan(LiveTensors(shards, leaves, 16), offsets, memory, np.arange(2))
 
 
 def fails(*_: Any, **__: Any) -> None:
@@ -63,5 +64,5 @@ def test_when_a_later_copy_fails_those_from_devices_have_ended(
     waits.clear()
     monkeypatch.setattr(staging, "copy_held", fails)
     with pytest.raises(MemoryError):
-        copies.finish()
+        copies.finish(cast(Any, None), cast(Any, None))
     assert waits

@@ -53,8 +53,9 @@ struct ChunkHashes {
 };
 
 // Copies chunks to `targets`, and hashes the bytes as they lie there; zeroes what lies between one
-// and the next. A source that is the target itself is hashed where it stands. `first_row` is the
-// row of the first chunk in its file.
+// and the next. A source that is the target itself is hashed where it stands. A null source: the
+// chunk stands there, and `out` has its hashes. `first_row` is the row of the first chunk in its
+// file.
 void stage_chunks(std::span<std::byte* const> targets, std::span<const std::byte* const> sources,
                   std::span<const std::uint64_t> sizes, const SeedHead& head,
                   std::uint64_t first_row, const ChunkHashes& out);

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
+#include "holdfast/checksum.h"
 #include "holdfast/status.h"
 
 namespace holdfast {
@@ -23,5 +25,19 @@ void copy_pieces(std::span<const Piece> pieces, std::size_t threads);
 // use; else the number of pieces. Holds no lock, installs no signal handler. Errors: system, where
 // process_vm_writev is forbidden and no pipe can be had either.
 Result<std::size_t> copy_if_there(std::span<const Piece> pieces, std::size_t threads);
+
+// The hashes of each piece: one seeded, one not; and whether there are any.
+struct PieceHashes {
+  std::span<const std::uint64_t> seeds;
+  std::span<std::uint64_t> checksums;
+  std::span<Hash128> digests;
+  std::span<std::uint8_t> known;
+};
+
+// The same, and hashes every piece as it lies in its target, at once: to read it again later, from
+// memory, takes longer. It stops to hash when another thread makes `hurry` other than 0. One thread
+// copies all of a piece.
+Result<std::size_t> copy_and_hash_if_there(std::span<const Piece> pieces, std::size_t threads,
+                                           const PieceHashes& hashes, const std::uint8_t& hurry);
 
 }  // namespace holdfast

@@ -86,6 +86,7 @@ void stage_chunks(std::span<std::byte* const> targets, std::span<const std::byte
       std::byte* const before = targets[i - 1] + sizes[i - 1];
       std::memset(before, 0, static_cast<std::size_t>(targets[i] - before));
     }
+    if (sources[i] == nullptr) continue;
     const std::uint64_t seed = chunk_seed(head, first_row + i);
     const Digest found = sources[i] == targets[i]
                              ? hash_chunk(targets[i], sizes[i], seed)

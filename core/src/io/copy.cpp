@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -26,13 +27,16 @@ struct Unit {
   std::size_t index;
 };
 
-std::vector<Unit> cut(std::span<const Piece> pieces) {
+std::vector<Unit> cut(std::span<const Piece> pieces, std::size_t unit_bytes) {
   std::vector<Unit> units;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const auto& [target, source, size] = pieces[i];
-    for (std::size_t at = 0; at < size; at += kUnitBytes) {
-      units.push_back({{target + at, source + at, std::min(kUnitBytes, size - at)}, i});
-    }
+    std::size_t at = 0;
+    do {  // of an empty piece too
+      const std::size_t taken = std::min(unit_bytes, size - at);
+      units.push_back({{target + at, source + at, taken}, i});
+      at += taken;
+    } while (at < size);
   }
   return units;
 }
@@ -118,18 +122,13 @@ int copy_by_kernel(std::byte* target, const std::byte* source, std::size_t size)
   return 0;
 }
 
-}  // namespace
-
-void copy_pieces(std::span<const Piece> pieces, std::size_t threads) {
-  spread(cut(pieces), threads, [](const Unit& unit) {
-    copy_chunk(unit.piece.target, unit.piece.source, unit.piece.size);
-  });
-}
-
-Result<std::size_t> copy_if_there(std::span<const Piece> pieces, std::size_t threads) {
+// As `copy_if_there` says, in units of so many bytes; calls `copied` with the piece of each.
+template <class Copied>
+Result<std::size_t> copy_units(std::span<const Piece> pieces, std::size_t unit_bytes,
+                               std::size_t threads, Copied copied) {
   std::atomic<std::size_t> missing = pieces.size();
   std::atomic<int> failed = 0;
-  spread(cut(pieces), threads, [&](const Unit& unit) {
+  spread(cut(pieces, unit_bytes), threads, [&](const Unit& unit) {
     if (missing < pieces.size() || failed != 0) return;
     const auto& [target, source, size] = unit.piece;
     const int error = copy_by_kernel(target, source, size);
@@ -137,12 +136,38 @@ Result<std::size_t> copy_if_there(std::span<const Piece> pieces, std::size_t thr
       missing = unit.index;
     } else if (error != 0) {
       failed = error;
+    } else {
+      copied(unit.index);
     }
   });
   if (missing == pieces.size() && failed != 0) {
     return Status::system(failed, "copy memory through a pipe");
   }
   return missing.load();
+}
+
+}  // namespace
+
+void copy_pieces(std::span<const Piece> pieces, std::size_t threads) {
+  spread(cut(pieces, kUnitBytes), threads, [](const Unit& unit) {
+    copy_chunk(unit.piece.target, unit.piece.source, unit.piece.size);
+  });
+}
+
+Result<std::size_t> copy_if_there(std::span<const Piece> pieces, std::size_t threads) {
+  return copy_units(pieces, kUnitBytes, threads, [](std::size_t) {});
+}
+
+Result<std::size_t> copy_and_hash_if_there(std::span<const Piece> pieces, std::size_t threads,
+                                           const PieceHashes& hashes, const std::uint8_t& hurry) {
+  std::fill(hashes.known.begin(), hashes.known.end(), std::uint8_t{0});
+  return copy_units(pieces, SIZE_MAX, threads, [&](std::size_t i) {
+    if (__atomic_load_n(&hurry, __ATOMIC_RELAXED) != 0) return;
+    const Digest found = hash_chunk(pieces[i].target, pieces[i].size, hashes.seeds[i]);
+    hashes.checksums[i] = found.xxh3_64;
+    hashes.digests[i] = found.xxh3_128;
+    hashes.known[i] = 1;
+  });
 }
 
 }  // namespace holdfast

@@ -137,6 +137,23 @@ def _lay_out_raw(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Hashes:
+    """Hashes of chunks in the pool, taken when they were copied there.
+
+    Attributes:
+        rows: which chunks were copied, in order.
+        checksums: of these, seeded with the place of the chunk in its file.
+        digests: of two words each.
+        known: whether each was hashed.
+    """
+
+    rows: I64
+    checksums: U64
+    digests: U64
+    known: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Images:
     """Data files as they will be, each in one piece of the pool, for chunks staged in advance.
 
@@ -145,12 +162,16 @@ class Images:
         offsets: of every chunk in the pool.
         windows: of every file; none: payloads are still to be made, and go through ``footers`` too.
         footers: window that the footers pass through.
+        files: which chunks each file holds; none: as for ``windows``.
+        hashes: of chunks, where some are known already.
     """
 
     chunks: ChunkColumns
     offsets: U64
     windows: tuple[Window, ...]
     footers: Window
+    files: tuple[slice, ...] = ()
+    hashes: Hashes | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -178,7 +199,8 @@ def _raw_images(shards: ShardTable, chunk_elements: int, file_bytes: int) -> Ima
         offsets[file.chunks] += np.uint64(start)
         windows.append((start, start + page_up(file.end)))
         start = windows[-1][1]
-    return Images(layout.chunks, offsets, tuple(windows), (start, start + SLOT_BYTES))
+    files = tuple(file.chunks for file in layout.files)
+    return Images(layout.chunks, offsets, tuple(windows), (start, start + SLOT_BYTES), files)
 
 
 def page_up(position: int) -> int:

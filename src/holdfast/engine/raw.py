@@ -32,7 +32,7 @@ def write_raw(
     """
     layout = lay_out_raw(writer.plan, shards, 0 if images else writer.window_bytes)
     for file in layout.files:
-        _write_file(writer, shards, layout, file, origin, ledger, is_staged=images is not None)
+        _write_file(writer, shards, layout, file, origin, images, ledger)
 
 
 def _write_file(
@@ -41,15 +41,20 @@ def _write_file(
     layout: RawLayout,
     file: RawFile,
     origin: Origin,
+    images: Images | None,
     ledger: Ledger,
-    *,
-    is_staged: bool,
 ) -> None:
     chunks, plan, start = layout.chunks, writer.plan, file.chunks.start
     stream = writer.open(file.end, is_exact=True)
     count = file.chunks.stop - start
     checksums, digests = np.empty(count, np.uint64), np.empty((count, 2), np.uint64)
     head = seed_head(plan.header.save_id, plan.rank, writer.number)
+    hashes, known = images.hashes if images else None, np.zeros(count, np.bool_)
+    if hashes:
+        mine = slice(*np.searchsorted(hashes.rows, [start, file.chunks.stop]))
+        rows = hashes.rows[mine] - start
+        checksums[rows], digests[rows] = hashes.checksums[mine], hashes.digests[mine]
+        known[rows] = hashes.known[mine]
     for first, end in layout.batches(file, stream.part_bytes):
         if layout.turns[first]:
             stream.turn()
@@ -59,10 +64,12 @@ def _write_file(
         started = time.perf_counter()
         targets = layout.offsets[first:end] - np.uint64(at) + np.uint64(writer.base + room)
         sources = _gathered(origin, first, end, targets)
-        rows = slice(first - start, end - start)
-        stage_chunks(targets, sources, sizes, head, rows.start, checksums[rows], digests[rows])
+        batch = slice(first - start, end - start)
+        if hashes:
+            sources = np.where(known[batch], np.uint64(0), sources)
+        stage_chunks(targets, sources, sizes, head, batch.start, checksums[batch], digests[batch])
         ledger.seconds["stage"] += time.perf_counter() - started
-        if not is_staged:
+        if not images:
             ledger.staged_bytes += int(sizes.sum())
         stream.advance(size)
         ledger.note_writes(writer.writes)

@@ -7,20 +7,23 @@ and memory; no files.
 import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from .._core import copy_if_there, copy_pieces
-from ..boxes import U64
+from .._core import chunk_seeds, copy_and_hash_if_there, copy_if_there, copy_pieces
+from ..boxes import I64, U64
 from ..errors import StateError
+from ..format.data_file import seed_head
 from ..format.names import dotted
 from ..layout import Path
 from ..plan.shard_table import ShardTable
 from ..state.tensors import LocalTensor
 from ..worker import Latch
 from .device_copies import DeviceCopies
-from .file_plan import Images, WriterPlan
+from .file_plan import Hashes, Images, WriterPlan
 from .origin import LiveTensors
 from .place import copy_elements, is_lazy, is_row_major
 from .samples import Samples
@@ -34,13 +37,14 @@ class StagingPlan:
         live: where they are.
         offsets: of every chunk in the pool.
         memory: the pool.
+        rows: of every chunk among all that are to be staged.
         turned: shards in host memory whose chunks have to be gathered.
         devices: shards elsewhere.
         runs: where in the pool each shard is to stand; -1: its chunks do not follow each other.
     """
 
-    def __init__(self, live: LiveTensors, offsets: U64, memory: torch.Tensor) -> None:
-        self.live, self.offsets, self.memory = live, offsets, memory
+    def __init__(self, live: LiveTensors, offsets: U64, memory: torch.Tensor, rows: I64) -> None:
+        self.live, self.offsets, self.memory, self.rows = live, offsets, memory, rows
         others = np.flatnonzero(live.address == 0).tolist()
         self.turned = [number for number in others if live.elements[number].is_cpu]
         self.devices = [number for number in others if not live.elements[number].is_cpu]
@@ -94,17 +98,20 @@ def hold(
         memory: the pool.
         later: tensors that are not copied now.
     """
-    chunk_elements = plan.header.chunk_elements
+    chunk_elements, offsets = plan.header.chunk_elements, images.offsets
     if not later:
-        return StagingPlan(
-            LiveTensors(shards, leaves, chunk_elements), images.offsets, memory
-        ), None
+        live, rows = LiveTensors(shards, leaves, chunk_elements), np.arange(len(offsets))
+        return StagingPlan(live, offsets, memory, rows), None
     paths = [tensor.path in later for tensor in shards.tensors]
     is_later = np.array(paths, np.bool_)[shards.tensor]
-    offsets, of = images.offsets, is_later[images.chunks.shard]
+    of = is_later[images.chunks.shard]
+    rows, others = np.flatnonzero(~of), np.flatnonzero(of)
     now = LiveTensors(shards[~is_later], leaves, chunk_elements)
     rest = LiveTensors(shards[is_later], leaves, chunk_elements)
-    return StagingPlan(now, offsets[~of], memory), StagingPlan(rest, offsets[of], memory)
+    return (
+        StagingPlan(now, offsets[rows], memory, rows),
+        StagingPlan(rest, offsets[others], memory, others),
+    )
 
 
 def copy_now(held: StagingPlan) -> None:
@@ -141,19 +148,27 @@ class LazyCopies:
         self._unchanged: Unchanged | None = Unchanged(held.live.shards, held.live.elements)
         self._sampled = Sampled(held)
         self._devices = DeviceCopies(held, samples=True) if held.devices else None
-        self._host_done = Latch()
+        self._host_done, self._hurry = Latch(), np.zeros(1, np.uint8)
         self._lock = threading.Lock()
         self._fault: StateError | None = None
 
     def before_step(self) -> None:
         """Wait for what is copied by the host; let devices step after their copies."""
+        self.hurry()
         self._host_done.wait()
         self._judge(last=True)
         if self._devices:
             self._devices.order()
 
-    def finish(self) -> None:
+    def hurry(self) -> None:
+        """Copy the rest as fast as it goes: somebody waits."""
+        self._hurry[0] = 1
+
+    def finish(self, plan: WriterPlan, images: Images) -> Images:
         """Copy what is in host memory, in the background; wait for the copies from devices.
+
+        Returns:
+            ``images``; under raw with the hashes of what was copied before somebody waited.
 
         Raises:
             StateError: something was changed, or its memory freed, before it was copied.
@@ -162,7 +177,7 @@ class LazyCopies:
         del self._held
         try:
             if unchanged is not None:
-                copy_held(held, unchanged)
+                images = copy_held(held, unchanged, plan, images, self._hurry)
         finally:
             self._host_done.set()
             if self._devices:
@@ -173,6 +188,7 @@ class LazyCopies:
         self._sampled.compare()
         if self._devices and (differing := self._devices.differing()) is not None:
             raise changed(held.live.shards, differing)
+        return images
 
     def close(self) -> None:
         """Let go of the sources, a while after `finish`.
@@ -200,8 +216,17 @@ class LazyCopies:
                 self._unchanged = None
 
 
-def copy_held(held: StagingPlan, unchanged: "Unchanged") -> None:
+def copy_held(
+    held: StagingPlan,
+    unchanged: "Unchanged",
+    plan: WriterPlan,
+    images: Images,
+    hurry: npt.NDArray[np.uint8],
+) -> Images:
     """Copy elements in host memory while the computation goes on.
+
+    Under raw hashes are taken at once, as long as nobody waits: later, the elements would come from
+    memory again.
 
     Raises:
         StateError: some were changed, or their memory was freed, before they were copied.
@@ -209,13 +234,28 @@ def copy_held(held: StagingPlan, unchanged: "Unchanged") -> None:
     unchanged.check()
     held.live.look_again()
     pieces, of = held.straight(), held.live.chunks.shard
-    missing = copy_if_there(*pieces, _threads())
+    straight = np.flatnonzero(held.live.address[of])
+    if images.files:
+        rows, seeds = held.rows[straight], np.empty(len(images.offsets), np.uint64)
+        for number, file in enumerate(images.files, plan.first_number):
+            chunk_seeds(seed_head(plan.header.save_id, plan.rank, number), seeds[file])
+        count = len(rows)
+        found = (
+            np.empty(count, np.uint64),
+            np.empty((count, 2), np.uint64),
+            np.empty(count, np.uint8),
+        )
+        missing = copy_and_hash_if_there(*pieces, _threads(), seeds[rows], *found, hurry)
+        images = replace(images, hashes=Hashes(rows, *found))
+    else:
+        missing = copy_if_there(*pieces, _threads())
     if missing < len(pieces[0]):
         unchanged.check()
-        raise unchanged.freed(int(of[held.live.address[of] != 0][missing]))
+        raise unchanged.freed(int(of[straight][missing]))
     for shard in held.turned:
         unchanged.check_one(shard)
         held.gather(shard)
+    return images
 
 
 class Unchanged:

@@ -6,6 +6,7 @@ payloads are their elements many at a time (`raw`), others segment by segment (`
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..codecs.base import Codec
 from ..format.table import Table
@@ -69,6 +70,8 @@ def write_shards(
             if basis is not None:
                 basis.forget()
             again = plan.starting_at(writer.number + 1)
+            if images:
+                images = replace(images, hashes=None)  # the seeds have the numbers of files in them
             writer = DataFileWriter(store, lease, again, images)
         except BaseException:
             writer.abandon()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .. import threads, worker
-from ..saving.handle import stand_back
 from .throttle import Throttle
 
 LOOK_S = 0.05  # between two looks whether it is to end
@@ -84,9 +83,8 @@ class UploadThread(ABC):
         return True
 
     def _work(self, may_begin: threads.MayBegin) -> None:
-        if not may_begin():
+        if not threads.begin_behind(may_begin):
             return
-        stand_back()
         try:
             self._serve()
         finally:

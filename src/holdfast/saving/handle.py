@@ -6,20 +6,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import NoReturn, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from .. import worker
 from ..engine.ledger import Ledger, Progress
 from ..errors import BusyError, CancelledError, HoldfastError, PeerError, StoreError
-from ..threads import MayBegin
+from ..threads import MayBegin, begin_behind
 from .future import Future
+
+if TYPE_CHECKING:
+    from ..engine.staging import LazyCopies
 
 logger = logging.getLogger("holdfast")
 
 # Every rank knows the outcome so long after the deadline: the coordinator's word has arrived.
 OUTCOME_GRACE_S = 4.0
-NICENESS = 5  # of threads that write, above training's: that comes first where cores are short
 
 Made = TypeVar("Made")
 
@@ -57,7 +59,7 @@ class SaveHandle(Future):
         self._staged, self._done = worker.Latch(), worker.Latch()
         self._failure: BaseException | None = None
         self._told = self._has_ended = False
-        self._before_step: Callable[[], None] | None = None
+        self._copies: LazyCopies | None = None
         self._thread: threading.Thread | None = None
         self._after_end: dict[Callable[[], object], None] = {}  # who takes a call out makes it
         self._callbacks = []
@@ -72,6 +74,9 @@ class SaveHandle(Future):
         Raises:
             HoldfastError: the copy failed.
         """
+        copies = self._copies
+        if copies is not None:
+            copies.hurry()
         self._wait(self._staged)
         self._let_change()
         if self.ledger.staged_bytes < self.ledger.total_bytes and self._failure is not None:
@@ -155,8 +160,7 @@ class SaveHandle(Future):
         """
 
         def run(may_begin: MayBegin) -> None:
-            if may_begin():
-                stand_back()
+            if begin_behind(may_begin):
                 self._run(work, after)
 
         if (thread := worker.start(run, "holdfast-save")) is not None:
@@ -171,9 +175,9 @@ class SaveHandle(Future):
         if self._has_ended and self._after_end.pop(call, call) is None:
             call()
 
-    def hold_with(self, before_step: Callable[[], None]) -> None:
-        """Call this before what is staged changes, by a step or after `wait_staged`."""
-        self._before_step = before_step
+    def hold_with(self, copies: "LazyCopies") -> None:
+        """Let these end before what they copy changes, by a step or after `wait_staged`."""
+        self._copies = copies
 
     def staged(self) -> None:
         """Tell that the sources may change."""
@@ -192,7 +196,7 @@ class SaveHandle(Future):
     def hold_step(self) -> None:
         """Wait until a step may change what this save has to stage."""
         started = time.perf_counter()
-        if self._before_step is None:
+        if self._copies is None:
             self._staged.wait()
         self._let_change()
         self.ledger.stall_s += time.perf_counter() - started
@@ -210,9 +214,9 @@ class SaveHandle(Future):
         return self._failure
 
     def _let_change(self) -> None:
-        before_step = self._before_step
-        if before_step is not None:
-            before_step()
+        copies = self._copies
+        if copies is not None:
+            copies.before_step()
 
     def _wait(self, event: worker.Latch, timeout: float | None = None) -> None:
         self._check_process()
@@ -266,7 +270,7 @@ class SaveHandle(Future):
             else:
                 logger.error("saving %s failed: %s: %s", self.path, type(error).__name__, error)
         finally:
-            self._before_step = None
+            self._copies = None
             self._has_ended = True
             for call in list(self._after_end):
                 if self._after_end.pop(call, call) is None:  # else `when_ended` has taken it back
@@ -276,13 +280,6 @@ class SaveHandle(Future):
             if self._callbacks:
                 self._thread = None  # a callback may wait for those who wait for the save
                 self._call_back()
-
-
-def stand_back() -> None:
-    """Let this thread stand back behind the threads that train, where it may."""
-    with suppress(OSError):  # it may not: a matter of speed alone. Linux takes 20 for 19
-        niceness = os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS  # of the first thread
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 _last: SaveHandle | None = None

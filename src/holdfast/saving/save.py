@@ -300,15 +300,15 @@ def _stage(agreement: Agreement, leaves: Leaves, handle: SaveHandle, request: Sa
     if copies:
         hold_steps(leaves.optimizers, hold_step)
     worker.check()  # who left before may have changed what was copied; from here on steps wait
-    handle.hold_with(copies.before_step) if copies else handle.staged()
+    handle.hold_with(copies) if copies else handle.staged()
 
     def write(begin: Begin) -> Files:
+        staged = copies.finish(files, images) if copies else images
         if copies:
-            copies.finish()
             handle.staged()
         ledger.staged_bytes = ledger.total_bytes
         basis = begin_link(agreement.writing, request.options) if codec.every > 1 else None
-        tables = write_shards(store, lease, files, shards, images, codec, basis, ledger)
+        tables = write_shards(store, lease, files, shards, staged, codec, basis, ledger)
         begin(tables, basis)
         if copies:
             copies.close()
