@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -147,6 +149,34 @@ TEST(pieces_are_hashed_as_they_are_copied) {
     missing = copy_and_hash_if_there(pieces, threads, hashes, hurry);
     CHECK(missing.ok());
     CHECK_EQ(missing.value(), 4U);
+  }
+}
+
+TEST(another_thread_may_ask_to_hurry_at_any_time) {
+  const std::vector<std::byte> source = random_bytes(64 << 20, 4);
+  std::vector<std::byte> target(source.size());
+  std::vector<Piece> pieces;
+  constexpr std::size_t kSize = 1 << 20;
+  for (std::size_t at = 0; at < source.size(); at += kSize) {
+    pieces.push_back({target.data() + at, source.data() + at, kSize});
+  }
+  const std::vector<std::uint64_t> seeds(pieces.size(), 9);
+  std::vector<std::uint64_t> checksums(pieces.size());
+  std::vector<Hash128> digests(pieces.size());
+  std::vector<std::uint8_t> known(pieces.size());
+  std::uint8_t hurry = 0;
+  std::thread waits([&hurry] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    __atomic_store_n(&hurry, std::uint8_t{1}, __ATOMIC_RELAXED);
+  });
+  auto missing = copy_and_hash_if_there(pieces, 2, {seeds, checksums, digests, known}, hurry);
+  waits.join();
+  CHECK(missing.ok() && missing.value() == pieces.size());
+  CHECK(source == target);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (known[i] == 0) continue;
+    const Digest found = hash_chunk(pieces[i].source, kSize, seeds[i]);
+    CHECK(checksums[i] == found.xxh3_64 && digests[i] == found.xxh3_128);
   }
 }
 
