@@ -79,8 +79,8 @@ std::vector<Piece> pieces_of(const Words& targets, const Words& sources, const W
 std::size_t copy_and_hash(const Words& targets, const Words& sources, const Words& sizes,
                           std::size_t threads, const Words& seeds,
                           const Column<std::uint64_t, 1>& checksums, const DigestsOut& digests,
-                          const Column<std::uint8_t, 1>& known,
-                          const Column<const std::uint8_t, 1>& hurry) {
+                          const Column<std::uint8_t, 1>& known, std::uintptr_t room,
+                          std::size_t room_bytes, const Column<const std::uint8_t, 1>& hurry) {
   const std::vector<Piece> pieces = pieces_of(targets, sources, sizes);
   require(seeds, pieces.size());
   require(checksums, pieces.size());
@@ -88,8 +88,10 @@ std::size_t copy_and_hash(const Words& targets, const Words& sources, const Word
   require(known, pieces.size());
   require(hurry, 1);
   const PieceHashes hashes{span_of(seeds), span_of(checksums), span_of(digests), span_of(known)};
-  return value_of(without_gil(
-      [&] { return copy_and_hash_if_there(pieces, threads, hashes, *hurry.data()); }));
+  return value_of(without_gil([&] {
+    return copy_and_hash_if_there(pieces, threads, hashes, {memory_at(room), room_bytes},
+                                  *hurry.data());
+  }));
 }
 
 std::vector<std::uint64_t> place(const Words& sizes, const Words& counts, const Words& row_bytes,
@@ -151,7 +153,8 @@ void bind_chunks(nb::module_& module) {
       },
       "targets"_a, "sources"_a, "sizes"_a, "threads"_a);
   module.def("copy_and_hash_if_there", &copy_and_hash, "targets"_a, "sources"_a, "sizes"_a,
-             "threads"_a, "seeds"_a, "checksums"_a, "digests"_a, "known"_a, "hurry"_a);
+             "threads"_a, "seeds"_a, "checksums"_a, "digests"_a, "known"_a, "room"_a,
+             "room_bytes"_a, "hurry"_a);
   module.def(
       "copy_pieces",
       [](const Words& targets, const Words& sources, const Words& sizes, std::size_t threads) {

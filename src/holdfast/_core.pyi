@@ -58,11 +58,14 @@ def copy_and_hash_if_there(
     checksums: NDArray[np.uint64],
     digests: NDArray[np.uint64],
     known: NDArray[np.uint8],
+    room: int,
+    room_bytes: int,
     hurry: NDArray[np.uint8],
 ) -> int:
     """`copy_if_there`, which hashes each piece too: seeded, and XXH3-128 in two words.
 
     ``known`` says of which. None any more from when another thread makes ``hurry``, of one byte, 1.
+    ``room`` is the address of memory to copy through, 4 MiB for each thread.
     """
 
 def copy_pieces(

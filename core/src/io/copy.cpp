@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kUnitBytes = 4 << 20;    // of work: threads that start late still get a share
 constexpr std::size_t kThreadBytes = 8 << 20;  // below, starting a thread costs more than it saves
+constexpr std::size_t kStreamBytesMin = 256 << 10;  // below, what is copied stays in the cache
 
 struct Unit {
   Piece piece;  // the whole of one, or a part
@@ -41,23 +42,24 @@ std::vector<Unit> cut(std::span<const Piece> pieces, std::size_t unit_bytes) {
   return units;
 }
 
-// Calls `copy` with every unit, in several threads. `threads` counts the calling one.
+// Calls `copy` with every unit, in several threads, and the number of the thread, of which the
+// calling one is 0. `threads` counts it.
 template <class Copy>
 void spread(const std::vector<Unit>& units, std::size_t threads, Copy copy) {
   std::size_t total = 0;
   for (const Unit& unit : units) total += unit.piece.size;
   std::atomic<std::size_t> next = 0;
-  const auto work = [&units, &next, &copy] {
-    for (std::size_t i = next++; i < units.size(); i = next++) copy(units[i]);
+  const auto work = [&units, &next, &copy](std::size_t thread) {
+    for (std::size_t i = next++; i < units.size(); i = next++) copy(units[i], thread);
   };
   std::vector<std::thread> others;
   try {
     for (std::size_t i = 1; i < std::min(threads, total / kThreadBytes); ++i) {
-      others.push_back(start_io_thread(work));
+      others.push_back(start_io_thread([&work, i] { work(i); }));
     }
   } catch (const std::system_error&) {  // no more threads: those there are do it all
   }
-  work();
+  work(0);
   for (std::thread& thread : others) thread.join();
 }
 
@@ -122,22 +124,19 @@ int copy_by_kernel(std::byte* target, const std::byte* source, std::size_t size)
   return 0;
 }
 
-// As `copy_if_there` says, in units of so many bytes; calls `copied` with the piece of each.
-template <class Copied>
-Result<std::size_t> copy_units(std::span<const Piece> pieces, std::size_t unit_bytes,
-                               std::size_t threads, Copied copied) {
+// As `copy_if_there` says, in units of so many bytes: take(unit, thread) returns 0 or an errno.
+template <class Take>
+Result<std::size_t> take_units(std::span<const Piece> pieces, std::size_t unit_bytes,
+                               std::size_t threads, Take take) {
   std::atomic<std::size_t> missing = pieces.size();
   std::atomic<int> failed = 0;
-  spread(cut(pieces, unit_bytes), threads, [&](const Unit& unit) {
+  spread(cut(pieces, unit_bytes), threads, [&](const Unit& unit, std::size_t thread) {
     if (missing < pieces.size() || failed != 0) return;
-    const auto& [target, source, size] = unit.piece;
-    const int error = copy_by_kernel(target, source, size);
+    const int error = take(unit, thread);
     if (error == EFAULT) {
       missing = unit.index;
     } else if (error != 0) {
       failed = error;
-    } else {
-      copied(unit.index);
     }
   });
   if (missing == pieces.size() && failed != 0) {
@@ -149,24 +148,38 @@ Result<std::size_t> copy_units(std::span<const Piece> pieces, std::size_t unit_b
 }  // namespace
 
 void copy_pieces(std::span<const Piece> pieces, std::size_t threads) {
-  spread(cut(pieces, kUnitBytes), threads, [](const Unit& unit) {
+  spread(cut(pieces, kUnitBytes), threads, [](const Unit& unit, std::size_t) {
     copy_chunk(unit.piece.target, unit.piece.source, unit.piece.size);
   });
 }
 
 Result<std::size_t> copy_if_there(std::span<const Piece> pieces, std::size_t threads) {
-  return copy_units(pieces, kUnitBytes, threads, [](std::size_t) {});
+  return take_units(pieces, kUnitBytes, threads, [](const Unit& unit, std::size_t) {
+    return copy_by_kernel(unit.piece.target, unit.piece.source, unit.piece.size);
+  });
 }
 
 Result<std::size_t> copy_and_hash_if_there(std::span<const Piece> pieces, std::size_t threads,
-                                           const PieceHashes& hashes, const std::uint8_t& hurry) {
+                                           const PieceHashes& hashes, std::span<std::byte> room,
+                                           const std::uint8_t& hurry) {
   std::fill(hashes.known.begin(), hashes.known.end(), std::uint8_t{0});
-  return copy_units(pieces, SIZE_MAX, threads, [&](std::size_t i) {
-    if (__atomic_load_n(&hurry, __ATOMIC_RELAXED) != 0) return;
-    const Digest found = hash_chunk(pieces[i].target, pieces[i].size, hashes.seeds[i]);
+  return take_units(pieces, SIZE_MAX, threads, [&](const Unit& unit, std::size_t thread) {
+    const auto& [target, source, size] = unit.piece;
+    const bool hurries = __atomic_load_n(&hurry, __ATOMIC_RELAXED) != 0;
+    // The kernel reads the lines that it overwrites. Here they are in the cache, and the rest of
+    // the way goes past it.
+    const bool has_room = kStreamBytesMin <= size && size <= kUnitBytes &&
+                          (thread + 1) * kUnitBytes <= room.size() && !hurries;
+    std::byte* const first = has_room ? room.data() + thread * kUnitBytes : target;
+    const int error = copy_by_kernel(first, source, size);
+    if (error != 0 || hurries) return error;
+    const std::size_t i = unit.index;
+    const Digest found = has_room ? copy_and_hash_chunk(target, first, size, hashes.seeds[i])
+                                  : hash_chunk(target, size, hashes.seeds[i]);
     hashes.checksums[i] = found.xxh3_64;
     hashes.digests[i] = found.xxh3_128;
     hashes.known[i] = 1;
+    return 0;
   });
 }
 

@@ -4,7 +4,9 @@ What lies row-major in host memory is copied by one call, however many tensors i
 and memory; no files.
 """
 
+import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -28,6 +30,9 @@ from .origin import LiveTensors
 from .place import copy_elements, is_lazy, is_row_major
 from .samples import Samples
 from .stage import copy_chunk
+
+
+TIMES_LONGER = 2  # a copy that hashes takes, at most
 
 
 class StagingPlan:
@@ -136,7 +141,13 @@ class LazyCopies:
 
     Every element is copied before `before_step` returns, or its device is told to copy it before
     it changes it; whatever was changed earlier makes `finish` or `close` fail.
+
+    Attributes:
+        has_time: of all: whether the last copy had ended long before anything waited for it. Then
+            the next one hashes what it copies.
     """
+
+    has_time = False
 
     def __init__(self, held: StagingPlan) -> None:
         """Record versions and samples; start the copies from devices.
@@ -148,7 +159,9 @@ class LazyCopies:
         self._unchanged: Unchanged | None = Unchanged(held.live.shards, held.live.elements)
         self._sampled = Sampled(held)
         self._devices = DeviceCopies(held, samples=True) if held.devices else None
-        self._host_done, self._hurry = Latch(), np.zeros(1, np.uint8)
+        self._host_done, self._hurry = Latch(), np.array([not LazyCopies.has_time], np.uint8)
+        self._began = self._took_s = 0.0
+        self._waited_for = math.inf  # when something first waited for it
         self._lock = threading.Lock()
         self._fault: StateError | None = None
 
@@ -163,22 +176,25 @@ class LazyCopies:
     def hurry(self) -> None:
         """Copy the rest as fast as it goes: somebody waits."""
         self._hurry[0] = 1
+        self._waited_for = min(self._waited_for, time.perf_counter())
 
     def finish(self, plan: WriterPlan, images: Images) -> Images:
         """Copy what is in host memory, in the background; wait for the copies from devices.
 
         Returns:
-            ``images``; under raw with the hashes of what was copied before somebody waited.
+            ``images``; under raw with the hashes of what was copied without hurry.
 
         Raises:
             StateError: something was changed, or its memory freed, before it was copied.
         """
         held, unchanged = self._held, self._unchanged
         del self._held
+        self._began = time.perf_counter()
         try:
             if unchanged is not None:
                 images = copy_held(held, unchanged, plan, images, self._hurry)
         finally:
+            self._took_s = time.perf_counter() - self._began
             self._host_done.set()
             if self._devices:
                 self._devices.wait()
@@ -199,6 +215,7 @@ class LazyCopies:
         self._judge(last=True)
         if self._fault is not None:
             raise self._fault
+        LazyCopies.has_time = self._waited_for - self._began > TIMES_LONGER * self._took_s
 
     def _judge(self, *, last: bool) -> None:
         """Check what has been copied, unless it was judged for the last time already.
@@ -225,7 +242,7 @@ def copy_held(
 ) -> Images:
     """Copy elements in host memory while the computation goes on.
 
-    Under raw hashes are taken at once, as long as nobody waits: later, the elements would come from
+    Under raw hashes are taken at once, unless there is no time: later, the elements would come from
     memory again.
 
     Raises:
@@ -245,7 +262,9 @@ def copy_held(
             np.empty((count, 2), np.uint64),
             np.empty(count, np.uint8),
         )
-        missing = copy_and_hash_if_there(*pieces, _threads(), seeds[rows], *found, hurry)
+        room = held.memory[slice(*images.footers)]  # nothing else is there yet
+        of_room = room.data_ptr(), room.nbytes
+        missing = copy_and_hash_if_there(*pieces, _threads(), seeds[rows], *found, *of_room, hurry)
         images = replace(images, hashes=Hashes(rows, *found))
     else:
         missing = copy_if_there(*pieces, _threads())
