@@ -40,7 +40,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lazy-", dir=options.directory) as made:
         scratch = Path(made)
         facts = machine.describe(scratch)
-        ranks = Ranks(Size(options.width, options.layers, options.batch), scratch)
+        size = Size(options.width, options.layers, options.batch, options.idle)
+        ranks = Ranks(size, scratch)
         result = _run(ranks, options, scratch)
         ranks.stop()
     result |= {
@@ -49,7 +50,8 @@ def main() -> None:
         "state_bytes": ranks.state_bytes,
         "rounds": options.rounds,
         "steps": options.steps,
-        "model": f"{options.layers} layers of {options.width}, batch {options.batch}",
+        "model": f"{options.layers} layers of {options.width}, "
+        + ("which compute nothing" if options.idle else f"batch {options.batch}"),
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -122,6 +124,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1536, help="of each layer")
     parser.add_argument("--layers", type=int, default=8, help="of the model")
     parser.add_argument("--batch", type=int, default=1024, help="rows of each rank's batch")
+    parser.add_argument("--idle", action="store_true", help="sleep instead of computing")
     parser.add_argument("--rounds", type=int, default=11, help="rounds that count")
     parser.add_argument("--steps", type=int, default=6, help="of a block")
     parser.add_argument("--directory", type=Path, default=OUT, help="on the disk to write to")

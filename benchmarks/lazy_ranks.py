@@ -22,16 +22,21 @@ import holdfast
 from holdfast._core import Pool, Queue, Vfs, copy_pieces
 
 BLOCK_BYTES = 16 << 20
+IDLE_S = 0.15  # of a step that computes nothing
 KEPT = 2  # directories of a run on the disk: the one being written, and the one before
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the model and its batch: the width decides the bytes, the batch the time of a step."""
+    """Of the model and its batch: the width decides the bytes, the batch the time of a step.
+
+    With ``idle`` a step sleeps in place of forward and backward: the processor time is the saves'.
+    """
 
     width: int
     layers: int
     batch: int
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +232,12 @@ def _serve(
             shutil.rmtree(directory / str(number - KEPT), ignore_errors=True)
             started = time.perf_counter()
             called = way.save(directory / str(number))
-            _train(model, optimizer, batch)
+            if size.idle:
+                optimizer.zero_grad()  # so the step changes nothing, and waits for the copy
+                time.sleep(IDLE_S)
+                optimizer.step()
+            else:
+                _train(model, optimizer, batch)
             seconds.append(time.perf_counter() - started)
             stalls.append(called + way.stalled())
         way.finish()
