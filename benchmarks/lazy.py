@@ -29,7 +29,12 @@ from ratios import quartiles
 
 OUT = Path(__file__).parent / "out"
 CONTROL = "control"
-COLOURS = {"no checkpoint": "#b8c4cc", CONTROL: "#c0392b", "holdfast, lazy": "#1f6f8b"}
+COLOURS = {
+    "no checkpoint": "#b8c4cc",
+    CONTROL: "#c0392b",
+    "holdfast, lazy": "#1f6f8b",
+    "holdfast, eager": "#d99a2b",
+}
 DOTS_PER_INCH = 110
 
 
@@ -99,7 +104,9 @@ def draw(result: dict[str, Any], picture: Path) -> None:
     axis.set_xlabel("step (a checkpoint at each)", fontsize=8)
     axis.set_ylabel("training held up, ms", fontsize=8)
     axis.tick_params(labelsize=8)
-    axis.legend(fontsize=7, frameon=False)
+    figure.legend(
+        fontsize=7, frameon=False, loc="outside upper center", ncols=len(result["blocks"])
+    )
     axis.spines[["top", "right"]].set_visible(False)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=DOTS_PER_INCH)

@@ -31,7 +31,6 @@ from .place import copy_elements, is_lazy, is_row_major
 from .samples import Samples
 from .stage import copy_chunk
 
-
 TIMES_LONGER = 2  # a copy that hashes takes, at most
 
 
