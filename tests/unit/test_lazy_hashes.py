@@ -155,7 +155,7 @@ def test_after_a_copy_that_was_waited_for_the_next_one_does_not_hash(
 
 
 @pytest.mark.parametrize("codec", ["lossless", "delta"])
-def test_other_codecs_hash_as_they_did(tmp_path: Path, codec: str) -> None:
+def test_other_codecs_save_what_was_there(tmp_path: Path, codec: str) -> None:
     state = mixed()
     holdfast.save_async(state, tmp_path / "lazy", stage="lazy", codec=codec).result()
     assert is_whole(tmp_path / "lazy", state)

@@ -9,6 +9,9 @@
 
 namespace holdfast {
 
+// What copies so much writes past the cache; below, the target had better stay there.
+constexpr std::size_t kStreamBytesMin = 256 << 10;
+
 using Hash128 = std::array<unsigned char, 16>;  // low 64 bits first, each half little-endian
 
 struct Digest {

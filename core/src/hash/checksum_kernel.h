@@ -32,7 +32,6 @@ namespace {
 
 constexpr std::size_t kStripeBytes = 64;
 constexpr std::size_t kShortBytesMax = 240;         // up to here XXH3 is another function
-constexpr std::size_t kStreamBytesMin = 256 << 10;  // below, the target had better stay in cache
 constexpr std::size_t kPrefetchBytes = 1024;        // measured: 512 to 2048 are alike
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 

@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::size_t kUnitBytes = 4 << 20;    // of work: threads that start late still get a share
 constexpr std::size_t kThreadBytes = 8 << 20;  // below, starting a thread costs more than it saves
-constexpr std::size_t kStreamBytesMin = 256 << 10;  // below, what is copied stays in the cache
 
 struct Unit {
   Piece piece;  // the whole of one, or a part
@@ -42,8 +41,8 @@ std::vector<Unit> cut(std::span<const Piece> pieces, std::size_t unit_bytes) {
   return units;
 }
 
-// Calls `copy` with every unit, in several threads, and the number of the thread, of which the
-// calling one is 0. `threads` counts it.
+// Calls copy(unit, thread) for every unit, in several threads. The calling one is number 0, and
+// `threads` counts it.
 template <class Copy>
 void spread(const std::vector<Unit>& units, std::size_t threads, Copy copy) {
   std::size_t total = 0;
