@@ -5,7 +5,6 @@ Never a checkpoint that is half there, never harm to an older one, nothing left 
 
 import dataclasses
 import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from crash_content import OPTIONS, load_number, make_state
 
 import holdfast
+from descriptors import open_descriptors, opened_since
 from holdfast.errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -54,10 +54,6 @@ def root(scratch: Path, options: holdfast.Options) -> Path:
 def everything_below(path: Path) -> dict[str, int]:
     """All files and directories, with the inode of each: a file made anew is another one."""
     return {str(p.relative_to(path)): p.lstat().st_ino for p in sorted(path.rglob("*"))}
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def newer_number(root: Path) -> int | None:
@@ -114,7 +110,7 @@ def check_every_call(root: Path, options: holdfast.Options, fault: Fault) -> int
     descriptors = open_descriptors()
     for nth in range(1, CALLS_MAX):
         if not check_attempt(root, options, dataclasses.replace(fault, nth=nth)):
-            assert open_descriptors() == descriptors
+            assert not opened_since(descriptors)
             return nth - 1
     raise AssertionError(f"a save makes more than {CALLS_MAX} calls")
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import errno
-import os
 from pathlib import Path
 
 import pytest
 from crash_content import OPTIONS, load_number, make_state
 
 import holdfast
+from descriptors import open_descriptors, opened_since
 from holdfast.errors import CorruptError, StoreError
 from holdfast.testing import Fault, faulty
 
@@ -53,7 +53,7 @@ def test_a_load_tells_that_the_disk_failed(
     place: Path, options: holdfast.Options, operation: str, persistent: bool
 ) -> None:
     load_number(place, options)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     for nth in range(1, CALLS_MAX):
         error, calls = load_with(place, options, Fault(operation, nth, persistent))
         if calls < nth:
@@ -61,7 +61,7 @@ def test_a_load_tells_that_the_disk_failed(
         assert error is not None and error.errno == errno.EIO, f"call {nth}: {error!r}"
         assert str(place) in str(error)
         assert load_number(place, options) == NUMBER
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert not opened_since(descriptors)
     assert nth > 1
 
 

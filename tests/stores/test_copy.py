@@ -1,6 +1,5 @@
 """`holdfast copy`: from a disk to each store and back, cut off, damaged, refused."""
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import holdfast
+from descriptors import open_descriptors, opened_since
 from holdfast.cli import main
 from holdfast.engine import copied_files, transfer
 from holdfast.errors import (
@@ -282,9 +282,9 @@ def test_the_command_line_has_no_store_in_memory(
 def test_a_full_target_keeps_no_file_open(source: str, tmp_path: Path) -> None:
     """An upload tries again and again: each time it would keep two files more."""
     with mounted(tmp_path / "disk", "300k") as disk:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         for _ in range(3):
             with pytest.raises(NoSpaceError):
                 holdfast.copy_checkpoint(source, disk / "copy")
-        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        assert len(opened_since(before)) <= 1
         assert not list(disk.rglob("*.hf"))

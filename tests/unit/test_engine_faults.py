@@ -1,7 +1,6 @@
 """Faults once found in the engine and the corridor, each with the test that keeps it away."""
 
 import errno
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import holdfast
+from descriptors import open_descriptors, opened_since
 from holdfast import Options, worker
 from holdfast.errors import (
     CorruptError,
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_many_files_needs_few_descriptors(tmp_path: Path) -> Non
     assert len(holdfast.open(tmp_path / "c").file_names) >= 60
     most = 0
     target = {name: torch.zeros_like(value) for name, value in state.items()}
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     from holdfast.engine import read
 
     original = read.open_data_file
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_many_files_needs_few_descriptors(tmp_path: Path) -> Non
     def counting(*arguments: Any, **options: Any) -> int:
         nonlocal most
         descriptor = original(*arguments, **options)
-        most = max(most, len(os.listdir("/proc/self/fd")) - before)
+        most = max(most, len(opened_since(before)))
         return descriptor
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import holdfast
+from descriptors import open_descriptors, opened_since
 from holdfast._core import Vfs
 from holdfast.errors import StoreError
 from holdfast.stores import local
@@ -47,13 +48,14 @@ def test_a_hint_to_read_is_never_an_error(new_path: NewPath) -> None:
     place = new_path()
     place.mkdir()
     (place / "link").symlink_to("/dev/null")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for name in ("absent", "link", ".", "absent/too"):
         LocalStore(place).start_read(name)
     (place / "file").write_bytes(b"bytes")
+    LocalStore(place).start_read("file")
     with faulty(Fault("open", persistent=True)):
         LocalStore(place).start_read("file")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not opened_since(before)
 
 
 def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(

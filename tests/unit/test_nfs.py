@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import holdfast
+from descriptors import open_descriptors, opened_since
 from holdfast._core import look_anew
 from holdfast.engine import check
 from holdfast.engine.read import DataFileReader
@@ -128,6 +129,6 @@ def test_a_data_file_that_is_stale_while_its_checkpoint_stands_is_an_error_of_th
 
 @pytest.mark.parametrize("path", ["/", "/none/at/all", "name", "", "/dev/null/x"])
 def test_a_look_at_any_path_changes_nothing(path: str) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     look_anew(path)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert not opened_since(before)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import holdfast
+from descriptors import open_descriptors, opened_since
 from holdfast.errors import (
     AlreadyCommittedError,
     BusyError,
@@ -497,15 +498,13 @@ def test_a_save_stands_back_behind_a_training_that_is_niced_itself(more: int) ->
 def test_threads_and_descriptors_do_not_pile_up(tmp_path: Path) -> None:
     state = {"w": torch.ones(1000)}
 
-    def count() -> tuple[int, int]:
-        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
-
     holdfast.save_async(state, tmp_path / "first").result()
-    before = count()
+    threads, descriptors = threading.active_count(), open_descriptors()
     for number in range(30):
         holdfast.save_async(state, tmp_path / str(number)).result()
     handle_module._last.wait_done()  # type: ignore[union-attr]
-    assert count() <= before
+    assert threading.active_count() <= threads
+    assert not opened_since(descriptors)
 
 
 @pytest.mark.parametrize("stage", ["eager", "lazy"])
