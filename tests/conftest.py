@@ -17,6 +17,7 @@ import torch
 
 from ambients import AMBIENTS, put_under
 from holdfast.engine.basis import forget_bases
+from holdfast.runs import progress_file
 from long import is_slow, reason_of
 
 HERE = Path(__file__).parent
@@ -69,8 +70,9 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_bases() -> None:
-    forget_bases()  # a test starts as a new process does
+def _as_in_a_new_process() -> None:
+    forget_bases()
+    progress_file._end_all()  # a run that a test left would open its file within a second
 
 
 @pytest.fixture
