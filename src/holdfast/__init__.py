@@ -6,6 +6,7 @@ They are written at the speed of the disk, and load on any number of ranks.
 import os
 import sys
 from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import _core as _core  # it refuses interpreters that it cannot run in
@@ -155,6 +156,13 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    if name != _HOME[name] and (begun := _begun_below()):
+        raise ImportError(
+            f"holdfast.{name} cannot be imported here: this call (from a signal handler?) "
+            f"interrupts the import of holdfast.{begun} in the same thread. Import it before: from "
+            f"holdfast import {name}",
+            name=__name__,
+        )
     try:
         module = import_module(f".{_HOME[name]}", __name__)
     except ModuleNotFoundError as error:
@@ -167,12 +175,25 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _begun_below() -> str:
+    """What this thread was importing when something interrupted it, and called `__getattr__`; "".
+
+    Python would hand out the modules that are half there. The frames say so, since an interrupt
+    leaves nothing behind in them.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not __getattr__.__code__:
+        frame = frame.f_back
+    return str(frame.f_locals["name"]) if frame is not None else ""
+
+
 def _name_as_public() -> None:
     """Let everything public say that it is of ``holdfast``, whichever module it stands in."""
     for name, home in _HOME.items():
         module = sys.modules.get(f"{__name__}.{home}")
-        if module is not None and name != home:
-            vars(module)[name].__module__ = __name__
+        found = vars(module).get(name) if module is not None and name != home else None
+        if found is not None:  # else another thread is at this import, and does this after it
+            found.__module__ = __name__
 
 
 def __dir__() -> list[str]:

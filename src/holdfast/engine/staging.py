@@ -306,7 +306,7 @@ class Unchanged:
         """Return the error for a tensor whose memory was freed."""
         return StateError(
             f"the memory of {_name(self._shards, number)} was freed (resized, or the file that it "
-            'maps cut) before it was copied; call wait_staged() before that, or save with '
+            "maps cut) before it was copied; call wait_staged() before that, or save with "
             'stage="eager"'
         )
 
