@@ -5,8 +5,9 @@ They are written at the speed of the disk, and load on any number of ranks.
 
 import os
 import sys
+from _thread import RLock  # `threading` is one more module to import
 from importlib import import_module
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import _core as _core  # it refuses interpreters that it cannot run in
@@ -152,27 +153,43 @@ _HOME = {
 }
 
 
+# A child would inherit the locks of modules that another thread is importing: a fork waits.
+_importing = RLock()
+os.register_at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_importing.release,
+)
+
+
 # PEP 562: a name loads on first use, so `holdfast inspect` starts without importing torch.
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    if name != _HOME[name] and (begun := _begun_below()):
+    if name == _HOME[name]:  # a module: those that are being imported ask for it too
+        return _home_of(name)
+    if begun := _begun_below():
         raise ImportError(
             f"holdfast.{name} cannot be imported here: this call (from a signal handler?) "
             f"interrupts the import of holdfast.{begun} in the same thread. Import it before: from "
             f"holdfast import {name}",
             name=__name__,
         )
+    with _importing:
+        module = _home_of(name)
+        _name_as_public()
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def _home_of(name: str) -> ModuleType:
+    """Import the module that a name stands in, or that it is the name of."""
     try:
-        module = import_module(f".{_HOME[name]}", __name__)
+        return import_module(f".{_HOME[name]}", __name__)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ImportError(needs("torch", "torch", f"holdfast.{name}"), name="torch") from error
-    _name_as_public()
-    value = module if name == _HOME[name] else getattr(module, name)
-    globals()[name] = value
-    return value
 
 
 def _begun_below() -> str:
