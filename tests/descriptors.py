@@ -1,14 +1,16 @@
-"""What this process holds open, for tests that nothing stays open.
+"""What this process holds open, for tests that nothing stays open, and nothing else is closed.
 
-Compare what was opened since, not how many are open: the collector may end, between the two
-looks, an object of an earlier test that still held a file, and that would hide a leak or feign one.
+The collector is run before each look. Else it may end an object of an earlier test between two
+looks: that closes a file, which feigns a fault or hides one.
 """
 
+import gc
 import os
 
 
 def open_descriptors() -> dict[int, str]:
     """Each open descriptor, and what it is: ``{0: "/dev/null", 3: "socket:[4711]"}``."""
+    gc.collect()
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -5,9 +5,7 @@ They are written at the speed of the disk, and load on any number of ranks.
 
 import os
 import sys
-from _thread import RLock  # `threading` is one more module to import
 from importlib import import_module
-from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import _core as _core  # it refuses interpreters that it cannot run in
@@ -153,55 +151,29 @@ _HOME = {
 }
 
 
-# A child would inherit the locks of modules that another thread is importing: a fork waits.
-_importing = RLock()
-os.register_at_fork(
-    before=_importing.acquire,
-    after_in_parent=_importing.release,
-    after_in_child=_importing.release,
-)
-
-
 # PEP 562: a name loads on first use, so `holdfast inspect` starts without importing torch.
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    if name == _HOME[name]:  # a module: those that are being imported ask for it too
-        return _home_of(name)
-    if begun := _begun_below():
-        raise ImportError(
-            f"holdfast.{name} cannot be imported here: this call (from a signal handler?) "
-            f"interrupts the import of holdfast.{begun} in the same thread. Import it before: from "
-            f"holdfast import {name}",
-            name=__name__,
-        )
-    with _importing:
-        module = _home_of(name)
-        _name_as_public()
-    value = globals()[name] = getattr(module, name)
-    return value
-
-
-def _home_of(name: str) -> ModuleType:
-    """Import the module that a name stands in, or that it is the name of."""
     try:
-        return import_module(f".{_HOME[name]}", __name__)
+        module = import_module(f".{_HOME[name]}", __name__)
+        value = module if name == _HOME[name] else getattr(module, name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ImportError(needs("torch", "torch", f"holdfast.{name}"), name="torch") from error
-
-
-def _begun_below() -> str:
-    """What this thread was importing when something interrupted it, and called `__getattr__`; "".
-
-    Python would hand out the modules that are half there. The frames say so, since an interrupt
-    leaves nothing behind in them.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code is not __getattr__.__code__:
-        frame = frame.f_back
-    return str(frame.f_locals["name"]) if frame is not None else ""
+    except (ImportError, AttributeError) as error:
+        if "partially initialized" not in str(error):
+            raise
+        raise ImportError(
+            f"holdfast.{name} cannot be imported here: this call (from a signal handler?) "
+            "interrupts the import of modules that it needs, in the same thread. Import it before: "
+            f"from holdfast import {name}",
+            name=__name__,
+        ) from error
+    _name_as_public()
+    globals()[name] = value
+    return value
 
 
 def _name_as_public() -> None:

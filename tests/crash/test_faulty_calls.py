@@ -12,7 +12,7 @@ import pytest
 from crash_content import OPTIONS, load_number, make_state
 
 import holdfast
-from descriptors import open_descriptors, opened_since
+from descriptors import open_descriptors
 from holdfast.errors import (
     AlreadyCommittedError,
     CorruptError,
@@ -110,7 +110,7 @@ def check_every_call(root: Path, options: holdfast.Options, fault: Fault) -> int
     descriptors = open_descriptors()
     for nth in range(1, CALLS_MAX):
         if not check_attempt(root, options, dataclasses.replace(fault, nth=nth)):
-            assert not opened_since(descriptors)
+            assert open_descriptors() == descriptors
             return nth - 1
     raise AssertionError(f"a save makes more than {CALLS_MAX} calls")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from descriptors import open_descriptors, opened_since
+from descriptors import open_descriptors
 from holdfast._core import look_anew
 from holdfast.engine import check
 from holdfast.engine.read import DataFileReader
@@ -131,4 +131,4 @@ def test_a_data_file_that_is_stale_while_its_checkpoint_stands_is_an_error_of_th
 def test_a_look_at_any_path_changes_nothing(path: str) -> None:
     before = open_descriptors()
     look_anew(path)
-    assert not opened_since(before)
+    assert open_descriptors() == before
