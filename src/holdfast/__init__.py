@@ -167,8 +167,8 @@ def __getattr__(name: str) -> Any:
             raise
         raise ImportError(
             f"holdfast.{name} cannot be imported here: this call (from a signal handler?) "
-            "interrupts the import of modules that it needs, in the same thread. Import it before: "
-            f"from holdfast import {name}",
+            "interrupts the import of modules that it needs, in the same thread. Import it at the "
+            f"start of the program: from holdfast import {name}",
             name=__name__,
         ) from error
     _name_as_public()
@@ -179,9 +179,9 @@ def __getattr__(name: str) -> Any:
 def _name_as_public() -> None:
     """Let everything public say that it is of ``holdfast``, whichever module it stands in."""
     for name, home in _HOME.items():
-        module = sys.modules.get(f"{__name__}.{home}")
-        found = vars(module).get(name) if module is not None and name != home else None
-        if found is not None:  # else another thread is at this import, and does this after it
+        # A module that another thread is importing may lack it: that thread does this later.
+        found = getattr(sys.modules.get(f"{__name__}.{home}"), name, None)
+        if found is not None:
             found.__module__ = __name__
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from descriptors import open_descriptors
 from holdfast.errors import HoldfastError
 
 from .states import (
@@ -155,13 +156,7 @@ def threads() -> list[str]:
 
 def descriptors() -> list[str]:
     """Say where this process's descriptors lead."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{name}").split(":[")[0])
-        except OSError:  # the one that listed them
-            continue
-    return sorted(found)
+    return sorted(what.split(":[")[0] for what in open_descriptors().values())
 
 
 def judge(scene: Scene, error: BaseException | None, kind: type[BaseException]) -> Iterator[str]:

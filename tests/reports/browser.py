@@ -115,7 +115,7 @@ class Page:
         return x, y, width, height
 
     def mouse(self, kind: str, x: float, y: float, *, down: bool = False) -> None:
-        """Move, press or release ("mouseMoved", "mousePressed", "mouseReleased"), seen by it."""
+        """Do what ``kind`` says, such as "mouseMoved"; return when the page has seen it."""
         pressed = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
         buttons = {"buttons": 1} if down else {}
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed, **buttons)

@@ -305,8 +305,8 @@ class Unchanged:
     def freed(self, number: int) -> StateError:
         """Return the error for a tensor whose memory was freed."""
         return StateError(
-            f"the memory of {_name(self._shards, number)} was freed (resized, or the file that it "
-            "maps cut) before it was copied; call wait_staged() before that, or save with "
+            f"the memory of {_name(self._shards, number)} was freed before it was copied: it was "
+            "resized, or its mapped file was cut. Call wait_staged() before that, or save with "
             'stage="eager"'
         )
 
